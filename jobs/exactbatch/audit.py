@@ -1,0 +1,297 @@
+"""Does the target hold exactly what the log holds? The log is read again and compared, offset by offset.
+
+The auditor shares no code with the way of a batch: it has a reader of its own, and believes the ledger only
+in what it claims to cover. It works through windows of offsets, so its memory does not grow with the log.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import adbc_driver_postgresql.dbapi
+import numpy as np
+import numpy.typing as npt
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from psycopg2 import sql
+
+from exactbatch.errors import ReadFailed
+from exactbatch.kafka_client import reader_properties
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Covered, Ledger, check_schema, connect, transaction
+from exactbatch.pipeline import Pipeline
+from exactbatch.planner import LogPartition
+from exactbatch.settings import Settings
+
+Offsets = npt.NDArray[np.int64]
+
+_WINDOW: Final = 200_000  # offsets that are compared at a time
+_SHOWN: Final = 10  # offsets that a finding names
+
+
+@dataclass(slots=True)
+class Finding:
+    """Offsets at which log and target differ: how many, and the first of them."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, offsets: Offsets) -> None:
+        """Count these offsets, and remember the first."""
+        self.count += len(offsets)
+        self.first.extend(int(each) for each in offsets[: _SHOWN - len(self.first)])
+
+
+@dataclass(slots=True)
+class PartitionAudit:
+    """One partition, from where the pipeline began to its stored offset.
+
+    records       committed records in the log
+    rows          rows in the target; with `rejected` records and `tombstones` they make up `records`
+    lost          offsets that the ledger records as lost before they were processed
+    removed       accounted offsets that the log no longer holds, so that nothing proves or disproves them
+    missing       records that no row and no reject accounts for
+    duplicated    offsets with more than one row or reject
+    unexpected    rows or rejects without a record, in a lost or uncovered offset, or of another batch than
+                  the one that covers their offset
+    """
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    records: int = 0
+    rows: int = 0
+    rejected: int = 0
+    tombstones: int = 0
+    lost: int = 0
+    removed: int = 0
+    missing: Finding = field(default_factory=Finding)
+    duplicated: Finding = field(default_factory=Finding)
+    unexpected: Finding = field(default_factory=Finding)
+
+    @property
+    def is_exact(self) -> bool:
+        """Every record is accounted for once, and nothing else is there."""
+        return not (self.missing.count or self.duplicated.count or self.unexpected.count)
+
+
+def audit(
+    pipeline: Pipeline, settings: Settings, *, progress: Callable[[int, int], None] = lambda _done, _all: None
+) -> list[PartitionAudit]:
+    """Compare log and target of a pipeline, partition by partition.
+
+    `progress` is told how many offsets are done, of how many. Raises KafkaUnavailable, PostgresUnavailable,
+    NotRegistered, TopicMissing, ReadFailed.
+    """
+    connection = connect(settings.postgres, application="exactbatch audit")
+    try:
+        check_schema(connection)
+        kafka = KafkaLog(settings.kafka)
+        # The ledger first: what is committed while the log is asked is past every stored offset seen here.
+        with transaction(connection):
+            ledger = Ledger(connection)
+            ledger.check_registered(pipeline)
+            coverage = ledger.coverage(pipeline)
+            heads = {(o.topic, o.partition, o.topic_id): o.next_offset for o in ledger.stored_offsets(pipeline)}
+        partitions = kafka.partitions(pipeline.topics)
+        compacted = kafka.compacted(pipeline.topics)
+        reads = [
+            _Audit(pipeline, settings, connection, each, covered, head, compacted=each.topic in compacted)
+            for each in partitions
+            if (head := heads.get((each.topic, each.partition, each.topic_id))) is not None
+            and (covered := [c for c in coverage if _is_of(c, each)]) is not None
+        ]
+        total, done = sum(read.span for read in reads), 0
+        results = []
+        with adbc_driver_postgresql.dbapi.connect(settings.postgres) as results_connection:
+            for read in reads:
+                for span in read.run(results_connection):
+                    done += span
+                    progress(done, total)
+                results.append(read.result)
+        return results
+    finally:
+        connection.close()
+
+
+class _Audit:
+    """The comparison of one partition."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        settings: Settings,
+        connection: Any,
+        log: LogPartition,
+        coverage: list[Covered],
+        head: int,
+        *,
+        compacted: bool,
+    ) -> None:
+        self._pipeline, self._settings, self._connection = pipeline, settings, connection
+        self._log, self._coverage, self._compacted = log, coverage, compacted
+        self._starts = [each.from_offset for each in coverage]
+        first = coverage[0].from_offset if coverage else head
+        self.result = PartitionAudit(log.topic, log.partition, first, head)
+
+    @property
+    def span(self) -> int:
+        """How many offsets there are to compare."""
+        return self.result.until_offset - self.result.from_offset
+
+    def run(self, results: Any) -> Iterator[int]:
+        """Compare window by window, each time telling how many offsets that was."""
+        begin, head = self.result.from_offset, self.result.until_offset
+        self._outside(results, begin, head)
+        log = _LogWindows(self._settings.kafka, self._log, begin, head)
+        with closing(log):
+            for start in range(begin, head, _WINDOW):
+                end = min(start + _WINDOW, head)
+                self._compare(start, end, *log.window(end), results)
+                yield end - start
+
+    def _outside(self, results: Any, begin: int, head: int) -> None:
+        """Nothing may lie below where the pipeline began, or at or past its stored offset."""
+        for low, high in ((0, begin), (head, np.iinfo(np.int64).max)):
+            self.result.unexpected.add(self._rows(results, low, high, most=_SHOWN)[0])
+
+    def _compare(self, start: int, end: int, records: Offsets, nulls: Offsets, results: Any) -> None:
+        result, earliest = self.result, max(start, min(self._log.earliest, end))
+        rows, row_batches = self._rows(results, start, end)
+        rejects, reject_batches = self._rejects(results, start, end)
+        tombstones = np.setdiff1d(nulls, np.union1d(rows, rejects))
+        expected = np.setdiff1d(records, tombstones) if self._keeps_no_null else records
+        lost = self._lost(start, end)
+        found = np.concatenate([rows, rejects])
+        batches = np.concatenate([row_batches, reject_batches])
+        accounted, counts = np.unique(found, return_counts=True)
+        # Below the log's start, and in holes that compaction made, the log cannot say what was there.
+        unprovable = accounted[accounted < earliest]
+        if self._compacted:
+            unprovable = np.union1d(unprovable, np.setdiff1d(accounted, records))
+        misplaced = found[batches != self._covering(found)]
+        result.records += len(records)
+        result.rows += len(rows)
+        result.rejected += len(rejects)
+        result.tombstones += len(records) - len(expected)
+        result.lost += lost
+        result.removed += len(unprovable)
+        result.missing.add(self._not_lost(np.setdiff1d(expected, accounted)))
+        result.duplicated.add(accounted[counts > 1])
+        foreign = np.setdiff1d(np.setdiff1d(accounted, records), unprovable)
+        result.unexpected.add(np.union1d(foreign, misplaced))
+
+    @property
+    def _keeps_no_null(self) -> bool:
+        """Whether a null value is a tombstone: then no row is expected of it."""
+        return self._pipeline.value.null_is_tombstone
+
+    def _rows(self, results: Any, start: int, end: int, most: int | None = None) -> tuple[Offsets, Offsets]:
+        """Offset and batch of the rows that this pipeline wrote for this life of the topic."""
+        query = sql.SQL(
+            "select t.kafka_offset, coalesce(t.batch_id, -1) from {} t "
+            "where t.kafka_topic = $1 and t.kafka_partition = $2 and t.kafka_offset >= $3 "
+            "and t.kafka_offset < $4 and not exists ("
+            "select from exactbatch.batch b left join exactbatch.batch_range r on r.batch_id = b.batch_id "
+            "and r.topic = $1 and r.partition = $2 where b.batch_id = t.batch_id "
+            "and (b.pipeline <> $5 or r.topic_id <> $6::uuid))"
+        ).format(self._pipeline.sink.table)
+        identity = (self._pipeline.name, str(self._log.topic_id))
+        return self._fetch(results, query, (self._log.topic, self._log.partition, start, end, *identity), most)
+
+    def _rejects(self, results: Any, start: int, end: int) -> tuple[Offsets, Offsets]:
+        query = sql.SQL(
+            'select "offset", batch_id from exactbatch.rejected_record where pipeline = $1 '
+            'and topic_id = $2::uuid and partition = $3 and "offset" >= $4 and "offset" < $5'
+        )
+        identity = (self._pipeline.name, str(self._log.topic_id))
+        return self._fetch(results, query, (*identity, self._log.partition, start, end), None)
+
+    def _fetch(
+        self, results: Any, query: sql.Composable, parameters: tuple[Any, ...], most: int | None
+    ) -> tuple[Offsets, Offsets]:
+        text = query.as_string(self._connection) + (f" limit {most:d}" if most else "")
+        with results.cursor() as cursor:
+            cursor.execute(text, parameters)
+            table = cursor.fetch_arrow_table()
+        return table.column(0).to_numpy(), table.column(1).to_numpy()
+
+    def _covering(self, offsets: Offsets) -> Offsets:
+        """The batch that covers each offset; -2 where none does."""
+        if not self._coverage:
+            return np.full(len(offsets), -2)
+        index = np.searchsorted(self._starts, offsets, side="right") - 1
+        ends = np.array([each.until_offset for each in self._coverage])
+        batches = np.array([each.batch_id or -2 for each in self._coverage])
+        covered: Offsets = np.where((index >= 0) & (offsets < ends[index]), batches[index], -2)
+        return covered
+
+    def _lost(self, start: int, end: int) -> int:
+        return sum(
+            max(0, min(end, each.until_offset) - max(start, each.from_offset))
+            for each in self._coverage
+            if each.kind == "loss"
+        )
+
+    def _not_lost(self, offsets: Offsets) -> Offsets:
+        if not self._coverage:
+            return offsets
+        lost = [self._is_lost(int(each)) for each in offsets]
+        return offsets[~np.array(lost, bool)]
+
+    def _is_lost(self, offset: int) -> bool:
+        index = bisect_right(self._starts, offset) - 1
+        covered = self._coverage[index] if index >= 0 else None
+        return covered is not None and covered.kind == "loss" and offset < covered.until_offset
+
+
+class _LogWindows:
+    """Reads one partition from its beginning, in windows of offsets, with a consumer of its own."""
+
+    _TIMEOUT: Final = 60.0  # seconds without progress
+
+    def __init__(self, properties: Mapping[str, Any], log: LogPartition, begin: int, head: int) -> None:
+        self._position = max(begin, log.earliest)
+        self._head, self._log = head, log
+        self._ahead: tuple[list[int], list[int]] = ([], [])
+        self._consumer: Consumer | None = None
+        if self._position < head:
+            self._consumer = Consumer(reader_properties(properties))
+            self._consumer.assign([TopicPartition(log.topic, log.partition, self._position)])
+
+    def window(self, end: int) -> tuple[Offsets, Offsets]:
+        """Offsets of the records below `end` that were not told yet, and of those with a null value."""
+        offsets, nulls = self._ahead
+        deadline = time.monotonic() + self._TIMEOUT
+        while self._consumer is not None and self._position < end:
+            for message in self._consumer.consume(10_000, 0.1):
+                if message.error() is None:
+                    offsets.append(message.offset())
+                    if message.value() is None:
+                        nulls.append(message.offset())
+                    self._position = message.offset() + 1
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    self._position = max(self._position, message.offset())
+                else:
+                    raise KafkaException(message.error())
+                deadline = time.monotonic() + self._TIMEOUT
+            if time.monotonic() > deadline:
+                raise ReadFailed(
+                    f"{self._log}: expected the log from {self._position} to {end}, found nothing for "
+                    f"{self._TIMEOUT:g} s. Is the broker up?"
+                )
+        told, told_nulls = np.array(offsets, np.int64), np.array(nulls, np.int64)
+        self._ahead = (told[told >= end].tolist(), told_nulls[told_nulls >= end].tolist())
+        return told[told < end], told_nulls[told_nulls < end]
+
+    def close(self) -> None:
+        """Close the consumer."""
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+def _is_of(covered: Covered, log: LogPartition) -> bool:
+    return (covered.topic, covered.partition, covered.topic_id) == (log.topic, log.partition, log.topic_id)

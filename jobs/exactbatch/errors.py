@@ -1,0 +1,99 @@
+"""What can go wrong, as one family of errors.
+
+Every message says what was expected, what was found (with topic, partition, offset or column) and what to
+do next. An error holds its message only, so it survives pickling between an executor and the driver.
+"""
+
+from typing import ClassVar
+
+
+class ExactbatchError(Exception):
+    """Base of all errors of exactbatch. `retryable` tells whether trying the same batch again can help."""
+
+    retryable: ClassVar[bool] = False
+
+
+class RetryableError(ExactbatchError):
+    """The same batch may succeed when it is tried again."""
+
+    retryable = True
+
+
+class ConfigurationError(ExactbatchError):
+    """A pipeline, a connection or a setting is not usable as it is written."""
+
+
+class NotRegistered(ExactbatchError):
+    """The database does not know this pipeline or this version of the ledger."""
+
+
+class IdentityChanged(ExactbatchError):
+    """A pipeline's target, sink, key or lineage differs from what the ledger has registered."""
+
+
+class TopicMissing(ExactbatchError):
+    """The broker does not know a topic of the pipeline."""
+
+
+class TopicRecreated(ExactbatchError):
+    """A topic has another id than the one that was processed so far."""
+
+
+class PartitionGone(ExactbatchError):
+    """A partition with a stored offset is no longer there."""
+
+
+class OffsetsLost(ExactbatchError):
+    """Retention removed offsets that were not processed yet."""
+
+
+class LogWentBackwards(ExactbatchError):
+    """The log ends before an offset that was already processed."""
+
+
+class LogTruncated(ExactbatchError):
+    """The log was cut below a processed offset and has grown again past it."""
+
+
+class StartOutOfRange(ExactbatchError):
+    """An explicit start offset is outside the log."""
+
+
+class TargetMismatch(ExactbatchError):
+    """The target's columns are not those that the pipeline writes."""
+
+
+class TooManyRejects(ExactbatchError):
+    """More records could not be decoded than the pipeline allows."""
+
+
+class Fenced(ExactbatchError):
+    """Another batch has taken this one's place, so it must not write any more."""
+
+
+class KafkaUnavailable(RetryableError):
+    """The broker cannot be reached, or does not answer in time."""
+
+
+class LogEndedEarly(RetryableError):
+    """The log ended before the range did, and stayed so until the deadline."""
+
+
+class ReadFailed(RetryableError):
+    """Reading a range stopped: no progress until the deadline, or an error that may pass."""
+
+
+class PostgresUnavailable(RetryableError):
+    """Postgres cannot be reached, ended the connection, or did not grant a lock in time."""
+
+
+class StagedRowsDiffer(RetryableError):
+    """A staging table does not hold the rows that its tasks reported."""
+
+
+class StoredOffsetsMoved(RetryableError):
+    """The stored offsets kept moving while a batch was planned."""
+
+
+class TasksFailed(RetryableError):
+    """Spark gave up on a task of the batch."""

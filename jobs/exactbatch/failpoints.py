@@ -1,0 +1,47 @@
+"""Named moments at which a test lets the program fail. Off, and free, unless the environment names one.
+
+EXACTBATCH_FAILPOINTS="publish.after_commit=kill; stage.after_copy=hold:/tmp/go" — actions:
+
+kill          SIGKILL this process
+error         raise RuntimeError
+sleep:S       go on after S seconds
+hold:PATH     write PATH.held, and go on when the file PATH exists
+stop          SIGSTOP this process
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+_ACTIONS: Final[dict[str, str]] = {
+    name.strip(): action.strip()
+    for name, _, action in (
+        part.partition("=") for part in os.environ.get("EXACTBATCH_FAILPOINTS", "").split(";") if part.strip()
+    )
+}
+
+
+def failpoint(name: str) -> None:
+    """Do what the environment asks for at this moment; nothing when it does not name it."""
+    if name in _ACTIONS:
+        _act(name, *_ACTIONS[name].split(":", 1))
+
+
+def _act(name: str, action: str, argument: str = "") -> None:
+    match action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "error":
+            raise RuntimeError(f"failpoint {name}")
+        case "sleep":
+            time.sleep(float(argument))
+        case "hold":
+            Path(f"{argument}.held").touch()
+            while not Path(argument).exists():
+                time.sleep(0.05)
+        case _:
+            raise ValueError(f"expected an action of EXACTBATCH_FAILPOINTS for {name}, found {action!r}")

@@ -1,0 +1,161 @@
+"""One set of client properties, with librdkafka's dotted names, for both Kafka clients.
+
+kafka-python's admin client plans; librdkafka (confluent-kafka) reads. A property that one of them refuses is
+an error that names the client.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from exactbatch.errors import ConfigurationError, KafkaUnavailable
+
+# Seconds: how long a broker may take to answer before planning gives up.
+_ANSWER_TIMEOUT: Final = 20.0
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _milliseconds(value: Any) -> int:
+    return int(value)
+
+
+def _check_hostname(value: Any) -> bool:
+    return str(value).lower() != "none"
+
+
+# librdkafka's name (its CONFIGURATION.md) → kafka-python's name, and how the value is written there.
+_ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
+    "bootstrap.servers": ("bootstrap_servers", lambda value: [each.strip() for each in value.split(",")]),
+    "client.id": ("client_id", _same),
+    "security.protocol": ("security_protocol", lambda value: str(value).upper()),
+    "sasl.mechanism": ("sasl_mechanism", _same),
+    "sasl.mechanisms": ("sasl_mechanism", _same),
+    "sasl.username": ("sasl_plain_username", _same),
+    "sasl.password": ("sasl_plain_password", _same),
+    "sasl.kerberos.service.name": ("sasl_kerberos_service_name", _same),
+    "ssl.ca.location": ("ssl_cafile", _same),
+    "ssl.certificate.location": ("ssl_certfile", _same),
+    "ssl.key.location": ("ssl_keyfile", _same),
+    "ssl.key.password": ("ssl_password", _same),
+    "ssl.crl.location": ("ssl_crlfile", _same),
+    "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", _check_hostname),
+    "socket.connection.setup.timeout.ms": ("bootstrap_timeout_ms", _milliseconds),
+    "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _milliseconds),
+}
+# Without these the admin client would reach another place than the reader, or with another identity.
+_SHARED_PREFIXES: Final = ("sasl.", "ssl.", "security.", "enable.sasl.", "enable.ssl.")
+# What makes a read exact; a connection may not change it.
+_FIXED: Final = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "allow.auto.create.topics": False,
+}
+
+
+def check_properties(properties: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError unless both clients accept the properties. Connects to nothing."""
+    from confluent_kafka import Consumer, KafkaException
+
+    admin_properties(properties)
+    try:
+        Consumer(reader_properties(properties)).close()
+    except KafkaException as error:
+        raise ConfigurationError(
+            f"expected Kafka client properties that librdkafka, which reads, accepts; it says: "
+            f"{error.args[0].str()}. Correct the Kafka connection."
+        ) from None
+
+
+def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties as kafka-python's admin client takes them; those that only concern reading are left out.
+
+    Raises ConfigurationError for a missing bootstrap.servers, and for a security property that kafka-python
+    does not know.
+    """
+    if not properties.get("bootstrap.servers"):
+        raise ConfigurationError(
+            f"expected the Kafka property bootstrap.servers, found {', '.join(sorted(properties)) or 'none'}. "
+            f'Set it in EXACTBATCH_KAFKA, as {{"bootstrap.servers": "host:9092"}}, or in the extra of '
+            f"Airflow's kafka_default."
+        )
+    admin: dict[str, Any] = {"bootstrap_timeout_ms": round(_ANSWER_TIMEOUT * 1000)}
+    for name, value in properties.items():
+        if name in _ADMIN:
+            key, convert = _ADMIN[name]
+            admin[key] = convert(value)
+        elif name.startswith(_SHARED_PREFIXES):
+            raise ConfigurationError(
+                f"expected Kafka client properties that both clients know, found {name!r}, which "
+                f"kafka-python, which plans, has no equivalent for. Use one of: "
+                f"{', '.join(n for n in sorted(_ADMIN) if n.startswith(_SHARED_PREFIXES))}."
+            )
+    return admin
+
+
+def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties as librdkafka takes them, with those that make a read exact and fast.
+
+    Raises ConfigurationError for a property that would make a read inexact.
+    """
+    for name, value in _FIXED.items():
+        if name in properties and str(properties[name]).lower() != str(value).lower():
+            raise ConfigurationError(
+                f"expected the Kafka property {name} to be left alone, found {properties[name]!r}: a range is "
+                f"read exactly only with {value!r}. Remove it from the Kafka connection."
+            )
+    return {
+        # librdkafka asks for a group, but offsets are assigned and never committed: nobody joins it.
+        "group.id": "exactbatch",
+        # The default, one second, stalls a fast reader each time its queue is full.
+        "fetch.queue.backoff.ms": 5,
+        # The end-of-log event comes after this; half a second is a long time for a short range.
+        "fetch.wait.max.ms": 50,
+        "queued.min.messages": 1_000_000,
+        "queued.max.messages.kbytes": 64 * 1024,
+        "reconnect.backoff.max.ms": 1000,
+        **properties,
+        **_FIXED,
+    }
+
+
+@contextmanager
+def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
+    """A kafka-python admin client, closed at the end.
+
+    Raises KafkaUnavailable where the broker cannot be reached, does not answer in time or refuses the
+    client, and ConfigurationError for properties that kafka-python refuses.
+    """
+    from kafka import KafkaAdminClient
+    from kafka.errors import KafkaConfigurationError, KafkaError
+
+    logging.getLogger("kafka").setLevel(logging.ERROR)  # at INFO it tells of every connection
+    servers = properties.get("bootstrap.servers")
+    try:
+        client = KafkaAdminClient(**admin_properties(properties))
+    except (KafkaConfigurationError, AssertionError, ValueError) as error:
+        raise ConfigurationError(
+            f"expected Kafka client properties that kafka-python, which plans, accepts; it says: {error}. "
+            f"Correct the Kafka connection."
+        ) from None
+    except KafkaError as error:
+        raise _unavailable(servers, error) from error
+    try:
+        yield client
+    except KafkaError as error:
+        raise _unavailable(servers, error) from error
+    finally:
+        client.close()
+
+
+def _unavailable(servers: Any, error: Exception) -> KafkaUnavailable:
+    return KafkaUnavailable(
+        f"expected Kafka at {servers} to answer, found: {type(error).__name__}: {error}. Check "
+        f"bootstrap.servers and the security properties of the Kafka connection, and that the broker is up."
+    )

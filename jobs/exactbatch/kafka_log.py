@@ -1,0 +1,147 @@
+"""What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from exactbatch.errors import ConfigurationError, KafkaUnavailable, TopicMissing
+from exactbatch.kafka_client import admin_client
+from exactbatch.planner import LogPartition, Start, TopicPartition
+
+
+class KafkaLog:
+    """Asks a broker through kafka-python's admin client, which joins no group and creates no topic.
+
+    Each call opens a client and closes it. All raise KafkaUnavailable when the broker does not answer.
+    """
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._properties = properties
+
+    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        """What every partition of the topics holds now.
+
+        The offsets are read in three requests, earliest first, so that earliest <= last_stable <=
+        high_watermark holds of what is returned although the log moves meanwhile.
+
+        Raises TopicMissing.
+        """
+        from kafka import TopicPartition as KafkaPartition
+        from kafka.protocol.consumer import IsolationLevel, OffsetSpec
+
+        with admin_client(self._properties) as client:
+            described = _describe(client, topics)
+            partitions = [
+                KafkaPartition(t["name"], p["partition_index"])
+                for t in described.values()
+                for p in t["partitions"]
+            ]
+            earliest = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
+            latest = dict.fromkeys(partitions, OffsetSpec.LATEST)
+            stable = client.list_partition_offsets(latest, isolation_level=IsolationLevel.READ_COMMITTED)
+            high = client.list_partition_offsets(latest)
+        return tuple(
+            LogPartition(
+                topic=each.topic,
+                partition=each.partition,
+                topic_id=_topic_id(described[each.topic]),
+                leader_epoch=stable[each].leader_epoch,
+                earliest=earliest[each].offset,
+                last_stable=stable[each].offset,
+                high_watermark=high[each].offset,
+            )
+            for each in sorted(partitions)
+        )
+
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
+        """The ids of the topics as they are now. Raises TopicMissing."""
+        with admin_client(self._properties) as client:
+            return {name: _topic_id(topic) for name, topic in _describe(client, topics).items()}
+
+    def group_offsets(self, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
+        """What a consumer group has committed for the topics.
+
+        Raises ConfigurationError when that is nothing at all.
+        """
+        with admin_client(self._properties) as client:
+            committed = client.list_group_offsets(group)[group]
+        offsets = {
+            (each.topic, each.partition): value.offset
+            for each, value in committed.items()
+            if each.topic in topics and value.offset >= 0
+        }
+        if not offsets:
+            raise ConfigurationError(
+                f"expected the consumer group {group!r} to have committed offsets for "
+                f"{', '.join(topics)}, found none. Check the group's name in start='group:{group}'."
+            )
+        return offsets
+
+    def open_transactions(self, partition: LogPartition) -> list[tuple[int, int]]:
+        """The transactions that hold back a partition's last stable offset: (producer id, first offset)."""
+        from kafka import TopicPartition as KafkaPartition
+
+        asked = KafkaPartition(partition.topic, partition.partition)
+        with admin_client(self._properties) as client:
+            producers = client.describe_producers([asked])[asked].active_producers
+        return sorted(
+            (each.producer_id, each.current_transaction_start_offset)
+            for each in producers
+            if each.current_transaction_start_offset >= 0
+        )
+
+    def compacted(self, topics: Sequence[str]) -> set[str]:
+        """Those of the topics whose cleanup.policy lets the broker remove records in the middle."""
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        with admin_client(self._properties) as client:
+            configs = client.describe_configs(asked, config_filter="all")
+        policies = {
+            topic: config.get("cleanup.policy", {}).get("value", "delete")
+            for topic, config in configs.get("topic", {}).items()
+        }
+        return {topic for topic, policy in policies.items() if "compact" in policy}
+
+    def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit offsets to a consumer group, for tools that show its lag. Nothing ever reads them back."""
+        from kafka import TopicPartition as KafkaPartition
+        from kafka.structs import OffsetAndMetadata
+
+        with admin_client(self._properties) as client:
+            client.alter_group_offsets(
+                group, {KafkaPartition(*each): OffsetAndMetadata(offset) for each, offset in offsets.items()}
+            )
+
+
+def resolve_start(
+    start: str | Mapping[str, Mapping[int, int]], log: KafkaLog, topics: Sequence[str]
+) -> Start:
+    """Turn a pipeline's `start` into what the planner takes, asking the broker for a group's offsets."""
+    if isinstance(start, str):
+        if start == "earliest":
+            return "earliest"
+        if start == "latest":
+            return "latest"
+        return log.group_offsets(start.removeprefix("group:"), topics)
+    return {(topic, partition): offset for topic, each in start.items() for partition, offset in each.items()}
+
+
+def _describe(client: Any, topics: Sequence[str]) -> dict[str, Any]:
+    from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
+
+    described = {topic["name"]: topic for topic in client.describe_topics(list(topics))}
+    for name in topics:
+        error = for_code(described[name]["error_code"]) if name in described else UnknownTopicOrPartitionError
+        if error is UnknownTopicOrPartitionError:
+            raise TopicMissing(
+                f"expected the topic {name!r}, found that the broker does not know it. Check the pipeline's "
+                f"topics and bootstrap.servers, and create the topic; exactbatch never creates one."
+            )
+        if error is not NoError:
+            raise KafkaUnavailable(f"expected the broker to describe topic {name!r}, found {error.__name__}")
+    return described
+
+
+def _topic_id(described: Mapping[str, Any]) -> UUID:
+    return UUID(str(described["topic_id"]))

@@ -1,0 +1,254 @@
+"""What the ledger knows, and what may be written into it, as typed calls inside a caller's transaction."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib import resources
+from typing import Any, Literal, cast
+from uuid import UUID
+
+import aiosql
+
+from exactbatch.errors import IdentityChanged, NotRegistered
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.planner import Plan, StoredOffset
+
+Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
+
+_queries = aiosql.from_str(
+    (resources.files("exactbatch.ledger") / "queries.sql").read_text(encoding="utf-8"),
+    "psycopg2",
+    mandatory_parameters=False,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A row of exactbatch.batch. Counts are None until it is committed."""
+
+    batch_id: int
+    pipeline: str
+    kind: Literal["advance", "replay"]
+    origin: Origin
+    dag_id: str | None
+    run_id: str | None
+    generation: int
+    status: Literal["planned", "committed", "superseded"]
+    records: int | None
+    rows: int | None
+    rejected: int | None
+    tombstones: int | None
+    planned_at: datetime
+    committed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """A row of exactbatch.coverage: offsets [from_offset, until_offset) of one life of a partition."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    from_offset: int
+    until_offset: int
+    kind: Literal["batch", "loss"]
+    batch_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Which DAG run asks for a plan. `generation` tells apart the lives of a run with the same id."""
+
+    dag_id: str
+    run_id: str
+    generation: int = 0
+
+
+class Ledger:
+    """Reads and writes the ledger through one psycopg2 connection; the caller owns the transaction."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def register(self, pipeline: Pipeline, *, accept_identity: bool = False) -> bool:
+        """Register a pipeline; return whether anything was written.
+
+        Raises IdentityChanged when it is registered with another identity, unless that is accepted.
+        """
+        registered = _queries.get_pipeline(self._connection, pipeline=pipeline.name)
+        if registered is not None and not accept_identity:
+            _check_identity(pipeline, registered)
+        if registered is not None and _identity(registered) == _identity_of(pipeline):
+            return False
+        _queries.register_pipeline(self._connection, pipeline=pipeline.name, **_identity_of(pipeline))
+        return True
+
+    def check_registered(self, pipeline: Pipeline) -> None:
+        """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now."""
+        self._check(pipeline, _queries.get_pipeline(self._connection, pipeline=pipeline.name))
+
+    def lock(self, pipeline: Pipeline) -> None:
+        """Take the pipeline's lock, and check as check_registered() does."""
+        self._check(pipeline, _queries.lock_pipeline(self._connection, pipeline=pipeline.name))
+
+    def stored_offsets(self, pipeline: Pipeline) -> tuple[StoredOffset, ...]:
+        """Where the pipeline stands in each partition."""
+        return tuple(
+            StoredOffset(
+                topic=row.topic,
+                partition=row.partition,
+                next_offset=row.next_offset,
+                leader_epoch=row.leader_epoch,
+                topic_id=row.topic_id,
+            )
+            for row in _queries.stored_offsets(self._connection, pipeline=pipeline.name)
+        )
+
+    def stored_at(self, pipeline: Pipeline) -> dict[tuple[str, int], datetime]:
+        """When the stored offset of each (topic, partition) last moved."""
+        rows = _queries.stored_offsets(self._connection, pipeline=pipeline.name)
+        return {(row.topic, row.partition): row.updated_at for row in rows}
+
+    def write_advance(self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None) -> int | None:
+        """Write a plan: seeds, losses and, unless it is empty, a batch that supersedes an older planned one.
+
+        Returns the batch_id, or None for an empty plan.
+        """
+        for seed in plan.seeds:
+            _queries.insert_stored_offset(self._connection, pipeline=pipeline.name, **asdict(seed))
+        for loss in plan.losses:
+            _queries.record_loss(self._connection, pipeline=pipeline.name, **asdict(loss))
+        if plan.is_empty:
+            return None
+        list(_queries.supersede_planned_advance(self._connection, pipeline=pipeline.name))
+        batch_id = _queries.insert_batch(
+            self._connection,
+            pipeline=pipeline.name,
+            kind="advance",
+            origin=origin,
+            dag_id=run and run.dag_id,
+            run_id=run and run.run_id,
+            generation=run.generation if run else 0,
+        )
+        for each in plan.ranges:
+            _queries.insert_batch_range(self._connection, batch_id=batch_id, **asdict(each))
+        return int(batch_id)
+
+    def batch_of_run(self, pipeline: Pipeline, run: Run) -> int | None:
+        """The batch that was planned for this run, if there is one."""
+        found = _queries.batch_of_run(self._connection, pipeline=pipeline.name, **asdict(run))
+        return None if found is None else int(found)
+
+    def batch(self, batch_id: int, *, lock: bool = False) -> Batch:
+        """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always)."""
+        query = _queries.lock_batch if lock else _queries.get_batch
+        row = query(self._connection, batch_id=batch_id)
+        if row is None:
+            raise NotRegistered(
+                f"expected batch {batch_id} in the ledger, found none. Check the connection string."
+            )
+        return Batch(**row._asdict())
+
+    def batches(self, pipeline: Pipeline, *, most: int) -> list[Batch]:
+        """The newest batches, newest first."""
+        rows = _queries.list_batches(self._connection, pipeline=pipeline.name, most=most)
+        return [Batch(**row._asdict()) for row in rows]
+
+    def ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+        """The ranges of a batch, by topic, partition and offset."""
+        rows = _queries.batch_ranges(self._connection, batch_id=batch_id)
+        return tuple(OffsetRange(**row._asdict()) for row in rows)
+
+    def coverage(self, pipeline: Pipeline) -> list[Covered]:
+        """What the pipeline accounts for, by topic, partition and offset."""
+        rows = _queries.coverage(self._connection, pipeline=pipeline.name)
+        return [Covered(**row._asdict()) for row in rows]
+
+    def successor(self, batch: Batch) -> int | None:
+        """The newest advance that was planned after this batch."""
+        return cast(
+            "int | None",
+            _queries.successor_of_batch(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id),
+        )
+
+    def advance_stored_offsets(self, batch: Batch) -> set[tuple[str, int]]:
+        """Move the stored offsets over the batch's ranges; return the partitions that stood where planned."""
+        rows = _queries.advance_stored_offsets(
+            self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id
+        )
+        return {(row.topic, row.partition) for row in rows}
+
+    def cover(self, batch: Batch) -> None:
+        """Let the batch's results stand for its ranges."""
+        _queries.cover_batch(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id)
+
+    def commit(
+        self,
+        batch: Batch,
+        *,
+        rows: int,
+        rejected: int,
+        tombstones: int,
+        records: Iterable[tuple[OffsetRange, int]],
+    ) -> None:
+        """Mark the batch committed, with the numbers of records that were read from its ranges."""
+        total = 0
+        for range_, count in records:
+            total += count
+            _queries.count_range(
+                self._connection,
+                batch_id=batch.batch_id,
+                topic=range_.topic,
+                partition=range_.partition,
+                from_offset=range_.from_offset,
+                records=count,
+            )
+        _queries.commit_batch(
+            self._connection,
+            batch_id=batch.batch_id,
+            records=total,
+            rows=rows,
+            rejected=rejected,
+            tombstones=tombstones,
+        )
+
+    def try_lock_launch(self, launch: int) -> bool:
+        """Hold a launch in this session, unless another live session does."""
+        return bool(_queries.try_lock_launch(self._connection, launch=launch))
+
+    def unlock_launch(self, launch: int) -> None:
+        """Let go of a launch that this session holds."""
+        _queries.unlock_launch(self._connection, launch=launch)
+
+    def staging_tables(self) -> Sequence[str]:
+        """The names of all staging tables there are, of every launch."""
+        return [row.relname for row in _queries.staging_tables(self._connection)]
+
+    def _check(self, pipeline: Pipeline, registered: Any) -> None:
+        if registered is None:
+            names = [row.name for row in _queries.list_pipelines(self._connection)]
+            raise NotRegistered(
+                f"expected the pipeline {pipeline.name!r} in the ledger of database "
+                f"{self._connection.info.dbname!r}, found {', '.join(names) or 'no pipeline at all'}. "
+                f"If this is the right database, run `exactbatch init` for it once."
+            )
+        _check_identity(pipeline, registered)
+
+
+def _identity_of(pipeline: Pipeline) -> dict[str, Any]:
+    return {"target": pipeline.sink.target, "sink": "append", "key": [], "lineage": "record"}
+
+
+def _identity(registered: Any) -> dict[str, Any]:
+    return {name: getattr(registered, name) for name in ("target", "sink", "key", "lineage")}
+
+
+def _check_identity(pipeline: Pipeline, registered: Any) -> None:
+    for name, value in _identity_of(pipeline).items():
+        if (found := getattr(registered, name)) != value:
+            raise IdentityChanged(
+                f"pipeline {pipeline.name!r}: expected {name} {found!r}, as registered, found {value!r}. What "
+                f"was committed so far is accounted for under the old {name}: register the pipeline under a "
+                f"new name, or move its results and run `exactbatch init --accept-identity`."
+            )

@@ -1,0 +1,143 @@
+-- The ledger's SQL. Every transaction takes its locks in the order pipeline, then batch.
+
+-- name: lock_pipeline^
+-- Make every other plan and publish of this pipeline wait until this transaction ends.
+select name, target, sink, key, lineage
+from exactbatch.pipeline where name = :pipeline
+for no key update;
+
+-- name: get_pipeline^
+-- What is registered of a pipeline.
+select name, target, sink, key, lineage
+from exactbatch.pipeline where name = :pipeline;
+
+-- name: list_pipelines
+-- The names of all registered pipelines.
+select name from exactbatch.pipeline order by name;
+
+-- name: register_pipeline!
+-- Register a pipeline, or give it a new identity.
+insert into exactbatch.pipeline (name, target, sink, key, lineage)
+values (:pipeline, :target, :sink, :key, :lineage)
+on conflict (name) do update
+set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage;
+
+-- name: stored_offsets
+-- Where a pipeline stands.
+select topic, partition, next_offset, leader_epoch, topic_id, updated_at
+from exactbatch.stored_offset where pipeline = :pipeline
+order by topic, partition;
+
+-- name: insert_stored_offset!
+-- Where a partition starts that had no stored offset.
+insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, leader_epoch, topic_id)
+values (:pipeline, :topic, :partition, :next_offset, :leader_epoch, :topic_id);
+
+-- name: record_loss!
+-- Offsets that retention removed before they were processed: they are accounted for as lost.
+with loss as (
+    insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind)
+    values (:pipeline, :topic, :topic_id, :partition, int8range(:from_offset, :until_offset), 'loss')
+)
+update exactbatch.stored_offset set next_offset = :until_offset, updated_at = now()
+where pipeline = :pipeline and topic = :topic and partition = :partition and next_offset = :from_offset;
+
+-- name: supersede_planned_advance
+-- An advance that was planned and never committed must not commit any more once a newer one is planned.
+update exactbatch.batch set status = 'superseded'
+where pipeline = :pipeline and kind = 'advance' and status = 'planned'
+returning batch_id;
+
+-- name: insert_batch$
+-- A new planned batch.
+insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, generation)
+values (:pipeline, :kind, :origin, :dag_id, :run_id, :generation)
+returning batch_id;
+
+-- name: insert_batch_range!
+-- One range of a planned batch.
+insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, topic_id, leader_epoch)
+values (:batch_id, :topic, :partition, :from_offset, :until_offset, :topic_id, :leader_epoch);
+
+-- name: batch_of_run$
+-- The batch that was planned for one generation of a DAG run.
+select batch_id from exactbatch.batch
+where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id and generation = :generation;
+
+-- name: get_batch^
+-- One batch.
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, status,
+       records, rows, rejected, tombstones, planned_at, committed_at
+from exactbatch.batch where batch_id = :batch_id;
+
+-- name: lock_batch^
+-- One batch, held until this transaction ends.
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, status,
+       records, rows, rejected, tombstones, planned_at, committed_at
+from exactbatch.batch where batch_id = :batch_id
+for no key update;
+
+-- name: successor_of_batch$
+-- The newest advance that was planned after this one.
+select max(batch_id) from exactbatch.batch
+where pipeline = :pipeline and kind = 'advance' and batch_id > :batch_id;
+
+-- name: list_batches
+-- The newest batches of a pipeline.
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, status,
+       records, rows, rejected, tombstones, planned_at, committed_at
+from exactbatch.batch where pipeline = :pipeline
+order by batch_id desc limit :most;
+
+-- name: batch_ranges
+-- The ranges of a batch.
+select topic, partition, from_offset, until_offset, topic_id, leader_epoch
+from exactbatch.batch_range where batch_id = :batch_id
+order by topic, partition, from_offset;
+
+-- name: advance_stored_offsets
+-- Move stored offsets from exactly where the batch's ranges start to where they end.
+update exactbatch.stored_offset s
+set next_offset = r.until_offset, leader_epoch = r.leader_epoch, updated_at = now()
+from exactbatch.batch_range r
+where r.batch_id = :batch_id and s.pipeline = :pipeline
+  and s.topic = r.topic and s.partition = r.partition
+  and s.topic_id = r.topic_id and s.next_offset = r.from_offset
+returning s.topic, s.partition;
+
+-- name: cover_batch!
+-- The batch's results stand for the offsets of its ranges.
+insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
+select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), 'batch', batch_id
+from exactbatch.batch_range where batch_id = :batch_id;
+
+-- name: count_range!
+-- How many records were read from one range of a batch.
+update exactbatch.batch_range set records = :records
+where batch_id = :batch_id and topic = :topic and partition = :partition and from_offset = :from_offset;
+
+-- name: commit_batch!
+-- The batch is done; true only together with everything else in this transaction.
+update exactbatch.batch
+set status = 'committed', committed_at = clock_timestamp(),
+    records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones
+where batch_id = :batch_id;
+
+-- name: coverage
+-- Which offsets a pipeline accounts for, in order.
+select topic, topic_id, partition, lower(offsets) as from_offset, upper(offsets) as until_offset, kind, batch_id
+from exactbatch.coverage where pipeline = :pipeline
+order by topic, topic_id, partition, lower(offsets);
+
+-- name: try_lock_launch$
+-- Whether no live session holds this launch.
+select pg_try_advisory_lock(:launch);
+
+-- name: unlock_launch$
+-- Let go of a launch.
+select pg_advisory_unlock(:launch);
+
+-- name: staging_tables
+-- All staging tables there are.
+select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = 'exactbatch_staging' and c.relkind = 'r';

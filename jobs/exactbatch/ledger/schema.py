@@ -1,0 +1,75 @@
+"""The version of the ledger's tables, and the way forward from an older one."""
+
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+import psycopg2.errors
+
+from exactbatch.errors import ConfigurationError, NotRegistered
+from exactbatch.ledger.connection import transaction
+
+_MIGRATIONS = resources.files("exactbatch.ledger") / "migrations"
+_OLDEST_POSTGRES = 160000  # pg_input_is_valid() came with 16
+
+
+def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
+    """All migrations as (version, SQL), in order; the file `0001_ledger.sql` has version 1."""
+    files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
+    return sorted((int(file.name.split("_")[0]), file.read_text(encoding="utf-8")) for file in files)
+
+
+def migrate(connection: Any, folder: Traversable = _MIGRATIONS) -> list[int]:
+    """Bring the ledger to the newest version, in one transaction; return the versions that were applied.
+
+    Raises ConfigurationError for a Postgres older than 16.
+    """
+    if connection.server_version < _OLDEST_POSTGRES:
+        raise ConfigurationError(
+            f"expected Postgres 16 or newer, found {connection.server_version // 10000}. Upgrade the server."
+        )
+    applied = []
+    with transaction(connection) as cursor:
+        # Two `exactbatch init` at once: the second waits here and then finds nothing to do.
+        cursor.execute("select pg_advisory_xact_lock(hashtext('exactbatch.schema_version'))")
+        cursor.execute("create schema if not exists exactbatch")
+        cursor.execute("create schema if not exists exactbatch_staging")
+        cursor.execute(
+            "create table if not exists exactbatch.schema_version "
+            "(version integer primary key, applied_at timestamptz not null default now())"
+        )
+        current = _version(cursor)
+        for version, statements in migrations(folder):
+            if version > current:
+                cursor.execute(statements)
+                cursor.execute("insert into exactbatch.schema_version (version) values (%s)", (version,))
+                applied.append(version)
+    return applied
+
+
+def check_schema(connection: Any) -> None:
+    """Raise NotRegistered unless the database has a ledger of the version that this program knows."""
+    expected = migrations()[-1][0]
+    try:
+        with transaction(connection) as cursor:
+            found = _version(cursor)
+    except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
+        raise NotRegistered(
+            f"expected a ledger in the database {connection.info.dbname!r}, found none (no table "
+            f"exactbatch.schema_version). Check the connection string; if this is the right database, run "
+            f"`exactbatch init` once."
+        ) from None
+    if found < expected:
+        raise NotRegistered(
+            f"expected version {expected} of the ledger, found version {found}. Run `exactbatch init` to "
+            f"bring it forward."
+        )
+    if found > expected:
+        raise NotRegistered(
+            f"expected version {expected} of the ledger, found the newer version {found}. Upgrade exactbatch."
+        )
+
+
+def _version(cursor: Any) -> int:
+    cursor.execute("select coalesce(max(version), 0) from exactbatch.schema_version")
+    return int(cursor.fetchone()[0])

@@ -1,0 +1,126 @@
+"""Apache Kafka's own broker: one KRaft process that is broker and controller."""
+
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from exactbatch.local.faults import LocalStackError
+from exactbatch.local.java import find_java
+from exactbatch.local.ports import HOST, accepts
+from exactbatch.local.process import Recorded, spawn
+from exactbatch.local.progress import Progress, silent
+from exactbatch.local.server import NotReady, Server
+from exactbatch.local.state import StateFile
+
+LOGGING = Path(__file__).parent / "log4j2.xml"
+# Compiled by C1 only, it would start a little sooner, and serve a fast reader much slower.
+JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={LOGGING}")
+
+
+class Broker(Server):
+    """The stack's Kafka broker."""
+
+    name: ClassVar[str] = "kafka"
+    title: ClassVar[str] = "Kafka"
+    usual_ports: ClassVar[Mapping[str, int]] = {"client": 9092, "controller": 9093}
+
+    def __init__(
+        self, folder: Path, state: StateFile, jars: Callable[[], Path], progress: Progress = silent
+    ) -> None:
+        super().__init__(folder, state, progress)
+        self._jars = jars
+        self._properties_file = folder / "server.properties"
+
+    @property
+    def kafka_properties(self) -> dict[str, str]:
+        """Client properties by their dotted names."""
+        return {"bootstrap.servers": self.address}
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        properties = server_properties(self.ports, self.data_dir) | self.settings
+        self._properties_file.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+        if not (self.data_dir / "meta.properties").exists():
+            self._format()
+
+    def _format(self) -> None:
+        self._progress("creating the Kafka data directory")
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        arguments = ("format", "-t", cluster_id, "-c", self._properties_file)
+        answer = subprocess.run(
+            self._java("kafka.tools.StorageTool", *arguments), capture_output=True, text=True
+        )
+        if answer.returncode != 0:
+            said = (answer.stderr or answer.stdout).strip().splitlines()[-3:]
+            raise LocalStackError(
+                f"expected Kafka to format {self.data_dir}, found: {' / '.join(said)}. "
+                "Check the properties that were given, or bring the stack down with --delete"
+            )
+
+    def _spawn(self) -> Recorded:
+        command = self._java("kafka.Kafka", self._properties_file)
+        return spawn(command, log=self.log_file, cwd=self.folder)
+
+    def _java(self, main: str, *arguments: str | Path) -> list[str | Path]:
+        return [find_java(), *JVM_OPTIONS, "-cp", f"{self._jars()}/*", main, *arguments]
+
+    def _ask(self) -> None:
+        from kafka import KafkaAdminClient
+        from kafka.errors import KafkaError
+
+        # Until the port is open, the client would only log its failures.
+        if not accepts(self.port):
+            raise NotReady(f"nothing listens on port {self.port}")
+        client: Any = None
+        try:
+            client = KafkaAdminClient(
+                bootstrap_servers=self.address, bootstrap_timeout_ms=5_000, request_timeout_ms=5_000
+            )
+            client.list_topics()
+        except KafkaError as error:
+            raise NotReady(repr(error)) from error
+        finally:
+            if client is not None:
+                client.close()
+
+
+def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str]:
+    """The broker's configuration for development: one node, quick to start, quick to compact."""
+    client, controller = ports["client"], ports["controller"]
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller}",
+        "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller}",
+        "advertised.listeners": f"CLIENT://{HOST}:{client}",
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "CLIENT",
+        "log.dirs": str(data_dir),
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": "1",
+        "min.insync.replicas": "1",
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "1",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "1",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        "message.max.bytes": "10485760",
+        "replica.fetch.max.bytes": "10485760",
+        "log.retention.check.interval.ms": "1000",
+        "log.initial.task.delay.ms": "1000",
+        "log.segment.delete.delay.ms": "1000",
+        "log.cleaner.backoff.ms": "1000",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.cleaner.dedupe.buffer.size": "16777216",
+        "controlled.shutdown.enable": "false",
+        "initial.broker.registration.timeout.ms": "30000",
+        "broker.heartbeat.interval.ms": "500",
+    }

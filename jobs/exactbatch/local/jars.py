@@ -1,0 +1,104 @@
+"""Jars from Maven, fetched once with the Ivy that PySpark bundles."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from exactbatch.local.faults import LocalStackError
+from exactbatch.local.java import find_java
+from exactbatch.local.progress import Progress, silent
+
+DEFINITIONS = Path(__file__).parent / "ivy"
+
+
+def fetch_jars(name: str, jars: Path, progress: Progress = silent) -> Path:
+    """The folder `jars/<name>` with all jars of ivy/<name>.xml; fetched when it is not there yet.
+
+    Raises LocalStackError when Java is missing, or when a jar cannot be fetched.
+    """
+    folder = jars / name
+    if is_complete(name, jars):
+        return folder
+    jars.mkdir(parents=True, exist_ok=True)
+    # A folder under its final name is always complete: a fetch that is interrupted leaves none.
+    fetched = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=jars))
+    try:
+        _retrieve(DEFINITIONS / f"{name}.xml", fetched, progress)
+        shutil.copy(DEFINITIONS / f"{name}.xml", fetched / "ivy.xml")
+        fetched.chmod(0o755)
+        _put_in_place(fetched, folder)
+    finally:
+        shutil.rmtree(fetched, ignore_errors=True)
+    return folder
+
+
+def is_complete(name: str, jars: Path) -> bool:
+    """Whether `jars/<name>` was fetched by the definition as it is now."""
+    fetched = jars / name / "ivy.xml"
+    return fetched.is_file() and fetched.read_text() == (DEFINITIONS / f"{name}.xml").read_text()
+
+
+def _retrieve(definition: Path, into: Path, progress: Progress) -> None:
+    command = [
+        *(find_java(), "-jar", bundled_ivy(), "-ivy", definition, "-cache", ivy_cache()),
+        *("-retrieve", f"{into}/[artifact]-[revision].[ext]", "-types", "jar", "bundle"),
+    ]
+    settings = os.environ.get("EXACTBATCH_IVY_SETTINGS")
+    if settings:
+        command += ["-settings", settings]
+    said: list[str] = []
+    jars = 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+        for line in ivy.stdout or ():
+            said.append(line.strip())
+            if "[SUCCESSFUL ]" in line and ".jar" in line:
+                jars += 1
+                progress(f"fetching the jars of {definition.stem}: {jars}")
+    if ivy.returncode != 0:
+        raise LocalStackError(_failure(definition.stem, said))
+
+
+def _failure(name: str, said: list[str]) -> str:
+    reasons = [line for line in said if "Server access error" in line] or [
+        line for line in said if re.search("not found|FAILED|error|exception", line, re.IGNORECASE)
+    ]
+    found = reasons[0] if reasons else " ".join(said[-3:])
+    return (
+        f"expected to fetch the jars of {name} from Maven Central, found: {found}. "
+        "Check the network; for a mirror, set EXACTBATCH_IVY_SETTINGS to an Ivy settings file; "
+        "for a proxy, JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'"
+    )
+
+
+def _put_in_place(fetched: Path, folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    try:
+        fetched.rename(folder)
+    except OSError:
+        # Another process fetched the same jars and was first.
+        if not (folder / "ivy.xml").is_file():
+            raise
+
+
+def bundled_ivy() -> Path:
+    """The Ivy jar in the PySpark package."""
+    spec = importlib.util.find_spec("pyspark")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    for folder in folders:
+        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
+            return jar
+    raise LocalStackError(
+        "expected PySpark with its ivy-*.jar in this environment, found none: "
+        "install the packages of requirements.txt, for example with `make venv`"
+    )
+
+
+def ivy_cache() -> Path:
+    """Where Ivy keeps what it downloaded, below the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base, "exactbatch", "ivy")

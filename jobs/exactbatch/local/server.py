@@ -1,0 +1,198 @@
+"""What the broker and Postgres have in common: ports that stay, start, stop, kill."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import psutil
+import tenacity
+
+from exactbatch.local.faults import LocalStackError
+from exactbatch.local.ports import HOST, find_port, is_free
+from exactbatch.local.process import Recorded
+from exactbatch.local.progress import Progress, silent
+from exactbatch.local.state import StateFile
+
+LOG_LINES_SHOWN = 12
+
+
+class NotReady(Exception):
+    """The server does not answer yet."""
+
+
+class Server(ABC):
+    """One server process of a stack. Its ports, process and settings live in the stack's state.json."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    usual_ports: ClassVar[Mapping[str, int]]  # by purpose; the first one is where clients connect
+    ready_timeout_s: ClassVar[float] = 60
+
+    def __init__(self, folder: Path, state: StateFile, progress: Progress = silent) -> None:
+        self.folder = folder
+        self.data_dir = folder / "data"
+        self.log_dir = folder / "log"
+        self.log_file = self.log_dir / f"{self.name}.log"
+        self._state = state
+        self._progress = progress
+        self._log_from = 0
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Ports by purpose, as chosen by the first `up`; empty before."""
+        return self._state.read(self.name).ports
+
+    @property
+    def port(self) -> int:
+        """The port for clients. Raises LocalStackError before the first `up`."""
+        ports = self.ports
+        if not ports:
+            raise LocalStackError(f"expected a port of {self.title}, it was never started: bring the stack up")
+        return ports[next(iter(self.usual_ports))]
+
+    @property
+    def address(self) -> str:
+        """host:port for clients."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Settings beyond the usual ones, as the caller gave them."""
+        return self._state.read(self.name).settings
+
+    @property
+    def pid(self) -> int | None:
+        """The server's pid, None when it is not running."""
+        process = self._process()
+        return None if process is None else process.pid
+
+    def is_up(self) -> bool:
+        """Whether the process runs and answers a client's request."""
+        if self._process() is None:
+            return False
+        try:
+            self._ask()
+        except NotReady:
+            return False
+        return True
+
+    def configure(self, ports: Mapping[str, int], settings: Mapping[str, str] | None) -> None:
+        """Choose ports (those given, else those of last time, else the usual ones, else free ones).
+
+        Settings that are None stay as they were.
+        """
+        with self._state.change(self.name) as state:
+            chosen: dict[str, int] = {}
+            for purpose, usual in self.usual_ports.items():
+                preferred = ports.get(purpose) or state.ports.get(purpose) or usual
+                chosen[purpose] = find_port(preferred, frozenset(chosen.values()))
+            state.ports = chosen
+            if settings is not None:
+                state.settings = dict(settings)
+
+    def start(self) -> None:
+        """Start on the ports of last time and wait until it answers; nothing to do when it runs.
+
+        Raises LocalStackError when a port is taken, or when the server ends or does not answer in time.
+        """
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Start the process without waiting for it."""
+        if self._process() is not None:
+            return
+        for port in self.ports.values() or (self.port,):
+            if not is_free(port):
+                raise LocalStackError(
+                    f"expected port {port} to be free for {self.title}, something listens there: "
+                    "end it, or bring the stack up again to get other ports"
+                )
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        self._prepare()
+        self._log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
+        self._remember(self._spawn())
+
+    def wait(self) -> None:
+        """Wait until a launched server answers."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(NotReady),
+            wait=tenacity.wait_fixed(0.1),
+            stop=tenacity.stop_after_delay(self.ready_timeout_s),
+        )
+        try:
+            retrying(self._ask_while_running)
+        except tenacity.RetryError as error:
+            raise LocalStackError(
+                f"expected {self.title} to answer within {self.ready_timeout_s:.0f} s, found "
+                f"{error.last_attempt.exception()}: see {self.log_file}{self._log_tail()}"
+            ) from error
+
+    def stop(self, timeout_s: float = 30) -> None:
+        """Ask the server to end, and kill it when it has not ended after the timeout."""
+        process = self._process()
+        if process is not None:
+            self._ask_to_end(process)
+            try:
+                process.wait(timeout_s)
+            except psutil.TimeoutExpired:
+                self.kill()
+        self._remember(None)
+
+    def kill(self) -> None:
+        """End the server as a power cut would: SIGKILL, for its child processes too."""
+        process = self._process()
+        if process is None:
+            return
+        try:
+            children = process.children(recursive=True)
+            process.kill()
+        except psutil.NoSuchProcess:
+            children = []
+        for child in children:
+            if child.is_running():
+                child.kill()
+        psutil.wait_procs([process, *children], timeout=30)
+        self._remember(None)
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Create the data directory when it is new, and write the configuration."""
+
+    @abstractmethod
+    def _spawn(self) -> Recorded:
+        """Start the process."""
+
+    @abstractmethod
+    def _ask(self) -> None:
+        """Make a client's request; raises NotReady."""
+
+    def _ask_to_end(self, process: psutil.Process) -> None:
+        process.terminate()
+
+    def _ask_while_running(self) -> None:
+        if self._process() is None:
+            time.sleep(0.1)  # its last words may still be on their way to the log
+            raise LocalStackError(
+                f"expected {self.title} to run on port {self.port}, it ended at once: "
+                f"see {self.log_file}{self._log_tail()}"
+            )
+        self._ask()
+
+    def _process(self) -> psutil.Process | None:
+        recorded = self._state.read(self.name).process
+        return None if recorded is None else recorded.running()
+
+    def _remember(self, process: Recorded | None) -> None:
+        with self._state.change(self.name) as state:
+            state.process = process
+
+    def _log_tail(self) -> str:
+        if not self.log_file.exists():
+            return ""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_from)
+            lines = log.read().decode(errors="replace").splitlines()
+        return "".join(f"\n  {line}" for line in lines[-LOG_LINES_SHOWN:])

@@ -1,0 +1,72 @@
+"""What a stack remembers between commands: state.json."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from exactbatch.local.faults import LocalStackError
+from exactbatch.local.process import Recorded
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """One server: its ports by purpose, its process when it was started, and settings beyond the usual."""
+
+    ports: dict[str, int] = field(default_factory=dict)
+    process: Recorded | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class StateFile:
+    """state.json of one stack; every change is written at once, so a command that fails forgets nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self, server: str) -> ServerState:
+        """The state of a server; an empty one when it was never started.
+
+        Raises LocalStackError when the file is not what this version writes.
+        """
+        raw = self._load().get(server)
+        if raw is None:
+            return ServerState()
+        try:
+            process = Recorded(**raw["process"]) if raw["process"] else None
+            return ServerState(ports=raw["ports"], process=process, settings=raw["settings"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise self._unreadable(error) from error
+
+    def write(self, server: str, state: ServerState) -> None:
+        """Replace the state of a server, in one step."""
+        everything = {**self._load(), server: asdict(state)}
+        draft = self.path.with_suffix(".new")
+        draft.write_text(json.dumps(everything, indent=2) + "\n")
+        draft.replace(self.path)
+
+    @contextmanager
+    def change(self, server: str) -> Iterator[ServerState]:
+        """The state of a server, written back at the end of the block."""
+        state = self.read(server)
+        yield state
+        self.write(server, state)
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            loaded = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            raise self._unreadable(error) from error
+        if not isinstance(loaded, dict):
+            raise self._unreadable(TypeError(type(loaded).__name__))
+        return loaded
+
+    def _unreadable(self, error: Exception) -> LocalStackError:
+        return LocalStackError(
+            f"expected the stack's state in {self.path}, it cannot be read ({error!r}): "
+            "end its servers by hand and remove the file"
+        )

@@ -1,0 +1,74 @@
+"""Offset ranges, half-open, as Kafka and Python count: [from_offset, until_offset)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class OffsetRange:
+    """Offsets [from_offset, until_offset) of one partition of one life of a topic.
+
+    A range counts offsets, not records: compaction and transaction markers leave holes.
+    `leader_epoch` is the epoch of the partition's leader when the range was planned; it is None where
+    the broker does not tell.
+    """
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+    topic_id: UUID
+    leader_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.from_offset < self.until_offset:
+            raise ValueError(f"expected 0 <= from_offset < until_offset, found {self}")
+
+    def __len__(self) -> int:
+        """How many offsets the range spans."""
+        return self.until_offset - self.from_offset
+
+    @property
+    def log(self) -> tuple[str, int, UUID]:
+        """The partition of the topic's life that the offsets belong to."""
+        return self.topic, self.partition, self.topic_id
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] {self.from_offset}..{self.until_offset}"
+
+
+def split(ranges: Sequence[OffsetRange], *, parts: int, smallest: int) -> list[OffsetRange]:
+    """Cut large ranges so that about `parts` pieces of similar size come out.
+
+    A piece spans at least `smallest` offsets unless its range is smaller. The pieces cover the same
+    offsets in the same order.
+    """
+    if not ranges:
+        return []
+    wanted = max(smallest, -(-sum(map(len, ranges)) // parts))
+    return [piece for each in ranges for piece in _cut(each, pieces=max(1, round(len(each) / wanted)))]
+
+
+def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Join ranges that touch, in order. Raises ValueError when two of them overlap."""
+    merged: list[OffsetRange] = []
+    for each in sorted(ranges):
+        last = merged[-1] if merged else None
+        if last is None or last.log != each.log or last.until_offset < each.from_offset:
+            merged.append(each)
+        elif last.until_offset == each.from_offset:
+            merged[-1] = replace(last, until_offset=each.until_offset)
+        else:
+            raise ValueError(f"expected ranges that do not overlap, found {last} and {each}")
+    return merged
+
+
+def _cut(range_: OffsetRange, *, pieces: int) -> Iterable[OffsetRange]:
+    """Cut one range into pieces whose sizes differ by at most one offset."""
+    size, larger = divmod(len(range_), pieces)
+    start = range_.from_offset
+    for index in range(pieces):
+        end = start + size + (index < larger)
+        yield replace(range_, from_offset=start, until_offset=end)
+        start = end

@@ -1,0 +1,105 @@
+"""A pipeline, as its user writes it."""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.planner import Limits, OnLoss
+from exactbatch.sinks import Append
+from exactbatch.values import Format
+
+# Kafka's own rule for topic names fits Airflow's dag ids and pools as well.
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_NAME_LENGTH = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """Topics, how their values are decoded, and where the rows go.
+
+    start          where topics without a stored offset begin: "earliest", "latest", "group:NAME" (what that
+                   consumer group has committed) or {topic: {partition: offset}}; partitions that a group or
+                   mapping does not name begin at their earliest offset
+    limits         how many offsets one batch may span
+    on_loss        when retention removed offsets that were not processed: "fail", or "record" them as lost
+    max_rejects    how many records of a batch may fail to decode; one more, and the batch fails
+    read_timeout   seconds without progress after which reading a range is given up
+    publish_timeout  seconds that publish waits for a lock, and that Postgres lets it sit idle in its
+                   transaction: the longest time for which a driver that hangs can hold the pipeline
+    spark_conf     Spark properties of the batch job
+
+    Raises ConfigurationError for what cannot work.
+    """
+
+    name: str
+    topics: tuple[str, ...]
+    value: Format
+    sink: Append
+    start: str | Mapping[str, Mapping[int, int]] = "earliest"
+    limits: Limits = field(default_factory=Limits)
+    on_loss: OnLoss = "fail"
+    max_rejects: int = 0
+    read_timeout: float = 60.0
+    publish_timeout: float = 60.0
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > _NAME_LENGTH or not _NAME_CHARACTERS.issuperset(self.name):
+            raise ConfigurationError(
+                f"expected a pipeline name of 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', "
+                f"found {self.name!r}"
+            )
+        if isinstance(self.topics, str) or not self.topics:
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected topics as a tuple of one or more names, "
+                f'found {self.topics!r}; write topics=("flights",)'
+            )
+        if isinstance(self.start, str) and not (
+            self.start in ("earliest", "latest") or self.start.removeprefix("group:") not in ("", self.start)
+        ):
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected start to be 'earliest', 'latest', 'group:NAME' or "
+                f"{{topic: {{partition: offset}}}}, found {self.start!r}"
+            )
+        if self.on_loss not in ("fail", "record"):
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected on_loss to be 'fail' or 'record', found {self.on_loss!r}"
+            )
+        for name in ("max_rejects", "read_timeout", "publish_timeout"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(
+                    f"pipeline {self.name!r}: expected {name} to be 0 or more, found {getattr(self, name)}"
+                )
+        self.sink.check(self.value.columns)
+
+
+def load_pipeline(reference: str) -> Pipeline:
+    """Import `module:name`, as in "pipelines.flights:flights".
+
+    Raises ConfigurationError when there is no such module, no such name in it, or it is not a Pipeline.
+    """
+    module_name, _, attribute = reference.partition(":")
+    if not module_name or not attribute:
+        raise ConfigurationError(
+            f"expected a pipeline as 'module:name', for example 'pipelines.flights:flights', "
+            f"found {reference!r}"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise  # the module is there; something that it imports is not
+        raise ConfigurationError(
+            f"expected a module {module_name!r} for {reference!r}, found none: {error.name!r} cannot be "
+            f"imported. A pipeline is a module in jobs/pipelines/; check the name, and PYTHONPATH."
+        ) from None
+    pipeline = getattr(module, attribute, None)
+    if isinstance(pipeline, Pipeline):
+        return pipeline
+    there = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
+    raise ConfigurationError(
+        f"expected a Pipeline named {attribute!r} in {module_name}, found "
+        f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
+        f"the module has: {', '.join(there) or 'no pipeline'}"
+    )

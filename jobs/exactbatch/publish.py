@@ -1,0 +1,187 @@
+"""Publish: results, rejects, coverage and the new offsets, in one short transaction."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg2 import sql
+
+from exactbatch.errors import Fenced, StagedRowsDiffer, TopicRecreated
+from exactbatch.failpoints import failpoint
+from exactbatch.ledger import Batch, Ledger, transaction
+from exactbatch.offsets import OffsetRange, merge
+from exactbatch.pipeline import Pipeline
+from exactbatch.staging import Staged, StagingTables, identifier
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How a publish ended. `wrote` is False when the batch had been committed before."""
+
+    batch: Batch
+    wrote: bool
+
+    def __str__(self) -> str:
+        if not self.wrote:
+            return f"batch {self.batch.batch_id} was committed before: nothing written"
+        return (
+            f"batch {self.batch.batch_id} committed: {self.batch.records} records, {self.batch.rows} rows, "
+            f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones"
+        )
+
+
+def publish(
+    connection: Any,
+    pipeline: Pipeline,
+    *,
+    tables: StagingTables,
+    staged: Sequence[Staged],
+    topic_ids: Mapping[str, UUID],
+) -> Published:
+    """Commit a staged batch, all of it or nothing.
+
+    `staged` holds the outcome of each task attempt that Spark accepted; together they cover the batch's
+    ranges. `topic_ids` are the topics' ids as the broker told them after the last record was read.
+
+    Raises Fenced when another batch took this one's place, TopicRecreated, StagedRowsDiffer, and
+    PostgresUnavailable, after which the outcome is unknown and the ledger knows it.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection) as cursor:
+        ledger.lock(pipeline)
+        batch = ledger.batch(tables.batch_id, lock=True)
+        if check_publishable(ledger, batch):
+            return Published(batch, wrote=False)
+        ranges = ledger.ranges(batch.batch_id)
+        check_topic_ids(ranges, topic_ids)
+        _check_complete(ranges, staged)
+        _advance(ledger, pipeline, batch, ranges)
+        failpoint("publish.after_advance")
+        _check_staged(cursor, tables.rows, {each.attempt: each.rows for each in staged})
+        _check_staged(cursor, tables.rejects, {each.attempt: each.rejects for each in staged})
+        attempts = [each.attempt for each in staged]
+        rows = pipeline.sink.insert_staged(
+            cursor,
+            staging=identifier(tables.rows),
+            columns=pipeline.value.columns,
+            batch_id=batch.batch_id,
+            attempts=attempts,
+        )
+        rejected = _insert_rejects(cursor, pipeline, tables, attempts)
+        failpoint("publish.after_insert")
+        ledger.cover(batch)
+        ledger.commit(
+            batch,
+            rows=rows,
+            rejected=rejected,
+            tombstones=sum(each.tombstones for each in staged),
+            records=_records_of(ranges, staged),
+        )
+        failpoint("publish.before_commit")
+    failpoint("publish.after_commit")
+    with transaction(connection):
+        return Published(ledger.batch(tables.batch_id), wrote=True)
+
+
+def check_publishable(ledger: Ledger, batch: Batch) -> bool:
+    """Return whether the batch is committed already; raise Fenced when it is superseded."""
+    if batch.status == "superseded":
+        raise Fenced(
+            f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: expected it to be planned, found it "
+            f"superseded by batch {ledger.successor(batch)}, which was planned later over the same offsets. "
+            f"Nothing was written and nothing is lost; this batch needs no retry."
+        )
+    return batch.status == "committed"
+
+
+def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]) -> None:
+    """Raise TopicRecreated unless every range is of the topic that bears its name now.
+
+    Ids are never used again: the same id after the read means that it was the same topic during the read.
+    """
+    for each in ranges:
+        if topic_ids[each.topic] != each.topic_id:
+            raise TopicRecreated(
+                f"{each}: expected topic id {each.topic_id}, as planned, found {topic_ids[each.topic]}: the "
+                f"topic was deleted and created again since. Nothing was written. Register a pipeline under a "
+                f"new name to load the new topic."
+            )
+
+
+def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
+    moved = ledger.advance_stored_offsets(batch)
+    stored = {(each.topic, each.partition): each.next_offset for each in ledger.stored_offsets(pipeline)}
+    for each in ranges:
+        if (each.topic, each.partition) not in moved:
+            raise Fenced(
+                f"batch {batch.batch_id}, {each}: expected the stored offset {each.from_offset}, found "
+                f"{stored.get((each.topic, each.partition))}: another batch has moved it since this one was "
+                f"planned. Nothing was written; plan again."
+            )
+
+
+def _check_staged(cursor: Any, table: str, expected: Mapping[int, int]) -> None:
+    """The rows of each accepted attempt are all there, and no more.
+
+    This catches an unlogged table that a crash has emptied, and a COPY that was never committed.
+    """
+    cursor.execute(
+        sql.SQL(
+            "select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt"
+        ).format(identifier(table)),
+        (list(expected),),
+    )
+    found = dict(cursor.fetchall())
+    for attempt, rows in expected.items():
+        if found.get(attempt, 0) != rows:
+            raise StagedRowsDiffer(
+                f"staging table {table}, task attempt {attempt}: expected the {rows} rows that the task "
+                f"reported, found {found.get(attempt, 0)}. Postgres was restarted after a crash or failed "
+                f"over, which empties unlogged tables, or a COPY was not committed. Nothing was written; the "
+                f"retry reads the same ranges again."
+            )
+
+
+def _insert_rejects(cursor: Any, pipeline: Pipeline, tables: StagingTables, attempts: Sequence[int]) -> int:
+    cursor.execute(
+        sql.SQL(
+            "insert into exactbatch.rejected_record "
+            '(pipeline, topic_id, partition, "offset", topic, key, value, headers, reason, batch_id) '
+            'select %s, r.topic_id, s.partition, s."offset", s.topic, s.key, s.value, s.headers::jsonb, '
+            "s.reason, r.batch_id from {} s join exactbatch.batch_range r "
+            'on r.topic = s.topic and r.partition = s.partition and r.from_offset <= s."offset" '
+            'and s."offset" < r.until_offset where r.batch_id = %s and s.task_attempt = any(%s)'
+        ).format(identifier(tables.rejects)),
+        (pipeline.name, tables.batch_id, list(attempts)),
+    )
+    return int(cursor.rowcount)
+
+
+def _check_complete(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> None:
+    """The pieces that the tasks read, put together again, are the ranges of the batch."""
+    pieces = merge(each.range for each in staged)
+    if pieces != merge(ranges):
+        raise StagedRowsDiffer(
+            f"expected the tasks to have read {', '.join(map(str, ranges))}, found "
+            f"{', '.join(map(str, pieces)) or 'nothing'}. Nothing was written; try again."
+        )
+
+
+def _records_of(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> list[tuple[OffsetRange, int]]:
+    """How many records the pieces of each range had."""
+    records: dict[tuple[str, int], list[Staged]] = defaultdict(list)
+    for each in staged:
+        records[each.range.topic, each.range.partition].append(each)
+    return [
+        (
+            range_,
+            sum(
+                piece.records
+                for piece in records[range_.topic, range_.partition]
+                if range_.from_offset <= piece.range.from_offset < range_.until_offset
+            ),
+        )
+        for range_ in ranges
+    ]

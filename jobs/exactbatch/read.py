@@ -1,0 +1,193 @@
+"""Reading exactly one offset range with librdkafka, on an executor, in bounded memory."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from operator import methodcaller
+from typing import Any, Final
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from exactbatch.errors import (
+    LogEndedEarly,
+    LogTruncated,
+    LogWentBackwards,
+    OffsetsLost,
+    ReadFailed,
+    TopicMissing,
+)
+from exactbatch.kafka_client import reader_properties
+from exactbatch.offsets import OffsetRange
+
+# consume() waits until it has as many messages as it was asked for or this time has passed, in seconds.
+_POLL: Final = 0.1
+# Bytes of values that one batch of records aims at, and the most records that it may have.
+_BATCH_BYTES: Final = 16 * 1024 * 1024
+_BATCH_RECORDS: Final = 50_000
+
+_offset = methodcaller("offset")
+_error = methodcaller("error")
+_value = methodcaller("value")
+_timestamp = methodcaller("timestamp")
+
+
+class Records:
+    """Some records of one partition in the order of their offsets; columns are made when asked for."""
+
+    def __init__(self, messages: Sequence[Message], offsets: Sequence[int]) -> None:
+        self.messages = messages
+        self._offsets = offsets
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def offsets(self) -> pa.Int64Array:
+        """Offsets, ascending."""
+        return pa.array(self._offsets, pa.int64())
+
+    def values(self) -> pa.BinaryArray:
+        """Value bytes; null for a null value."""
+        return pa.array(list(map(_value, self.messages)), pa.binary())
+
+    def timestamps(self) -> pa.TimestampArray:
+        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1)."""
+        # timestamp() is a pair (type, milliseconds); an unset one has the type TIMESTAMP_NOT_AVAILABLE, 0.
+        milliseconds = [ms if kind else None for kind, ms in map(_timestamp, self.messages)]
+        return pa.array(milliseconds, pa.timestamp("ms", "UTC"))
+
+
+def read_range(
+    range_: OffsetRange,
+    properties: Mapping[str, Any],
+    *,
+    leader_epoch: int | None,
+    timeout: float,
+) -> Iterator[Records]:
+    """Read [from_offset, until_offset) under read_committed: exactly the committed records in it.
+
+    `leader_epoch` is the epoch up to which the log was known at from_offset; when the log was cut below
+    from_offset since and has grown again, that is noticed. `timeout` is in seconds without progress.
+
+    The range ends at its last offset, at a record past it, or at an end-of-log event at or past it:
+    transaction markers and compaction leave holes.
+
+    Raises OffsetsLost, LogWentBackwards, LogTruncated and TopicMissing where the log is not what was
+    planned, LogEndedEarly when it ends before the range until the timeout, and ReadFailed otherwise.
+    """
+    troubles: list[KafkaError] = []
+    config = {**reader_properties(properties), "error_cb": troubles.append}
+    config["queued.min.messages"] = min(config["queued.min.messages"], max(1000, len(range_)))
+    try:
+        with closing(Consumer(config)) as consumer:
+            consumer.assign([_assignment(range_, leader_epoch)])
+            yield from _read(consumer, range_, timeout, troubles)
+    except KafkaException as error:
+        raise ReadFailed(f"{range_}: expected to read it, found: {error.args[0]}. Try again.") from error
+
+
+def _read(
+    consumer: Consumer, range_: OffsetRange, timeout: float, troubles: list[KafkaError]
+) -> Iterator[Records]:
+    position, size = range_.from_offset, 1000
+    end_of_log: int | None = None
+    deadline = time.monotonic() + timeout
+    while position < range_.until_offset:
+        messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
+        if any(map(_error, messages)):
+            messages, end_of_log = _sort_out(consumer, range_, messages, end_of_log)
+        reached = position
+        if messages:
+            offsets = list(map(_offset, messages))
+            # The next poll is sized by what this one brought: 1 MB records must not come by the thousand.
+            size = _next_size(messages)
+            reached = offsets[-1] + 1
+            if inside := bisect_left(offsets, range_.until_offset):
+                yield Records(messages[:inside], offsets[:inside])
+        reached = max(reached, end_of_log or 0)
+        if reached > position:
+            # The clock starts again only now: the caller may have taken long over the last records.
+            position, deadline = reached, time.monotonic() + timeout
+        elif time.monotonic() > deadline:
+            raise _no_progress(range_, position, end_of_log, timeout, troubles)
+
+
+def _assignment(range_: OffsetRange, leader_epoch: int | None) -> TopicPartition:
+    where = range_.topic, range_.partition, range_.from_offset
+    return (
+        TopicPartition(*where) if leader_epoch is None else TopicPartition(*where, leader_epoch=leader_epoch)
+    )
+
+
+def _next_size(messages: Sequence[Message]) -> int:
+    sample = messages[:: max(1, len(messages) // 100)]
+    mean = sum(len(message) for message in sample) / len(sample)
+    return max(1, min(_BATCH_RECORDS, int(_BATCH_BYTES / max(1, mean))))
+
+
+def _sort_out(
+    consumer: Consumer, range_: OffsetRange, messages: Sequence[Message], end_of_log: int | None
+) -> tuple[list[Message], int | None]:
+    """Part records from events: an end of log moves the known end, anything else is an error."""
+    records = []
+    for message in messages:
+        error = message.error()
+        if error is None:
+            records.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            end_of_log = message.offset()
+        else:
+            raise _refused(consumer, range_, error)
+    return records, end_of_log
+
+
+def _refused(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> Exception:
+    match error.code():
+        case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
+            return _out_of_range(consumer, range_, error)
+        case KafkaError._LOG_TRUNCATION:
+            return LogTruncated(
+                f"{range_}: expected the log that was processed up to {range_.from_offset}, found that it was "
+                f"cut below that offset and has grown again ({error.str()}): other records stand there now. "
+                f"Compare the target with the log by `exactbatch audit`, and register a pipeline under a new "
+                f"name to load the log as it is now."
+            )
+        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
+            return TopicMissing(
+                f"{range_}: expected the topic and partition that were planned, found that the broker does "
+                f"not know them any more ({error.str()}). Was the topic deleted?"
+            )
+    return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
+
+
+def _out_of_range(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> Exception:
+    earliest, end = consumer.get_watermark_offsets(TopicPartition(range_.topic, range_.partition), timeout=10)
+    if range_.from_offset < earliest:
+        return OffsetsLost(
+            f"{range_}: expected all of it in the log, found that the log starts at {earliest}: retention "
+            f"removed {min(earliest, range_.until_offset) - range_.from_offset} offsets since the batch was "
+            f"planned. Plan again (clear the run, or wait for the next one); with on_loss='record' the plan "
+            f"records them as lost."
+        )
+    if range_.from_offset > end:
+        return LogWentBackwards(
+            f"{range_}: expected the log to reach it, found its end at {end}: records that were there when "
+            f"the batch was planned are gone (an unclean leader election?)."
+        )
+    return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
+
+
+def _no_progress(
+    range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: list[KafkaError]
+) -> Exception:
+    if end_of_log is not None:
+        return LogEndedEarly(
+            f"{range_}: expected the log to reach {range_.until_offset}, found its end at {end_of_log} for "
+            f"{timeout:g} s. A new leader may be behind: try again. If it stays, the log was cut."
+        )
+    last = f"; the last trouble was: {troubles[-1].str()}" if troubles else ""
+    return ReadFailed(
+        f"{range_}: expected records from {position}, found that the broker sent nothing for {timeout:g} s"
+        f"{last}. Check that the brokers are up, and try again; read_timeout sets how long to wait."
+    )

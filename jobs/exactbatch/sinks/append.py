@@ -1,0 +1,168 @@
+"""Append: every row that a batch makes is inserted, with where it came from."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError, TargetMismatch
+
+LINEAGE: Final = (
+    Column("kafka_topic", "text"),
+    Column("kafka_partition", "integer"),
+    Column("kafka_offset", "bigint"),
+    Column("kafka_timestamp", "timestamp with time zone"),
+    Column("batch_id", "bigint"),
+)
+# What may be stored in a wider column of the target without changing a value.
+_WIDER: Final = {
+    "smallint": {"integer", "bigint", "numeric"},
+    "integer": {"bigint", "numeric", "double precision"},
+    "bigint": {"numeric"},
+    "real": {"double precision"},
+    "text": {"character varying"},
+}
+_IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
+
+
+@dataclass(frozen=True)
+class Append:
+    """Insert rows into `target`, written `schema.table`; a part that is not lower-case goes in double quotes.
+
+    Each row carries its lineage: kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id.
+    """
+
+    target: str
+
+    def __post_init__(self) -> None:
+        _ = self.table_name
+
+    @property
+    def table_name(self) -> tuple[str, str]:
+        """Schema and table as Postgres stores them; the schema is public when none is written."""
+        parts = [
+            match[1].replace('""', '"') if match[1] else match[2]
+            for match in _IDENTIFIER.finditer(self.target)
+        ]
+        if not _is_table_name(self.target):
+            raise ConfigurationError(
+                f"expected a target as 'schema.table', lower-case or in double quotes, found {self.target!r}"
+            )
+        return (parts[0], parts[1]) if len(parts) > 1 else ("public", parts[0])
+
+    @property
+    def table(self) -> sql.Composable:
+        """The target as an SQL identifier."""
+        return sql.Identifier(*self.table_name)
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Raise ConfigurationError when a column of the pipeline has the name of a lineage column."""
+        taken = {column.name for column in LINEAGE} & {column.name for column in columns}
+        if taken:
+            raise ConfigurationError(
+                f"expected columns beside the lineage columns of {self.target}, found {sorted(taken)} in the "
+                f"pipeline's own: rename them"
+            )
+
+    def prepare(self, cursor: Any, columns: Sequence[Column]) -> None:
+        """Create the target when it is missing, and otherwise check its columns.
+
+        Raises TargetMismatch, which names the column and both types.
+        """
+        found = self._columns_found(cursor)
+        if not found:
+            self._create(cursor, columns)
+            return
+        for column in (*columns, *LINEAGE):
+            actual = found.pop(column.name, None)
+            if actual is None:
+                raise TargetMismatch(
+                    f"target {self.target}: expected a column {column.name} of type {column.type}, found none. "
+                    f'Add it: alter table {self.target} add column "{column.name}" {column.type};'
+                )
+            if not _fits(column.type, actual.type):
+                raise TargetMismatch(
+                    f"target {self.target}, column {column.name}: expected type {column.type}, as the pipeline "
+                    f"writes it, found {actual.type}. Change the pipeline's schema or the column's type."
+                )
+        for name, actual in found.items():
+            if actual.required:
+                raise TargetMismatch(
+                    f"target {self.target}, column {name}: expected a column that the pipeline writes, one "
+                    f"with a default or one that may be null, found {actual.type} not null without a default. "
+                    f"Add it to the pipeline's schema, or give it a default."
+                )
+
+    def insert_staged(
+        self,
+        cursor: Any,
+        *,
+        staging: sql.Composable,
+        columns: Sequence[Column],
+        batch_id: int,
+        attempts: Sequence[int],
+    ) -> int:
+        """Insert the staged rows of these task attempts; return how many rows that were."""
+        lineage = [column.name for column in LINEAGE[:-1]]
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in [*(c.name for c in columns), *lineage])
+        cursor.execute(
+            sql.SQL(
+                "insert into {target} ({names}, batch_id) "
+                "select {names}, %s from {staging} where task_attempt = any(%s)"
+            ).format(target=self.table, names=names, staging=staging),
+            (batch_id, list(attempts)),
+        )
+        return int(cursor.rowcount)
+
+    def _columns_found(self, cursor: Any) -> "dict[str, _TargetColumn]":
+        cursor.execute(
+            """
+            select a.attname, format_type(a.atttypid, a.atttypmod),
+                   a.attnotnull and not a.atthasdef and a.attidentity = ''
+            from pg_attribute a
+            join pg_class c on c.oid = a.attrelid
+            join pg_namespace n on n.oid = c.relnamespace
+            where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
+              and a.attnum > 0 and not a.attisdropped
+            """,
+            self.table_name,
+        )
+        return {name: _TargetColumn(type_, required) for name, type_, required in cursor.fetchall()}
+
+    def _create(self, cursor: Any, columns: Sequence[Column]) -> None:
+        # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a
+        # primary key on lineage would more than halve the speed of publish.
+        definitions = [
+            sql.SQL("{} {}{}").format(
+                sql.Identifier(column.name),
+                sql.SQL(column.type),
+                sql.SQL(" not null" if column in LINEAGE and column.name != "kafka_timestamp" else ""),
+            )
+            for column in (*columns, *LINEAGE)
+        ]
+        cursor.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self.table_name[0])))
+        cursor.execute(sql.SQL("create table {} ({})").format(self.table, sql.SQL(", ").join(definitions)))
+        cursor.execute(
+            sql.SQL(
+                "create index on {} using brin (kafka_topic, kafka_partition, kafka_offset, batch_id) "
+                "with (pages_per_range = 32)"
+            ).format(self.table)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _TargetColumn:
+    type: str
+    required: bool
+
+
+def _is_table_name(text: str) -> bool:
+    part = _IDENTIFIER.pattern
+    return re.fullmatch(rf"(?:{part})(?:\.(?:{part}))?", text) is not None
+
+
+def _fits(written: str, found: str) -> bool:
+    return found == written or found in _WIDER.get(written, set())

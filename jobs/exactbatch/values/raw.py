@@ -1,0 +1,31 @@
+"""Bytes as they are."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from exactbatch.columns import Column
+from exactbatch.values.format import Decoded, positions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Values are kept as bytes in one column. A null value gives a row with null; nothing is refused."""
+
+    null_is_tombstone: ClassVar[bool] = False
+
+    column: str = "value"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """One column of type bytea."""
+        return (Column(self.column, "bytea"),)
+
+    def decode(self, values: "pa.BinaryArray") -> Decoded:
+        """Every value is a row."""
+        import pyarrow as pa
+
+        rows = pa.RecordBatch.from_arrays([values], [self.column])
+        return Decoded(rows, positions(values))

@@ -1,0 +1,40 @@
+"""What spark-submit runs: process one planned batch.
+
+Where Kafka and Postgres are comes from the environment. Exit status: 0 committed (now or before), 42 an error
+that no retry can mend, 1 any other.
+"""
+
+import argparse
+import logging
+import sys
+
+from exactbatch.batch_job import process_batch
+from exactbatch.errors import ExactbatchError
+from exactbatch.pipeline import load_pipeline
+from exactbatch.session import spark_session
+from exactbatch.settings import Settings
+
+TERMINAL = 42
+
+
+def main() -> int:
+    """Run one batch; print how it ended."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pipeline", required=True, metavar="MODULE:NAME")
+    parser.add_argument("--batch-id", required=True, type=int)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        pipeline = load_pipeline(arguments.pipeline)
+        settings = Settings.from_environment()
+        with spark_session(pipeline) as spark:
+            published = process_batch(spark, pipeline, arguments.batch_id, settings)
+    except ExactbatchError as error:
+        logging.error("%s: %s", type(error).__name__, error)
+        return 1 if error.retryable else TERMINAL
+    logging.info("%s", published)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""Real servers for the tests: one Kafka broker, one Postgres and one Spark session for the whole run."""
+
+import json
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from exactbatch import Append, Json, Pipeline
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.settings import Settings
+
+HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".local"))
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[LocalStack]:
+    """Kafka and Postgres of this test run alone; tests that stop a server bring it up again."""
+    stack = LocalStack(HOME, name=f"test-{os.getpid()}")
+    try:
+        stack.up()
+        yield stack
+    finally:
+        stack.down(delete=True)
+
+
+@pytest.fixture(scope="session")
+def admin(stack: LocalStack) -> AdminClient:
+    """An admin client of the broker."""
+    return AdminClient(dict(stack.kafka_properties))
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of one test."""
+
+    name: str
+    properties: dict[str, Any]
+
+    def produce(self, *values: bytes | None, partition: int = 0, **message: Any) -> None:
+        """Append one record for each value."""
+        producer = Producer({**self.properties, "linger.ms": 5, "message.max.bytes": 10_000_000})
+        for value in values:
+            producer.produce(self.name, value, partition=partition, **message)
+            producer.poll(0)
+        assert producer.flush(30) == 0
+
+    def transaction(self, *values: bytes, partition: int = 0, end: str = "commit") -> Producer:
+        """Append records in a transaction that ends by commit or abort, or stays open."""
+        producer = Producer({**self.properties, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(self.name, value, partition=partition)
+        producer.flush(30)
+        if end == "commit":
+            producer.commit_transaction(30)
+        elif end == "abort":
+            producer.abort_transaction(30)
+        return producer
+
+
+@pytest.fixture
+def make_topic(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
+    """Create a topic with a name of its own: make_topic(partitions=4, **config)."""
+
+    def make(partitions: int = 1, name: str | None = None, **config: str) -> Topic:
+        name = name or f"t{uuid.uuid4().hex[:12]}"
+        new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
+        admin.create_topics([new])[name].result(30)
+        return Topic(name, dict(stack.kafka_properties))
+
+    return make
+
+
+@pytest.fixture
+def database(stack: LocalStack) -> Iterator[str]:
+    """The connection string of an empty database of this test."""
+    name = f"d{uuid.uuid4().hex[:12]}"
+    _execute(stack.postgres_dsn, f"create database {name}")
+    yield psycopg2.extensions.make_dsn(stack.postgres_dsn, dbname=name)
+    _execute(stack.postgres_dsn, f"drop database if exists {name} with (force)")
+
+
+@pytest.fixture
+def settings(stack: LocalStack, database: str) -> Settings:
+    """Where the test's broker and database are."""
+    return Settings(kafka=dict(stack.kafka_properties), postgres=database)
+
+
+@pytest.fixture
+def kafka_log(settings: Settings) -> KafkaLog:
+    """What the test's broker says."""
+    return KafkaLog(settings.kafka)
+
+
+@pytest.fixture
+def connection(database: str) -> Iterator[Any]:
+    """A connection to the test's database, which has a ledger."""
+    connection = connect(database, application="tests", timeout=10)
+    migrate(connection)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def make_pipeline(connection: Any) -> Callable[..., Pipeline]:
+    """Register a pipeline over a topic: make_pipeline(topic, max_rejects=1, …)."""
+
+    def make(topic: Topic, **changes: Any) -> Pipeline:
+        pipeline = Pipeline(
+            name=topic.name,
+            topics=(topic.name,),
+            value=Json("id int, name text"),
+            sink=Append(f"public.{topic.name}"),
+            read_timeout=10,
+            publish_timeout=10,
+        )
+        pipeline = replace(pipeline, **changes)
+        with transaction(connection):
+            Ledger(connection).register(pipeline)
+        return pipeline
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One Spark session with two task slots, which tries a failed task once more."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2, 2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+def _execute(dsn: str, statement: str) -> None:
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+    connection.close()
+
+
+def record(number: int, name: str | None = "x") -> bytes:
+    """A JSON value that the tests' pipelines decode."""
+    return json.dumps({"id": number, "name": name}).encode()
