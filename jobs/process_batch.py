@@ -10,11 +10,10 @@ import sys
 
 from exactbatch.batch_job import process_batch
 from exactbatch.errors import ExactbatchError
+from exactbatch.exit_status import exit_status
 from exactbatch.pipeline import load_pipeline
 from exactbatch.session import spark_session
 from exactbatch.settings import Settings
-
-TERMINAL = 42
 
 
 def main() -> int:
@@ -31,7 +30,7 @@ def main() -> int:
             published = process_batch(spark, pipeline, arguments.batch_id, settings)
     except ExactbatchError as error:
         logging.error("%s: %s", type(error).__name__, error)
-        return 1 if error.retryable else TERMINAL
+        return exit_status(error)
     logging.info("%s", published)
     return 0
 

@@ -226,8 +226,7 @@ class _Audit:
         index = np.searchsorted(self._starts, offsets, side="right") - 1
         ends = np.array([each.until_offset for each in self._coverage])
         batches = np.array([each.batch_id or -2 for each in self._coverage])
-        covered: Offsets = np.where((index >= 0) & (offsets < ends[index]), batches[index], -2)
-        return covered
+        return np.where((index >= 0) & (offsets < ends[index]), batches[index], -2).astype(np.int64)
 
     def _lost(self, start: int, end: int) -> int:
         return sum(
@@ -268,15 +267,16 @@ class _LogWindows:
         deadline = time.monotonic() + self._TIMEOUT
         while self._consumer is not None and self._position < end:
             for message in self._consumer.consume(10_000, 0.1):
-                if message.error() is None:
-                    offsets.append(message.offset())
+                error, offset = message.error(), message.offset() or 0
+                if error is None:
+                    offsets.append(offset)
                     if message.value() is None:
-                        nulls.append(message.offset())
-                    self._position = message.offset() + 1
-                elif message.error().code() == KafkaError._PARTITION_EOF:
-                    self._position = max(self._position, message.offset())
+                        nulls.append(offset)
+                    self._position = offset + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._position = max(self._position, offset)
                 else:
-                    raise KafkaException(message.error())
+                    raise KafkaException(error)
                 deadline = time.monotonic() + self._TIMEOUT
             if time.monotonic() > deadline:
                 raise ReadFailed(

@@ -1,8 +1,10 @@
 """A pipeline, as its user writes it."""
 
 import importlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.planner import Limits, OnLoss
@@ -102,4 +104,22 @@ def load_pipeline(reference: str) -> Pipeline:
         f"expected a Pipeline named {attribute!r} in {module_name}, found "
         f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
         f"the module has: {', '.join(there) or 'no pipeline'}"
+    )
+
+
+def reference_of(pipeline: Pipeline) -> str:
+    """The `module:name` under which a pipeline was imported, for another process to import it.
+
+    Raises ConfigurationError when no module that can be imported again has it.
+    """
+    for module_name, module in list(sys.modules.items()):
+        # Airflow loads a DAG file under a name that nothing can import; the pipeline's own module can be.
+        if PathFinder.find_spec(module_name.partition(".")[0]) is None:
+            continue
+        for name, value in list(vars(module).items()):
+            if value is pipeline:
+                return f"{module_name}:{name}"
+    raise ConfigurationError(
+        f"expected pipeline {pipeline.name!r} to be a name in a module, as `flights = Pipeline(…)` in "
+        f"jobs/pipelines/flights.py, found no module that has it. Move it there and import it in the DAG file."
     )

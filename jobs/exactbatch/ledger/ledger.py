@@ -160,6 +160,11 @@ class Ledger:
         rows = _queries.batch_ranges(self._connection, batch_id=batch_id)
         return tuple(OffsetRange(**row._asdict()) for row in rows)
 
+    def ranges_with_records(self, batch_id: int) -> list[tuple[OffsetRange, int | None]]:
+        """The ranges of a batch, each with how many records were read from it (None before the commit)."""
+        rows = _queries.batch_ranges_with_records(self._connection, batch_id=batch_id)
+        return [(OffsetRange(*row[:-1]), row.records) for row in rows]
+
     def coverage(self, pipeline: Pipeline) -> list[Covered]:
         """What the pipeline accounts for, by topic, partition and offset."""
         rows = _queries.coverage(self._connection, pipeline=pipeline.name)

@@ -95,6 +95,12 @@ select topic, partition, from_offset, until_offset, topic_id, leader_epoch
 from exactbatch.batch_range where batch_id = :batch_id
 order by topic, partition, from_offset;
 
+-- name: batch_ranges_with_records
+-- The ranges of a batch, and how many records were read from each.
+select topic, partition, from_offset, until_offset, topic_id, leader_epoch, records
+from exactbatch.batch_range where batch_id = :batch_id
+order by topic, partition, from_offset;
+
 -- name: advance_stored_offsets
 -- Move stored offsets from exactly where the batch's ranges start to where they end.
 update exactbatch.stored_offset s

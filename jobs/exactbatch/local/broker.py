@@ -79,12 +79,14 @@ class Broker(Server):
             client = KafkaAdminClient(
                 bootstrap_servers=self.address, bootstrap_timeout_ms=5_000, request_timeout_ms=5_000
             )
-            client.list_topics()
+            cluster_id = client.describe_cluster()["cluster_id"]
         except KafkaError as error:
             raise NotReady(repr(error)) from error
         finally:
             if client is not None:
                 client.close()
+        if f"cluster.id={cluster_id}" not in (self.data_dir / "meta.properties").read_text().splitlines():
+            raise NotReady(f"another Kafka cluster, {cluster_id}, answers on port {self.port}")
 
 
 def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str]:
@@ -120,7 +122,7 @@ def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str
         "log.cleaner.backoff.ms": "1000",
         "log.cleaner.min.cleanable.ratio": "0.01",
         "log.cleaner.dedupe.buffer.size": "16777216",
-        "controlled.shutdown.enable": "false",
-        "initial.broker.registration.timeout.ms": "30000",
+        # After a crash, the new process is refused until the session of the old one has expired.
+        "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
     }

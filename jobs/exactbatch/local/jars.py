@@ -43,7 +43,7 @@ def is_complete(name: str, jars: Path) -> bool:
 
 
 def _retrieve(definition: Path, into: Path, progress: Progress) -> None:
-    command = [
+    command: list[str | Path] = [
         *(find_java(), "-jar", bundled_ivy(), "-ivy", definition, "-cache", ivy_cache()),
         *("-retrieve", f"{into}/[artifact]-[revision].[ext]", "-types", "jar", "bundle"),
     ]

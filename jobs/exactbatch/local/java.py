@@ -10,8 +10,7 @@ from exactbatch.local.faults import LocalStackError
 
 MINIMUM = 17
 INSTALL = (
-    "install a Java runtime, for example `apt-get install openjdk-17-jre-headless`, "
-    "or set JAVA_HOME to one"
+    "install a Java runtime, for example `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME to one"
 )
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import time
 
 from exactbatch.local.faults import LocalStackError
 
@@ -19,6 +20,16 @@ def is_free(port: int) -> bool:
             probe.bind((HOST, port))
         except OSError:
             return False
+    return True
+
+
+def becomes_free(port: int, timeout_s: float) -> bool:
+    """Wait until the port is free; False when it is still taken after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not is_free(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
     return True
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,15 +53,12 @@ class Postgres(Server):
     def wait(self) -> None:
         """Wait until the server answers, and create the stack's database when it is new."""
         super().wait()
-        connection = psycopg2.connect(self._dsn(SUPERUSER))
-        try:
-            connection.autocommit = True
+        with closing(psycopg2.connect(self._dsn(SUPERUSER))) as connection:
+            connection.autocommit = True  # a database cannot be created in a transaction
             with connection.cursor() as cursor:
                 cursor.execute("select from pg_database where datname = %s", (DATABASE,))
                 if cursor.rowcount == 0:
                     cursor.execute(f"create database {DATABASE}")
-        finally:
-            connection.close()
 
     def kill(self) -> None:
         """SIGKILL the postmaster and all its children, so that the next start needs crash recovery."""
@@ -92,9 +90,16 @@ class Postgres(Server):
         identity: dict[str, Any] = {}
         if account is not None:
             identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-        command = [executables() / "initdb", "-D", self.data_dir, "-U", SUPERUSER, "--auth=trust"]
+        command: list[str | Path] = [
+            executables() / "initdb",
+            "-D",
+            self.data_dir,
+            "-U",
+            SUPERUSER,
+            "--auth=trust",
+        ]
         answer = subprocess.run(
-            [*command, "--encoding=UTF8", "--no-locale", "--no-instructions"],
+            [*command, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"],
             capture_output=True,
             text=True,
             cwd=self.data_dir,
@@ -110,7 +115,7 @@ class Postgres(Server):
             configuration.write(f"include_if_exists = '{SETTINGS_FILE}'\n")
 
     def _spawn(self) -> Recorded:
-        command = [executables() / "postgres", "-D", self.data_dir]
+        command: list[str | Path] = [executables() / "postgres", "-D", self.data_dir.resolve()]
         return spawn(command, log=self.log_file, cwd=self.data_dir, user=postgres_account())
 
     def _ask(self) -> None:
@@ -118,7 +123,11 @@ class Postgres(Server):
             connection = psycopg2.connect(self._dsn(SUPERUSER), connect_timeout=5)
         except psycopg2.OperationalError as error:
             raise NotReady(str(error).strip()) from error
-        connection.close()
+        with closing(connection), connection.cursor() as cursor:
+            cursor.execute("show data_directory")
+            found = cursor.fetchone()[0]
+        if Path(found) != self.data_dir.resolve():
+            raise NotReady(f"another Postgres, with its data in {found}, answers on port {self.port}")
 
     def _ask_to_end(self, process: psutil.Process) -> None:
         # Fast shutdown: SIGTERM would wait until every client has gone.

@@ -3,6 +3,7 @@
 import os
 import pwd
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,3 +65,25 @@ def spawn(
         )
     _children[child.pid] = child
     return Recorded(pid=child.pid, started=psutil.Process(child.pid).create_time())
+
+
+def wait_until_ended(processes: Sequence[psutil.Process], timeout_s: float) -> bool:
+    """Wait until all have ended; False when some still run after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not all(_ended(process) for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _ended(process: psutil.Process) -> bool:
+    child = _children.get(process.pid)
+    if child is not None:
+        # Only reaping tells that all threads have ended, and with them the open ports.
+        return child.poll() is not None
+    # A zombie has ended: it only waits to be reaped, which a container's init may never do.
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

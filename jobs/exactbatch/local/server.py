@@ -1,21 +1,22 @@
 """What the broker and Postgres have in common: ports that stay, start, stop, kill."""
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
 import tenacity
 
-from exactbatch.local.faults import LocalStackError
-from exactbatch.local.ports import HOST, find_port, is_free
-from exactbatch.local.process import Recorded
+from exactbatch.local.faults import LocalStackError, PortTaken
+from exactbatch.local.ports import HOST, becomes_free, find_port, is_free
+from exactbatch.local.process import Recorded, wait_until_ended
 from exactbatch.local.progress import Progress, silent
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
+PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can hold its ports for a moment
 
 
 class NotReady(Exception):
@@ -49,7 +50,9 @@ class Server(ABC):
         """The port for clients. Raises LocalStackError before the first `up`."""
         ports = self.ports
         if not ports:
-            raise LocalStackError(f"expected a port of {self.title}, it was never started: bring the stack up")
+            raise LocalStackError(
+                f"expected a port of {self.title}, it was never started: bring the stack up"
+            )
         return ports[next(iter(self.usual_ports))]
 
     @property
@@ -105,11 +108,8 @@ class Server(ABC):
         if self._process() is not None:
             return
         for port in self.ports.values() or (self.port,):
-            if not is_free(port):
-                raise LocalStackError(
-                    f"expected port {port} to be free for {self.title}, something listens there: "
-                    "end it, or bring the stack up again to get other ports"
-                )
+            if not becomes_free(port, PORT_TIMEOUT_S):
+                raise self._port_taken(port)
         self.log_dir.mkdir(parents=True, exist_ok=True)
         self._prepare()
         self._log_from = self.log_file.stat().st_size if self.log_file.exists() else 0
@@ -135,9 +135,7 @@ class Server(ABC):
         process = self._process()
         if process is not None:
             self._ask_to_end(process)
-            try:
-                process.wait(timeout_s)
-            except psutil.TimeoutExpired:
+            if not wait_until_ended([process], timeout_s):
                 self.kill()
         self._remember(None)
 
@@ -146,15 +144,13 @@ class Server(ABC):
         process = self._process()
         if process is None:
             return
-        try:
-            children = process.children(recursive=True)
-            process.kill()
-        except psutil.NoSuchProcess:
-            children = []
-        for child in children:
-            if child.is_running():
-                child.kill()
-        psutil.wait_procs([process, *children], timeout=30)
+        doomed = [process]
+        with suppress(psutil.NoSuchProcess):
+            doomed += process.children(recursive=True)
+        for each in doomed:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        wait_until_ended(doomed, timeout_s=30)
         self._remember(None)
 
     @abstractmethod
@@ -167,19 +163,27 @@ class Server(ABC):
 
     @abstractmethod
     def _ask(self) -> None:
-        """Make a client's request; raises NotReady."""
+        """Make a client's request; raises NotReady when this server, and not another, does not answer."""
 
     def _ask_to_end(self, process: psutil.Process) -> None:
         process.terminate()
 
     def _ask_while_running(self) -> None:
         if self._process() is None:
-            time.sleep(0.1)  # its last words may still be on their way to the log
+            for port in self.ports.values():
+                if not is_free(port):
+                    raise self._port_taken(port)
             raise LocalStackError(
                 f"expected {self.title} to run on port {self.port}, it ended at once: "
                 f"see {self.log_file}{self._log_tail()}"
             )
         self._ask()
+
+    def _port_taken(self, port: int) -> PortTaken:
+        return PortTaken(
+            f"expected port {port} to be free for {self.title}, something listens there: "
+            "end it, or bring the stack up again to get other ports"
+        )
 
     def _process(self) -> psutil.Process | None:
         recorded = self._state.read(self.name).process

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from exactbatch.local.broker import Broker
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.faults import LocalStackError, PortTaken
 from exactbatch.local.jars import fetch_jars, is_complete
 from exactbatch.local.java import find_java
 from exactbatch.local.postgres import Postgres
@@ -21,6 +21,10 @@ from exactbatch.local.server import Server
 from exactbatch.local.state import StateFile
 
 LOCK_TIMEOUT_S = 180.0
+START_ATTEMPTS = 3
+
+# A server, its preferred port and its settings; None: as last time.
+Wanted = tuple[Server, int | None, Mapping[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +107,14 @@ class LocalStack:
         with self._lock():
             find_java()
             self._kafka_jars()
-            starting = [
-                server
-                for server, port, settings in (
-                    (self.broker, kafka_port, broker_properties),
-                    (self.postgres, postgres_port, postgres_settings),
-                )
-                if self._configure(server, port, settings)
+            wanted: list[Wanted] = [
+                (self.broker, kafka_port, broker_properties),
+                (self.postgres, postgres_port, postgres_settings),
             ]
-            self._start(starting)
-        return bool(starting)
+            self._check_running(wanted)
+            down = [(server, port, settings) for server, port, settings in wanted if server.pid is None]
+            self._start(down)
+        return bool(down)
 
     def down(self, *, delete: bool = False) -> bool:
         """Stop what this stack started; with `delete`, remove its data and logs. False when all was down."""
@@ -142,19 +144,27 @@ class LocalStack:
             for server in self.servers
         ]
 
-    def _configure(self, server: Server, port: int | None, settings: Mapping[str, str] | None) -> bool:
-        """Whether the server has to be started."""
-        if server.pid is None:
-            server.configure({} if port is None else {"client": port}, settings)
-            return True
-        if settings is not None and dict(settings) != server.settings:
-            raise LocalStackError(
-                f"expected {server.title} with settings {dict(settings)}, it runs with {server.settings}: "
-                f'bring the stack "{self.name}" down first'
-            )
-        return False
+    def _check_running(self, wanted: Sequence[Wanted]) -> None:
+        for server, _, settings in wanted:
+            if settings is not None and server.pid is not None and dict(settings) != server.settings:
+                raise LocalStackError(
+                    f"expected {server.title} with settings {dict(settings)}, it runs with {server.settings}: "
+                    f'bring the stack "{self.name}" down first'
+                )
 
-    def _start(self, servers: list[Server]) -> None:
+    def _start(self, wanted: Sequence[Wanted]) -> None:
+        """Start servers on ports that are free; another stack may take one meanwhile, so try again."""
+        for attempt in range(1, START_ATTEMPTS + 1):
+            for server, port, settings in wanted:
+                server.configure({} if port is None else {"client": port}, settings)
+            try:
+                self._start_together([server for server, _, _ in wanted])
+                return
+            except PortTaken:
+                if attempt == START_ATTEMPTS:
+                    raise
+
+    def _start_together(self, servers: list[Server]) -> None:
         """Launch all, then wait for all; a start that fails leaves none of them behind."""
         try:
             for server in servers:

@@ -1,0 +1,66 @@
+# Everything runs from .venv and writes below .venv and .local. Needs Python 3.11, Java 17 or newer, and make.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+SOURCES := jobs tests dags plugins
+
+.DEFAULT_GOAL := help
+.PHONY: help venv java jars demo test bench lint format requirements clean
+
+help: ## say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## install all packages into .venv (1.3 GB, less than a minute on a fast line)
+
+$(STAMP): requirements.txt requirements-dev.txt pyproject.toml
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
+	  echo 'error: expected Python 3.11, found $(or $(shell "$(PYTHON)" --version 2>/dev/null),none):' \
+	    'install it, or name it with `make venv PYTHON=/path/to/python3.11`' >&2; exit 1; }
+	@test -x $(BIN)/pip || { echo '· creating .venv'; "$(PYTHON)" -m venv .venv; } || { \
+	  echo 'error: expected Python with its venv module, found none: on Debian, apt-get install python3.11-venv' >&2; \
+	  rm -rf .venv; exit 1; }
+	@echo '· installing packages into .venv'
+	@{ $(BIN)/python -m pip install --quiet --disable-pip-version-check uv \
+	  && $(BIN)/uv pip sync --python $(BIN)/python requirements.txt requirements-dev.txt \
+	  && $(BIN)/python -m ensurepip >/dev/null \
+	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable .; } || { \
+	  echo 'error: the packages of requirements.txt could not be installed:' \
+	    'check the network and the lines above, then run `make venv` again' >&2; exit 1; }
+	@touch $@
+
+java: $(STAMP)
+	@$(BIN)/python -m exactbatch.local java >/dev/null
+
+jars: java ## fetch the Kafka broker's jars into .local/jars (45 MB, once)
+	@$(BIN)/python -m exactbatch.local jars
+
+demo: java ## show it all at work on real servers; EXIT=1 ends them afterwards
+	@$(BIN)/python -m exactbatch.local.demo $(if $(EXIT),--exit)
+
+test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow
+	@$(BIN)/python -m pytest $(ARGS)
+
+bench: java ## measure against the usual ways to do it
+	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+
+lint: $(STAMP) ## check style, types and the direction of imports
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=--upgrade for newer versions
+	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements.in -o requirements.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
+
+clean: ## stop the local stacks; remove their data, and caches (not .venv, not the jars)
+	@for state in .local/*/state.json; do \
+	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --name "$$(basename "$$(dirname "$$state")")" \
+	  || exit 1; done
+	@rm -rf build jobs/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
+	@find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,6 @@
+"""Departures from New York's airports: Kafka topic `flights` → Postgres table `public.flight`."""
+
+from exactbatch.airflow import pipeline_dag
+from pipelines.flights import flights
+
+dag = pipeline_dag(flights, schedule="*/5 * * * *")

@@ -1,0 +1,171 @@
+"""A pipeline as a DAG: plan_batch → process_batch → report_batch.
+
+A DAG file is parsed again and again, so nothing heavy is imported here and nothing is asked of a server:
+that happens inside the tasks.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.errors import ExactbatchError
+from exactbatch.pipeline import Pipeline, reference_of
+
+if TYPE_CHECKING:
+    from exactbatch.ledger.ledger import Origin
+
+# Airflow's run types; every other one is some kind of schedule.
+_ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
+
+
+def pipeline_dag(
+    pipeline: Pipeline,
+    *,
+    schedule: Any = None,
+    start_date: datetime = datetime(2024, 1, 1, tzinfo=UTC),
+    connections: Connections = Connections(),  # noqa: B008 - frozen, so one shared instance is safe
+    retries: int = 3,
+    retry_delay: timedelta = timedelta(seconds=30),
+    pool: str | None = None,
+    **dag_arguments: Any,
+) -> DAG:
+    """The DAG of a pipeline; its dag_id is the pipeline's name.
+
+    `schedule` is a cron text in UTC, whose runs then have the data interval from one time to the next, or
+    anything else that Airflow's DAG takes. `pool` is a pool with one slot, `exactbatch_<name>` unless given:
+    it keeps two runs of the pipeline, of whatever kind, from processing at the same time. Create it once with
+    `airflow pools set exactbatch_<name> 1 "<name>"`.
+    """
+    reference = reference_of(pipeline)
+    pool = pool or f"exactbatch_{pipeline.name}"
+    with DAG(
+        dag_id=pipeline.name,
+        schedule=CronDataIntervalTimetable(schedule, timezone="UTC")
+        if isinstance(schedule, str)
+        else schedule,
+        start_date=start_date,
+        catchup=False,
+        max_active_runs=1,
+        default_args={"retries": retries, "retry_delay": retry_delay},
+        doc_md=_documentation(pipeline, pool),
+        tags=["exactbatch"],
+        **dag_arguments,
+    ) as dag:
+        planned = _plan_task(reference, connections, pool)
+        process = ProcessBatchOperator(
+            task_id="process_batch",
+            connections=connections,
+            name=f"exactbatch-{pipeline.name}",
+            conf=dict(pipeline.spark_conf),
+            application_args=["--pipeline", reference, "--batch-id", "{{ ti.xcom_pull('plan_batch') }}"],
+            pool=pool,
+        )
+        process >> _report_task(reference, connections, pipeline, planned)
+        planned >> process
+    return dag
+
+
+def pipeline_asset(pipeline: Pipeline) -> Asset:
+    """The asset that report_batch updates: schedule what reads the target on it."""
+    return Asset(name=f"exactbatch.{pipeline.name}", extra={"target": pipeline.sink.target})
+
+
+def _plan_task(reference: str, connections: Connections, pool: str) -> Any:
+    @task(pool=pool)
+    def plan_batch(dag_run: Any = None) -> int:
+        """Plan the next batch and freeze it in the ledger; skip the run when there is nothing new."""
+        from exactbatch import advance
+        from exactbatch.kafka_client import check_properties
+        from exactbatch.kafka_log import KafkaLog
+        from exactbatch.ledger import Run, check_schema, connect
+        from exactbatch.pipeline import load_pipeline
+
+        with _errors_of_airflow():
+            pipeline, settings = load_pipeline(reference), connections.settings()
+            check_properties(settings.kafka)
+            connection = connect(
+                settings.postgres, application="exactbatch plan", timeout=pipeline.publish_timeout
+            )
+            try:
+                check_schema(connection)
+                batch_id = advance.plan(
+                    connection,
+                    KafkaLog(settings.kafka),
+                    pipeline,
+                    origin=_ORIGINS.get(dag_run.run_type, "schedule"),
+                    run=Run(dag_run.dag_id, dag_run.run_id),
+                )
+            finally:
+                connection.close()
+        if batch_id is None:
+            raise AirflowSkipException(
+                f"nothing new in {', '.join(pipeline.topics)}: every offset up to the last stable one is stored"
+            )
+        return batch_id
+
+    return plan_batch()
+
+
+def _report_task(reference: str, connections: Connections, pipeline: Pipeline, planned: Any) -> Any:
+    asset = pipeline_asset(pipeline)
+
+    @task(outlets=[asset])
+    def report_batch(batch_id: int, outlet_events: Any = None) -> None:
+        """Log what the batch did, tell it to whoever waits for the asset, and show progress to lag tools.
+
+        The batch is committed by now: whatever fails here, it stays so.
+        """
+        from exactbatch.kafka_log import KafkaLog
+        from exactbatch.pipeline import load_pipeline
+        from exactbatch.report import Report, load_report
+
+        with _errors_of_airflow():
+            pipeline, settings = load_pipeline(reference), connections.settings()
+            kafka = KafkaLog(settings.kafka)
+            report: Report = load_report(settings.postgres, kafka, pipeline, batch_id)
+            print(report.as_table())  # noqa: T201 - a task's output is its log
+            outlet_events[asset].extra = report.as_json()
+            kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
+
+    return report_batch(planned)
+
+
+@contextmanager
+def _errors_of_airflow() -> Iterator[None]:
+    """A terminal error ends the task at once; a retryable one goes on to Airflow's retries."""
+    try:
+        yield
+    except ExactbatchError as error:
+        if error.retryable:
+            raise
+        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
+
+
+def _documentation(pipeline: Pipeline, pool: str) -> str:
+    columns = "\n".join(f"| {column.name} | {column.type} |" for column in pipeline.value.columns)
+    return f"""\
+### {pipeline.name}
+
+Exactly-once batches from **{", ".join(pipeline.topics)}** to **{pipeline.sink.target}**.
+
+1. **plan_batch** reads the stored offsets, asks Kafka for the latest and freezes the ranges in the ledger;
+   nothing new, and the run is skipped.
+2. **process_batch** reads exactly these ranges with Spark and commits rows, rejects and offsets in one
+   Postgres transaction.
+3. **report_batch** logs the batch and updates the asset `exactbatch.{pipeline.name}`.
+
+A retry processes the same ranges; a batch that is committed is never written twice.
+
+`exactbatch status`, `exactbatch audit` and the tables of the schema `exactbatch` tell the state. Both working
+tasks use the pool `{pool}`: create it with one slot.
+
+| column | type |
+| --- | --- |
+{columns}
+"""

