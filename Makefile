@@ -1,5 +1,8 @@
 # Everything runs from .venv and writes below .venv and .local. Needs Python 3.11, Java 17 or newer, and make.
 
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
@@ -21,9 +24,9 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	  echo 'error: expected Python with its venv module, found none: on Debian, apt-get install python3.11-venv' >&2; \
 	  rm -rf .venv; exit 1; }
 	@echo '· installing packages into .venv'
-	@{ $(BIN)/python -m pip install --quiet --disable-pip-version-check uv \
-	  && $(BIN)/uv pip sync --python $(BIN)/python requirements.txt requirements-dev.txt \
-	  && $(BIN)/python -m ensurepip >/dev/null \
+	@{ $(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check uv \
+	  && $(BIN)/uv pip install --python $(BIN)/python -r requirements.txt -r requirements-dev.txt 2>&1 \
+	    | sed '/^ [+~-] /d' \
 	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable .; } || { \
 	  echo 'error: the packages of requirements.txt could not be installed:' \
 	    'check the network and the lines above, then run `make venv` again' >&2; exit 1; }

@@ -226,7 +226,8 @@ class _Audit:
         index = np.searchsorted(self._starts, offsets, side="right") - 1
         ends = np.array([each.until_offset for each in self._coverage])
         batches = np.array([each.batch_id or -2 for each in self._coverage])
-        return np.where((index >= 0) & (offsets < ends[index]), batches[index], -2).astype(np.int64)
+        is_covered = (index >= 0) & (offsets < ends[index])
+        return np.asarray(np.where(is_covered, batches[index], -2), np.int64)
 
     def _lost(self, start: int, end: int) -> int:
         return sum(

@@ -42,6 +42,9 @@ _TYPES = {
 _COLUMN = re.compile(r'\s*(?:"(?P<quoted>[^"]+)"|(?P<plain>[a-z_][a-z0-9_]*))\s+(?P<type>.+?)\s*')
 _TYPE = re.compile(r"(?P<name>[a-z0-9 ]+?)\s*(?:\(\s*(?P<precision>\d+)\s*(?:,\s*(?P<scale>\d+)\s*)?\))?")
 _MAX_PRECISION = 38  # decimal128's
+_MAX_NAME = 63  # bytes of a Postgres identifier
+# A comma that is neither between parentheses nor between double quotes.
+_BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,14 @@ class Column:
 
     name: str
     type: str
+
+    def __post_init__(self) -> None:
+        # Postgres cuts a longer identifier with no more than a notice; two could become the same.
+        if not 1 <= len(self.name.encode()) <= _MAX_NAME or "\0" in self.name:
+            raise ConfigurationError(
+                f"expected a column name of 1 to {_MAX_NAME} bytes, as Postgres stores them, found "
+                f"{self.name!r}, {len(self.name.encode())} bytes. Choose a shorter one."
+            )
 
     @property
     def arrow_type(self) -> "pa.DataType":
@@ -78,10 +89,13 @@ def parse_columns(text: str) -> tuple[Column, ...]:
 
     Raises ConfigurationError for what is not a column, an unknown type, or a name given twice.
     """
-    columns = tuple(_parse_column(part) for part in re.split(r",(?![^(]*\))", text))
+    columns = tuple(_parse_column(part) for part in _BETWEEN.split(text))
     names = [column.name for column in columns]
     if repeated := {name for name in names if names.count(name) > 1}:
-        raise ConfigurationError(f"expected each column once, found {sorted(repeated)} again in {text!r}")
+        raise ConfigurationError(
+            f"expected each column once, found {', '.join(map(repr, sorted(repeated)))} again in {text!r}. "
+            f"Remove or rename the repeated ones."
+        )
     return columns
 
 
@@ -101,7 +115,7 @@ def _parse_type(text: str, *, column: str) -> str:
     if match is None or name not in _TYPES or (match["precision"] is not None and name != "numeric"):
         raise ConfigurationError(
             f"expected one of the types {', '.join(sorted(_TYPES))} (numeric with precision and scale), "
-            f"found {text!r} in the column {column!r}"
+            f"found {text!r} in the column {column!r}. Use the nearest of them."
         )
     if name != "numeric":
         return name
@@ -109,6 +123,6 @@ def _parse_type(text: str, *, column: str) -> str:
     if not 1 <= precision <= _MAX_PRECISION or scale > precision:
         raise ConfigurationError(
             f"expected numeric(precision, scale) with a precision of 1 to {_MAX_PRECISION} and a scale not "
-            f"above it, found {text!r} in the column {column!r}"
+            f"above it, found {text!r} in the column {column!r}. Write it as numeric(10,2)."
         )
     return f"numeric({precision},{scale})"

@@ -47,13 +47,20 @@ def split(ranges: Sequence[OffsetRange], *, parts: int, smallest: int) -> list[O
     if not ranges:
         return []
     wanted = max(smallest, -(-sum(map(len, ranges)) // parts))
-    return [piece for each in ranges for piece in _cut(each, pieces=max(1, round(len(each) / wanted)))]
+    return [
+        piece
+        for each in ranges
+        for piece in _cut(each, pieces=max(1, min(round(len(each) / wanted), len(each) // smallest)))
+    ]
 
 
 def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Join ranges that touch, in order. Raises ValueError when two of them overlap."""
+    """Join ranges of one log that touch; logs and offsets come out in order.
+
+    Raises ValueError when two ranges overlap.
+    """
     merged: list[OffsetRange] = []
-    for each in sorted(ranges):
+    for each in sorted(ranges, key=lambda r: (*r.log, r.from_offset)):
         last = merged[-1] if merged else None
         if last is None or last.log != each.log or last.until_offset < each.from_offset:
             merged.append(each)

@@ -64,16 +64,38 @@ class Pipeline:
                 f"pipeline {self.name!r}: expected start to be 'earliest', 'latest', 'group:NAME' or "
                 f"{{topic: {{partition: offset}}}}, found {self.start!r}"
             )
+        if not isinstance(self.start, str):
+            _check_start(self.name, self.topics, self.start)
         if self.on_loss not in ("fail", "record"):
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected on_loss to be 'fail' or 'record', found {self.on_loss!r}"
             )
-        for name in ("max_rejects", "read_timeout", "publish_timeout"):
-            if getattr(self, name) < 0:
+        if self.max_rejects < 0:
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected max_rejects to be 0 or more, found {self.max_rejects}"
+            )
+        for name in ("read_timeout", "publish_timeout"):
+            if getattr(self, name) <= 0:
                 raise ConfigurationError(
-                    f"pipeline {self.name!r}: expected {name} to be 0 or more, found {getattr(self, name)}"
+                    f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "
+                    f"{getattr(self, name)}"
                 )
         self.sink.check(self.value.columns)
+
+
+def _check_start(name: str, topics: tuple[str, ...], start: Mapping[str, Mapping[int, int]]) -> None:
+    """A topic that is misspelt here would begin at its earliest offset instead."""
+    for topic, offsets in start.items():
+        if topic not in topics:
+            raise ConfigurationError(
+                f"pipeline {name!r}: expected start to name topics of the pipeline, {', '.join(topics)}, "
+                f"found {topic!r}"
+            )
+        if not isinstance(offsets, Mapping):
+            raise ConfigurationError(
+                f"pipeline {name!r}: expected start as {{topic: {{partition: offset}}}}, found {offsets!r} "
+                f"for topic {topic!r}"
+            )
 
 
 def load_pipeline(reference: str) -> Pipeline:
@@ -82,7 +104,7 @@ def load_pipeline(reference: str) -> Pipeline:
     Raises ConfigurationError when there is no such module, no such name in it, or it is not a Pipeline.
     """
     module_name, _, attribute = reference.partition(":")
-    if not module_name or not attribute:
+    if not module_name or not attribute or module_name.startswith("."):
         raise ConfigurationError(
             f"expected a pipeline as 'module:name', for example 'pipelines.flights:flights', "
             f"found {reference!r}"

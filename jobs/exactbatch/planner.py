@@ -1,6 +1,7 @@
 """What the next batch processes: stored offsets + the log + limits → a plan. Pure, no I/O."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
@@ -102,6 +103,7 @@ def plan_advance(
     stored_at = {(each.topic, each.partition): each for each in stored}
     known_topics = {each.topic for each in stored}
     _check_partitions_are_there(stored, log)
+    _check_start_is_there(start, log, known_topics)
     seeds, losses, positions = [], [], []
     for partition in sorted(log, key=lambda p: (p.topic, p.partition)):
         offset = stored_at.get((partition.topic, partition.partition))
@@ -179,6 +181,18 @@ def _check_partitions_are_there(stored: Collection[StoredOffset], log: Collectio
                 f"{offset.next_offset}, found only {len([p for p in log if p.topic == offset.topic])} "
                 f"partitions. Kafka never removes a partition: check that bootstrap.servers names the right "
                 f"cluster."
+            )
+
+
+def _check_start_is_there(start: Start, log: Collection[LogPartition], known_topics: Set[str]) -> None:
+    if isinstance(start, str):
+        return
+    count = Counter(each.topic for each in log)
+    for topic, partition in start:
+        if topic in count and topic not in known_topics and partition not in range(count[topic]):
+            raise StartOutOfRange(
+                f"topic {topic!r}: expected start to name partitions from 0 to {count[topic] - 1}, found "
+                f"{partition}. Correct the pipeline's start."
             )
 
 

@@ -183,6 +183,9 @@ AVAILABLE_NOW = Way(
     open=available_now_jdbc,
 )
 EXACTBATCH = Way(
-    name="exactbatch", title="exactbatch (plan, stage, publish)", target="public.flight", open=exactbatch_batch
+    name="exactbatch",
+    title="exactbatch (plan, stage, publish)",
+    target="public.flight",
+    open=exactbatch_batch,
 )
 WAYS = (SPARK_NOOP, AVAILABLE_NOW, EXACTBATCH)

@@ -62,7 +62,7 @@ def pipeline_dag(
             task_id="process_batch",
             connections=connections,
             name=f"exactbatch-{pipeline.name}",
-            conf=dict(pipeline.spark_conf),
+            conf={"spark.log.level": "WARN", **pipeline.spark_conf},
             application_args=["--pipeline", reference, "--batch-id", "{{ ti.xcom_pull('plan_batch') }}"],
             pool=pool,
         )

@@ -59,8 +59,8 @@ class Append:
         return sql.Identifier(*self.table_name)
 
     def check(self, columns: Sequence[Column]) -> None:
-        """Raise ConfigurationError when a column of the pipeline has the name of a lineage column."""
-        taken = {column.name for column in LINEAGE} & {column.name for column in columns}
+        """Raise ConfigurationError when a column of the pipeline has a name that staging or the target needs."""
+        taken = {"task_attempt", *(column.name for column in LINEAGE)} & {column.name for column in columns}
         if taken:
             raise ConfigurationError(
                 f"expected columns beside the lineage columns of {self.target}, found {sorted(taken)} in the "

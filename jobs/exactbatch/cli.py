@@ -1,0 +1,198 @@
+"""The command line: exactbatch init, plan, run, status, audit and local."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import wraps
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from exactbatch import advance, tables
+from exactbatch.errors import ExactbatchError
+from exactbatch.exit_status import DIFFERS, exit_status
+from exactbatch.kafka_client import check_properties
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, check_schema, connect, migrate, transaction
+from exactbatch.local.commands import app as local_app
+from exactbatch.local.stack import LocalStack
+from exactbatch.pipeline import Pipeline, load_pipeline
+from exactbatch.settings import KAFKA, POSTGRES, Settings
+from exactbatch.status import load_status
+
+P = ParamSpec("P")
+
+app = typer.Typer(
+    help="Exactly-once batches from Kafka to Postgres.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(local_app, name="local")
+
+out, err = Console(), Console(stderr=True)
+
+Reference = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="module:name, or NAME for pipelines.NAME:NAME")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _command(function: Callable[P, None]) -> Callable[P, None]:
+    """Register a command; an ExactbatchError becomes one message and an exit status, never a traceback."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except ExactbatchError as error:
+            err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))
+            raise typer.Exit(exit_status(error)) from None
+
+    return app.command()(guarded)
+
+
+@_command
+def init(
+    reference: Reference,
+    accept_identity: Annotated[
+        bool,
+        typer.Option(help="Accept another target, sink, key or lineage than the registered one."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create or bring forward the ledger, and register a pipeline in it."""
+    pipeline, settings = _load(reference)
+    with _connection(settings, pipeline, ledger=False) as connection:
+        versions = migrate(connection)
+        with transaction(connection):
+            registered = Ledger(connection).register(pipeline, accept_identity=accept_identity)
+    if as_json:
+        _print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
+        return
+    for version in versions:
+        out.print(f"The ledger is at version {version} now.")
+    state = "registered now" if registered else "registered already"
+    out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
+
+
+@_command
+def plan(reference: Reference, as_json: AsJson = False) -> None:
+    """Show what the next run would do. Changes nothing."""
+    pipeline, settings = _load(reference)
+    with _connection(settings, pipeline) as connection:
+        planned, log = advance.preview_advance(connection, KafkaLog(settings.kafka), pipeline)
+    if as_json:
+        _print_json({"pipeline": pipeline.name, **asdict(planned)})
+    else:
+        out.print(tables.plan_table(pipeline, planned, log))
+
+
+@_command
+def run(
+    reference: Reference,
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
+    as_json: AsJson = False,
+) -> None:
+    """Plan the next batch and process it, without Airflow."""
+    pipeline, settings = _load(reference)
+    with _connection(settings, pipeline) as connection:
+        batch_id = advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli")
+    if batch_id is None:
+        _print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
+        return
+    # Imported when it is needed: Spark takes its time, and the other commands do without.
+    from exactbatch.batch_job import process_batch
+    from exactbatch.report import load_report
+    from exactbatch.session import spark_session
+
+    with (
+        err.status(f"Processing batch {batch_id} with Spark on {master} …"),
+        spark_session(pipeline, master=master) as spark,
+    ):
+        process_batch(spark, pipeline, batch_id, settings)
+    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch_id)
+    _print_json(report.as_json()) if as_json else out.print(report.as_table(), highlight=False)
+
+
+@_command
+def status(reference: Reference, as_json: AsJson = False) -> None:
+    """Show where a pipeline stands in each partition, and its newest batches."""
+    pipeline, settings = _load(reference)
+    with _connection(settings, pipeline) as connection:
+        found = load_status(connection, KafkaLog(settings.kafka), pipeline)
+    if as_json:
+        _print_json(found.as_json())
+    else:
+        out.print(tables.status_table(found), tables.batches_table(found))
+        for partition in found.partitions:
+            for trouble in partition.troubles:
+                out.print(f"[yellow]![/yellow] {trouble}", highlight=False)
+
+
+@_command
+def audit(reference: Reference, as_json: AsJson = False) -> None:
+    """Read the log again and compare it with the target, offset by offset. Exit 1 when they differ."""
+    from exactbatch.audit import audit as compare
+
+    pipeline, settings = _load(reference)
+    columns = (TextColumn("Comparing offsets"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        bar = progress.add_task("", total=None)
+        results = compare(
+            pipeline, settings, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+        )
+    exact = all(each.is_exact for each in results)
+    if as_json:
+        partitions = [{**asdict(each), "exact": each.is_exact} for each in results]
+        _print_json({"pipeline": pipeline.name, "exact": exact, "partitions": partitions})
+    else:
+        out.print(tables.audit_table(pipeline, results))
+        out.print(tables.verdict(results))
+    if not exact:
+        raise typer.Exit(DIFFERS)
+
+
+def _load(reference: str) -> tuple[Pipeline, Settings]:
+    """The pipeline, and where Kafka and Postgres are: the environment, or else a running local stack."""
+    pipeline = load_pipeline(reference if ":" in reference else f"pipelines.{reference}:{reference}")
+    settings = _settings()
+    check_properties(settings.kafka)
+    return pipeline, settings
+
+
+def _settings() -> Settings:
+    if KAFKA not in os.environ and POSTGRES not in os.environ:
+        stack = LocalStack()
+        if all(server.up for server in stack.status()):
+            err.print(
+                "[dim]EXACTBATCH_KAFKA and EXACTBATCH_POSTGRES are not set: using the local stack[/dim]"
+            )
+            return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+    return Settings.from_environment()
+
+
+@contextmanager
+def _connection(settings: Settings, pipeline: Pipeline, *, ledger: bool = True) -> Iterator[Any]:
+    connection = connect(settings.postgres, application="exactbatch cli", timeout=pipeline.publish_timeout)
+    try:
+        if ledger:
+            check_schema(connection)
+        yield connection
+    finally:
+        connection.close()
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,107 @@
+"""Where a pipeline stands: the ledger beside the log."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Batch, Ledger, transaction
+from exactbatch.pipeline import Pipeline
+from exactbatch.planner import LogPartition, StoredOffset
+
+_BATCHES: Final = 5  # how many of the newest are shown
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition. `stored` and `committed_at` are None where no offset is stored yet."""
+
+    log: LogPartition
+    stored: StoredOffset | None
+    committed_at: datetime | None
+    open_transactions: tuple[tuple[int, int], ...]
+
+    @property
+    def lag(self) -> int:
+        """Offsets between the stored offset, or the start of the log, and its end."""
+        return self.log.high_watermark - (self.stored.next_offset if self.stored else self.log.earliest)
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps this partition from going on, in words."""
+        found = []
+        if self.log.last_stable < self.log.high_watermark:
+            held = self.log.high_watermark - self.log.last_stable
+            who = ", ".join(f"producer {p} since offset {o}" for p, o in self.open_transactions)
+            found.append(
+                f"{self.log}: an open transaction ({who or 'its producer is not known'}) holds back {held} "
+                f"offsets from {self.log.last_stable}; nothing past it is read until it ends. If it hangs, end "
+                f"it with Kafka's own kafka-transactions.sh --abort."
+            )
+        if self.stored is None:
+            return found
+        if self.stored.topic_id != self.log.topic_id:
+            found.append(
+                f"{self.log}: the topic was deleted and created again; the next plan will refuse it."
+            )
+        elif self.stored.next_offset < self.log.earliest:
+            lost = self.log.earliest - self.stored.next_offset
+            found.append(f"{self.log}: retention removed {lost} offsets that were not processed.")
+        elif self.stored.next_offset > self.log.high_watermark:
+            found.append(f"{self.log}: the log ends at {self.log.high_watermark}, before the stored offset.")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A pipeline's partitions and its newest batches, newest first."""
+
+    pipeline: Pipeline
+    partitions: tuple[PartitionStatus, ...]
+    batches: tuple[Batch, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "pipeline": self.pipeline.name,
+            "partitions": [
+                {
+                    "topic": each.log.topic,
+                    "partition": each.log.partition,
+                    "stored": each.stored and each.stored.next_offset,
+                    "last_stable": each.log.last_stable,
+                    "high_watermark": each.log.high_watermark,
+                    "earliest": each.log.earliest,
+                    "lag": each.lag,
+                    "committed_at": each.committed_at,
+                    "troubles": each.troubles,
+                }
+                for each in self.partitions
+            ],
+            "batches": [asdict(each) for each in self.batches],
+        }
+
+
+def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
+    """Ask ledger and broker.
+
+    Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing.
+    """
+    with transaction(connection):
+        ledger = Ledger(connection)
+        ledger.check_registered(pipeline)
+        stored = {(each.topic, each.partition): each for each in ledger.stored_offsets(pipeline)}
+        moved = ledger.stored_at(pipeline)
+        batches = ledger.batches(pipeline, most=_BATCHES)
+    partitions = tuple(
+        PartitionStatus(
+            log=each,
+            stored=stored.get((each.topic, each.partition)),
+            committed_at=moved.get((each.topic, each.partition)),
+            open_transactions=tuple(
+                kafka.open_transactions(each) if each.last_stable < each.high_watermark else ()
+            ),
+        )
+        for each in kafka.partitions(pipeline.topics)
+    )
+    return Status(pipeline, partitions, tuple(batches))

@@ -1,0 +1,139 @@
+"""Plans, states and audits as tables that fit a terminal."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.planner import LogPartition, Plan, StoredOffset
+from exactbatch.status import Status
+
+if TYPE_CHECKING:
+    from exactbatch.audit import Finding, PartitionAudit
+
+
+def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
+    """What the next run would do; `left` counts the offsets that limits leave for later runs."""
+    total = sum(map(len, plan.ranges))
+    what = f"{total} offsets" if plan.ranges else "nothing new, the run would be skipped"
+    table = _table(
+        f"next batch of {pipeline.name}: {what}",
+        text=("partition", "what"),
+        numbers=("from", "until", "offsets", "left"),
+    )
+    stable = {(each.topic, each.partition): each.last_stable for each in log}
+    for seed in plan.seeds:
+        table.add_row(_partition(seed), "starts", str(seed.next_offset), "", "", "")
+    for loss in plan.losses:
+        table.add_row(
+            _partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
+        )
+    for each in plan.ranges:
+        left = stable[each.topic, each.partition] - each.until_offset
+        numbers = (each.from_offset, each.until_offset, len(each), left)
+        table.add_row(_partition(each), "processes", *map(str, numbers))
+    return table
+
+
+def status_table(status: Status) -> Table:
+    """Where the pipeline stands in each partition."""
+    table = _table(
+        f"pipeline {status.pipeline.name} → {status.pipeline.sink.target}",
+        text=("partition",),
+        numbers=("stored", "last stable", "high watermark", "lag", "earliest", "committed (UTC)"),
+    )
+    for each in status.partitions:
+        log, stored = each.log, str(each.stored.next_offset) if each.stored else "–"
+        numbers = (log.last_stable, log.high_watermark, each.lag, log.earliest)
+        table.add_row(_partition(log), stored, *map(str, numbers), _time(each.committed_at))
+    return table
+
+
+def batches_table(status: Status) -> Table:
+    """The newest batches."""
+    table = _table(
+        "newest batches",
+        text=("batch", "kind", "origin", "status"),
+        numbers=("records", "rows", "rejected", "planned (UTC)"),
+    )
+    for each in status.batches:
+        counts = (each.records, each.rows, each.rejected)
+        shown = ["–" if count is None else str(count) for count in counts]
+        table.add_row(str(each.batch_id), each.kind, each.origin, each.status, *shown, _time(each.planned_at))
+    return table
+
+
+def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Table:
+    """The comparison of log and target; what is zero everywhere and usually is, is left out."""
+    usual = ("records", "rows")
+    rare = tuple(
+        name
+        for name in ("rejected", "tombstones", "lost", "removed")
+        if any(getattr(each, name) for each in results)
+    )
+    findings = ("missing", "duplicated", "unexpected")
+    table = _table(
+        f"audit of {pipeline.name} → {pipeline.sink.target}",
+        text=("partition",),
+        numbers=("from", "until", *usual, *rare, *findings),
+    )
+    for each in results:
+        counts = [getattr(each, name) for name in ("from_offset", "until_offset", *usual, *rare)]
+        found = [_finding(getattr(each, name)) for name in findings]
+        table.add_row(_partition(each), *map(str, counts), *found)
+    return table
+
+
+def verdict(results: "Sequence[PartitionAudit]") -> Text:
+    """The audit in a few lines: exact, or where it differs."""
+    records, rows = sum(r.records for r in results), sum(r.rows for r in results)
+    missing, duplicated = sum(r.missing.count for r in results), sum(r.duplicated.count for r in results)
+    unexpected = sum(r.unexpected.count for r in results)
+    summary = (
+        f"{records} records in the log, {rows} rows: {missing} missing, {duplicated} duplicated, "
+        f"{unexpected} unexpected"
+    )
+    if not (missing or duplicated or unexpected):
+        return Text(f"exact: {summary}", style="bold green")
+    lines = [
+        f"{each.topic}[{each.partition}] {name}: {finding.count}, at offset {', '.join(map(str, finding.first))}"
+        for each in results
+        for name in ("missing", "duplicated", "unexpected")
+        if (finding := getattr(each, name)).count
+    ]
+    return Text("\n".join([f"NOT exact: {summary}", *lines]), style="bold red")
+
+
+def _finding(finding: "Finding") -> str:
+    return f"[bold red]{finding.count}[/]" if finding.count else "0"
+
+
+def _partition(each: "LogPartition | OffsetRange | StoredOffset | PartitionAudit") -> str:
+    return escape(f"{each.topic}[{each.partition}]")
+
+
+def _time(when: datetime | None) -> str:
+    return f"{when:%m-%d %H:%M}" if when else "–"
+
+
+def _table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
+    """A table that fits 80 characters: no frame, and headers that may break at a space."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        min_width=70,
+    )
+    for name in text:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
+    return table

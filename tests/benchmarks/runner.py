@@ -1,0 +1,176 @@
+"""A way in a process of its own, told when to run a round; and the servers that all ways share."""
+
+import multiprocessing
+import multiprocessing.connection
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psycopg2
+import usage
+from exactbatch import Append
+from exactbatch.local import LocalStack
+from pipelines.flights import flights
+from ways import Place, Way, exactbatch_pipeline, register
+
+# Seconds that one round may take before it is given up.
+ROUND_TIMEOUT = 900.0
+# Vacuum would start in the middle of one round or another. Everything else is as `exactbatch local` sets it.
+POSTGRES_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one round took: seconds, CPU seconds (of the way itself; with broker and Postgres) and MB."""
+
+    seconds: float
+    cpu: float
+    cpu_with_servers: float
+    peak_mb: float
+    peak_mb_by_kind: dict[str, float]
+
+
+class Servers:
+    """The broker and Postgres of the benchmark."""
+
+    def __init__(self, stack: LocalStack, scratch: Path) -> None:
+        self.stack = stack
+        self.scratch = scratch
+
+    def place(self, topic: str, jars: tuple[Path, ...] = ()) -> Place:
+        """What the ways are given."""
+        return Place(
+            kafka=dict(self.stack.kafka_properties),
+            postgres=self.stack.postgres_dsn,
+            topic=topic,
+            jars=jars,
+            scratch=self.scratch,
+        )
+
+    def cpu_seconds(self) -> float:
+        """CPU time of the broker and of Postgres with its backends, those that ended too."""
+        return sum(usage.cpu_seconds(server.pid) for server in self.stack.servers if server.pid)
+
+    def prepare(self, place: Place, target: str | None) -> None:
+        """An empty target, a pipeline that has read nothing, and no work left over from the last round."""
+        register(place, exactbatch_pipeline(place))
+        with self._cursor() as cursor:
+            if target:
+                Append(target).prepare(cursor, flights.value.columns)
+                cursor.execute(f"truncate {target}")
+            for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
+                cursor.execute(f"truncate exactbatch.{table} cascade")
+            cursor.execute("checkpoint")
+
+    def contents(self, target: str) -> tuple[Any, ...]:
+        """The number of rows, and numbers that differ when a column came out otherwise."""
+        with self._cursor() as cursor:
+            cursor.execute(
+                f"select count(*), sum(flight), sum(dep_delay), count(tailnum), min(time_hour), max(time_hour),"
+                f" sum(kafka_offset), min(kafka_timestamp), count(distinct kafka_partition) from {target}"
+            )
+            found: tuple[Any, ...] = cursor.fetchone()
+            return found
+
+    def version(self) -> str:
+        """The version of Postgres."""
+        with self._cursor() as cursor:
+            cursor.execute("show server_version")
+            return str(cursor.fetchone()[0])
+
+    @contextmanager
+    def _cursor(self) -> Iterator[Any]:
+        connection = psycopg2.connect(self.stack.postgres_dsn)
+        connection.autocommit = True
+        try:
+            with connection.cursor() as cursor:
+                yield cursor
+        finally:
+            connection.close()
+
+
+class Runner:
+    """A way's own process: it opens its session, then runs a round each time that it is asked to."""
+
+    def __init__(self, way: Way, place: Place) -> None:
+        self.way = way
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(way, place, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._answer()
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the process; its JVM ends with it."""
+        started = usage.tree(self._process.pid or 0)
+        self._pipe.close()
+        self._process.join(20)
+        for process in started:
+            if process.is_running():
+                process.kill()
+
+    def run(self, servers: Servers) -> Measured:
+        """One round, measured from outside."""
+        pid = self._process.pid
+        assert pid is not None
+        own, others = usage.cpu_seconds(pid), servers.cpu_seconds()
+        with usage.watch_memory(pid) as memory:
+            self._pipe.send("run")
+            seconds = self._answer()
+        cpu = usage.cpu_seconds(pid) - own
+        return Measured(
+            seconds=seconds,
+            cpu=cpu,
+            cpu_with_servers=cpu + servers.cpu_seconds() - others,
+            peak_mb=memory.total,
+            peak_mb_by_kind=memory.by_kind,
+        )
+
+    def _answer(self) -> float:
+        if not self._pipe.poll(ROUND_TIMEOUT):
+            raise SystemExit(f"expected {self.way.title} to answer within {ROUND_TIMEOUT:g} s")
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            raise SystemExit(f"expected {self.way.title} to answer, found that its process ended") from None
+        if isinstance(answer, str):
+            raise SystemExit(f"{self.way.title} failed:\n{answer}")
+        return float(answer)
+
+
+@contextmanager
+def benchmark_servers(home: Path, progress: Callable[[str], None]) -> Iterator[Servers]:
+    """The stack "bench", up for the time of the block; the log of Kafka stays for the next run."""
+    stack = LocalStack(home, name="bench", progress=progress)
+    scratch = stack.folder / "scratch"
+    with ExitStack() as ending:
+        ending.callback(stack.down)
+        stack.up(postgres_settings=POSTGRES_SETTINGS)
+        scratch.mkdir(exist_ok=True)
+        yield Servers(stack, scratch)
+
+
+def _serve(way: Way, place: Place, pipe: multiprocessing.connection.Connection) -> None:
+    """In the way's process: send 0 when it is open, then the seconds of each round, or a traceback."""
+    try:
+        run = way.open(place)
+        pipe.send(0.0)
+        while pipe.recv() == "run":
+            started = time.perf_counter()
+            run()
+            pipe.send(time.perf_counter() - started)
+    except EOFError:
+        return
+    except Exception:
+        pipe.send(traceback.format_exc())

@@ -1,0 +1,267 @@
+"""The ledger on a real Postgres: its versions, who is registered, and what the database itself refuses."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psycopg2.errors
+import pytest
+from exactbatch import Append, Json, OffsetRange, Pipeline
+from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered
+from exactbatch.ledger import Ledger, Run, check_schema, connect, migrate, transaction
+from exactbatch.ledger.schema import migrations
+from exactbatch.planner import Plan, StoredOffset
+
+ID = UUID(int=1)
+
+
+@pytest.fixture
+def empty(database: str) -> Iterator[Any]:
+    """A connection to a database without a ledger."""
+    connection = connect(database, application="tests", timeout=10)
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def ledger(connection: Any) -> Ledger:
+    """A ledger with one registered pipeline, whose only partition stands at 0."""
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.register(pipeline())
+        ledger.write_advance(pipeline(), plan(seed=True), origin="cli", run=None)
+    return ledger
+
+
+def pipeline(name: str = "flights", target: str = "public.flight") -> Pipeline:
+    return Pipeline(name=name, topics=("t",), value=Json("id int"), sink=Append(target))
+
+
+def plan(*ranges: tuple[int, int], seed: bool = False) -> Plan:
+    start = StoredOffset(topic="t", partition=0, next_offset=0, leader_epoch=None, topic_id=ID)
+    return Plan(
+        seeds=(start,) if seed else (),
+        losses=(),
+        ranges=tuple(OffsetRange("t", 0, *each, ID) for each in ranges),
+    )
+
+
+def query(connection: Any, statement: str) -> list[Any]:
+    with transaction(connection) as cursor:
+        cursor.execute(statement)
+        return [tuple(row) for row in cursor.fetchall()]
+
+
+def test_a_ledger_is_made_once_however_often_it_is_asked_for(empty: Any) -> None:
+    newest = [version for version, _ in migrations()]
+    assert migrate(empty) == newest
+    assert migrate(empty) == []
+    check_schema(empty)
+
+
+def test_of_two_that_make_a_ledger_at_once_only_one_does(database: str) -> None:
+    connections = [connect(database, application="tests", timeout=10) for _ in range(2)]
+    applied: list[list[int]] = []
+    errors: list[Exception] = []
+    together = threading.Barrier(2)
+
+    def run(connection: Any) -> None:
+        together.wait()
+        try:
+            applied.append(migrate(connection))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in connections]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(30)
+    for each in connections:
+        each.close()
+    assert errors == []
+    assert sorted(applied) == [[], [version for version, _ in migrations()]]
+
+
+def with_another_version(folder: Path, statements: str) -> Path:
+    for version, text in migrations():
+        (folder / f"{version:04d}_old.sql").write_text(text)
+    (folder / f"{migrations()[-1][0] + 1:04d}_new.sql").write_text(statements)
+    return folder
+
+
+def test_a_ledger_moves_forward_and_keeps_what_it_knows(
+    connection: Any, ledger: Ledger, tmp_path: Path
+) -> None:
+    newer = with_another_version(tmp_path, "alter table exactbatch.pipeline add column note text default 'x';")
+    assert migrate(connection, newer) == [migrations()[-1][0] + 1]
+    assert query(connection, "select name, note from exactbatch.pipeline") == [("flights", "x")]
+
+
+def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection: Any, tmp_path: Path) -> None:
+    broken = with_another_version(tmp_path, "create table exactbatch.half (); select 1/0;")
+    with pytest.raises(psycopg2.errors.DivisionByZero):
+        migrate(connection, broken)
+    assert query(connection, "select to_regclass('exactbatch.half') is null") == [(True,)]
+    check_schema(connection)
+
+
+def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connection: Any) -> None:
+    newest = migrations()[-1][0]
+    with transaction(connection) as cursor:
+        cursor.execute("insert into exactbatch.schema_version values (%s)", (newest + 1,))
+    with pytest.raises(NotRegistered, match=f"found the newer version {newest + 1}. Upgrade exactbatch"):
+        check_schema(connection)
+    with transaction(connection) as cursor:
+        cursor.execute("delete from exactbatch.schema_version")
+    with pytest.raises(NotRegistered, match=f"expected version {newest} of the ledger, found version 0. Run"):
+        check_schema(connection)
+
+
+def test_an_empty_database_is_not_taken_for_a_first_run(empty: Any) -> None:
+    with pytest.raises(NotRegistered) as caught:
+        check_schema(empty)
+    assert f"expected a ledger in the database '{empty.info.dbname}', found none" in str(caught.value)
+    assert "Check the connection string; if this is the right database, run `exactbatch init`" in str(caught.value)
+
+
+def test_a_server_that_is_too_old_is_refused(empty: Any) -> None:
+    class Old:
+        server_version = 150004
+
+    with pytest.raises(ConfigurationError, match="expected Postgres 16 or newer, found 15. Upgrade the server"):
+        migrate(Old())
+
+
+def test_a_pipeline_is_registered_once(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection):
+        assert ledger.register(pipeline("other")) is True
+        assert ledger.register(pipeline("other")) is False
+        ledger.check_registered(pipeline("other"))
+
+
+def test_an_unknown_pipeline_is_told_which_there_are(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection), pytest.raises(NotRegistered) as caught:
+        ledger.check_registered(pipeline("flihgts"))
+    assert "expected the pipeline 'flihgts' in the ledger of database" in str(caught.value)
+    assert "found flights. If this is the right database, run `exactbatch init`" in str(caught.value)
+    with transaction(connection) as cursor:
+        cursor.execute("truncate exactbatch.pipeline cascade")
+    with transaction(connection), pytest.raises(NotRegistered, match="found no pipeline at all"):
+        ledger.lock(pipeline())
+
+
+def test_another_target_is_refused_until_it_is_accepted(connection: Any, ledger: Ledger) -> None:
+    moved = pipeline(target="public.elsewhere")
+    for check in (ledger.register, ledger.check_registered, ledger.lock):
+        with transaction(connection), pytest.raises(IdentityChanged) as caught:
+            check(moved)
+        assert "expected target 'public.flight', as registered, found 'public.elsewhere'" in str(caught.value)
+        assert "`exactbatch init --accept-identity`" in str(caught.value)
+    with transaction(connection):
+        assert ledger.register(moved, accept_identity=True) is True
+        ledger.check_registered(moved)
+
+
+def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection):
+        first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
+        ledger.cover(ledger.batch(first))
+        second = ledger.write_advance(pipeline(), plan((9, 12)), origin="cli", run=None)
+    with pytest.raises(psycopg2.errors.ExclusionViolation, match="coverage_counts_once"), transaction(connection):
+        ledger.cover(ledger.batch(second))
+    assert [(each.from_offset, each.until_offset) for each in ledger.coverage(pipeline())] == [(0, 10)]
+
+
+def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection) as cursor:
+        ledger.register(pipeline("other"))
+        for name, life in (("flights", 1), ("flights", 2), ("other", 1)):
+            cursor.execute(
+                "insert into exactbatch.coverage values (%s, 't', %s, 0, '[0,10)', 'loss')", (name, UUID(int=life))
+            )
+    assert len(ledger.coverage(pipeline())) == 2
+
+
+def test_an_empty_coverage_is_refused(connection: Any, ledger: Ledger) -> None:
+    with pytest.raises(psycopg2.errors.CheckViolation), transaction(connection) as cursor:
+        cursor.execute("insert into exactbatch.coverage values ('flights', 't', %s, 0, '[5,5)', 'loss')", (ID,))
+
+
+def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection):
+        first, second = (
+            ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=Run("dag", run)) for run in "ab"
+        )
+        assert [ledger.batch(each).status for each in (first, second)] == ["superseded", "planned"]
+        assert ledger.successor(ledger.batch(first)) == second
+    with pytest.raises(psycopg2.errors.UniqueViolation, match="batch_planned_advance"), transaction(connection) as c:
+        c.execute("update exactbatch.batch set status = 'planned' where batch_id = %s", (first,))
+
+
+def test_one_generation_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> None:
+    run, later = Run("dag", "run"), Run("dag", "run", generation=1)
+    with transaction(connection):
+        first = ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
+        assert ledger.batch_of_run(pipeline(), run) == first
+        assert ledger.batch_of_run(pipeline(), later) is None
+    with pytest.raises(psycopg2.errors.UniqueViolation), transaction(connection):
+        ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
+
+
+def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection), pytest.raises(NotRegistered, match="expected batch 999 in the ledger, found none"):
+        ledger.batch(999)
+
+
+def test_a_committed_batch_has_its_counts(connection: Any, ledger: Ledger) -> None:
+    with transaction(connection):
+        first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
+    with pytest.raises(psycopg2.errors.CheckViolation), transaction(connection) as cursor:
+        cursor.execute("update exactbatch.batch set status = 'committed' where batch_id = %s", (first,))
+
+
+def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(
+    connection: Any, ledger: Ledger, database: str, record_time: Callable[[], float]
+) -> None:
+    from exactbatch.errors import PostgresUnavailable
+
+    other = connect(database, application="tests", timeout=0.3)
+    with transaction(connection):
+        ledger.lock(pipeline())
+        with pytest.raises(PostgresUnavailable, match="expected a lock within the publish_timeout, found another"):
+            with transaction(other):
+                Ledger(other).lock(pipeline())
+    assert record_time() < 5
+    with transaction(other):
+        Ledger(other).lock(pipeline())
+    other.close()
+
+
+@pytest.fixture
+def record_time() -> Callable[[], float]:
+    """Seconds since the test began."""
+    import time
+
+    begin = time.monotonic()
+    return lambda: time.monotonic() - begin
+
+
+def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
+    connection: Any, ledger: Ledger, database: str
+) -> None:
+    import time
+
+    from exactbatch.errors import PostgresUnavailable
+
+    hung = connect(database, application="tests", timeout=0.3)
+    with pytest.raises(PostgresUnavailable, match="expected the connection to Postgres to last"):
+        with transaction(hung) as cursor:
+            Ledger(hung).lock(pipeline())
+            time.sleep(1)
+            cursor.execute("select 1")
+    with transaction(connection):
+        ledger.lock(pipeline())
+    hung.close()

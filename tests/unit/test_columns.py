@@ -1,0 +1,106 @@
+"""Columns are written as Postgres writes them, and what is not a column is refused with the reason."""
+
+import pyarrow as pa
+import pytest
+from exactbatch.columns import Column, parse_columns
+from exactbatch.errors import ConfigurationError
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        parse_columns(text)
+    return str(refused.value)
+
+
+def test_columns_keep_their_order() -> None:
+    assert parse_columns("year int, carrier text,time_hour timestamptz") == (
+        Column("year", "integer"),
+        Column("carrier", "text"),
+        Column("time_hour", "timestamp with time zone"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "stored", "arrow"),
+    [
+        ("int2", "smallint", pa.int16()),
+        ("smallint", "smallint", pa.int16()),
+        ("int", "integer", pa.int32()),
+        ("INTEGER", "integer", pa.int32()),
+        ("int8", "bigint", pa.int64()),
+        ("float4", "real", pa.float32()),
+        ("float", "double precision", pa.float64()),
+        ("double   precision", "double precision", pa.float64()),
+        ("bool", "boolean", pa.bool_()),
+        ("varchar", "text", pa.string()),
+        ("character varying", "text", pa.string()),
+        ("bytea", "bytea", pa.binary()),
+        ("date", "date", pa.date32()),
+        ("timestamp", "timestamp without time zone", pa.timestamp("us")),
+        ("timestamp without time zone", "timestamp without time zone", pa.timestamp("us")),
+        ("timestamptz", "timestamp with time zone", pa.timestamp("us", "UTC")),
+        ("timestamp with time zone", "timestamp with time zone", pa.timestamp("us", "UTC")),
+        ("numeric(10,2)", "numeric(10,2)", pa.decimal128(10, 2)),
+        ("decimal ( 10 , 2 )", "numeric(10,2)", pa.decimal128(10, 2)),
+        ("numeric(38)", "numeric(38,0)", pa.decimal128(38, 0)),
+    ],
+)
+def test_types_are_stored_as_format_type_prints_them(written: str, stored: str, arrow: pa.DataType) -> None:
+    [column] = parse_columns(f"a {written}")
+    assert column == Column("a", stored)
+    assert column.arrow_type == arrow
+
+
+def test_every_stored_type_is_parsed_as_itself() -> None:
+    types = "smallint, real, numeric(5,2), timestamp with time zone, double precision".split(", ")
+    assert [each.type for each in parse_columns(", ".join(f"c{i} {t}" for i, t in enumerate(types)))] == types
+
+
+def test_a_quoted_name_may_hold_anything() -> None:
+    text = '"tailNum" text, "a b" int, "a,b" int, "f(x)" int, "g)" numeric(5,2), "é" int'
+    assert [each.name for each in parse_columns(text)] == ["tailNum", "a b", "a,b", "f(x)", "g)", "é"]
+
+
+def test_a_name_with_capitals_must_be_quoted() -> None:
+    assert refusal("tailNum text") == (
+        "expected a column as 'name type', found 'tailNum text'. Names are lower-case, or in double quotes: "
+        "'\"tailNum\" text'."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("", ""), ("a", "a"), ("a int,", ""), ("a int,,b int", ""), ("1a int", "1a int"), ('"" int', '"" int')],
+)
+def test_what_is_not_a_name_and_a_type_is_refused(text: str, found: str) -> None:
+    assert refusal(text).startswith(f"expected a column as 'name type', found {found!r}.")
+
+
+@pytest.mark.parametrize("type_", ["json", "char", "varchar(10)", "int[]", "timestamp(3)", "text not null"])
+def test_an_unknown_type_is_refused_with_those_that_are_known(type_: str) -> None:
+    message = refusal(f"a int, b {type_}")
+    assert message.startswith("expected one of the types bigint, boolean, bytea, date, double precision,")
+    assert f"found {type_!r} in the column 'b {type_}'" in message
+
+
+@pytest.mark.parametrize("type_", ["numeric", "numeric(0)", "numeric(39,2)", "numeric(5,7)"])
+def test_numeric_needs_a_precision_and_a_scale(type_: str) -> None:
+    assert refusal(f"a {type_}") == (
+        f"expected numeric(precision, scale) with a precision of 1 to 38 and a scale not above it, found "
+        f"{type_!r} in the column 'a {type_}'. Write it as numeric(10,2)."
+    )
+
+
+def test_a_name_given_twice_is_refused() -> None:
+    assert refusal('b int, a int, "b" text') == (
+        "expected each column once, found 'b' again in 'b int, a int, \"b\" text'. Remove or rename the "
+        "repeated ones."
+    )
+
+
+def test_a_name_that_postgres_would_cut_is_refused() -> None:
+    assert parse_columns(f"{'a' * 63} int")[0].name == "a" * 63
+    assert refusal(f'"{"é" * 32}" int') == (
+        f"expected a column name of 1 to 63 bytes, as Postgres stores them, found {'é' * 32!r}, 64 bytes. "
+        f"Choose a shorter one."
+    )

@@ -1,0 +1,98 @@
+"""OffsetRange and the algebra of ranges."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from uuid import UUID
+
+import pytest
+from exactbatch import OffsetRange
+from exactbatch.offsets import merge, split
+from hypothesis import given
+from hypothesis import strategies as st
+
+LIVES = (UUID(int=1), UUID(int=2))
+
+
+def range_(from_offset: int, until_offset: int, *, partition: int = 0, life: int = 0) -> OffsetRange:
+    return OffsetRange("t", partition, from_offset, until_offset, LIVES[life])
+
+
+@st.composite
+def disjoint_ranges(draw: st.DrawFn) -> list[OffsetRange]:
+    """Ranges of several partitions and lives of a topic that do not overlap, in any order."""
+    ranges = []
+    for partition in range(draw(st.integers(1, 3))):
+        for life in range(2):
+            cuts = sorted(draw(st.sets(st.integers(0, 10**6), max_size=8)))
+            chosen = [pair for pair in pairwise(cuts) if draw(st.booleans())]
+            ranges += [range_(*pair, partition=partition, life=life) for pair in chosen]
+    return draw(st.permutations(ranges))
+
+
+def edges(ranges: Sequence[OffsetRange]) -> Counter[tuple[object, int]]:
+    """What a set of offsets looks like from its borders: touching ranges cancel out."""
+    borders: Counter[tuple[object, int]] = Counter()
+    for each in ranges:
+        borders[each.log, each.from_offset] += 1
+        borders[each.log, each.until_offset] -= 1
+    return Counter({border: count for border, count in borders.items() if count})
+
+
+@pytest.mark.parametrize(("from_offset", "until_offset"), [(5, 5), (5, 4), (-1, 4)])
+def test_a_range_is_never_empty_nor_negative(from_offset: int, until_offset: int) -> None:
+    with pytest.raises(ValueError, match="expected 0 <= from_offset < until_offset, found .*t.*0"):
+        range_(from_offset, until_offset)
+
+
+def test_a_range_spans_its_offsets_and_reads_well() -> None:
+    assert len(range_(3, 10)) == 7
+    assert str(range_(3, 10, partition=2)) == "t[2] 3..10"
+
+
+@given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
+def test_split_keeps_exactly_the_same_offsets(ranges: list[OffsetRange], parts: int, smallest: int) -> None:
+    pieces = split(ranges, parts=parts, smallest=smallest)
+    assert edges(pieces) == edges(ranges)
+    assert sum(map(len, pieces)) == sum(map(len, ranges))
+    assert merge(pieces) == merge(ranges)
+
+
+@given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
+def test_split_makes_about_as_many_pieces_as_asked_for(
+    ranges: list[OffsetRange], parts: int, smallest: int
+) -> None:
+    pieces = split(ranges, parts=parts, smallest=smallest)
+    assert len(ranges) <= len(pieces) <= len(ranges) + parts * 3 // 2
+
+
+@given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
+def test_split_makes_no_piece_smaller_than_the_smallest(
+    ranges: list[OffsetRange], parts: int, smallest: int
+) -> None:
+    for piece in split(ranges, parts=parts, smallest=smallest):
+        whole = next(r for r in ranges if r.log == piece.log and r.from_offset <= piece.from_offset < r.until_offset)
+        assert len(piece) >= min(smallest, len(whole))
+
+
+def test_split_cuts_one_large_range_evenly() -> None:
+    assert split([range_(0, 11)], parts=3, smallest=1) == [range_(0, 4), range_(4, 8), range_(8, 11)]
+    assert split([], parts=3, smallest=1) == []
+
+
+@given(disjoint_ranges())
+def test_merge_keeps_exactly_the_same_offsets_in_as_few_ranges_as_possible(ranges: list[OffsetRange]) -> None:
+    merged = merge(ranges)
+    assert edges(merged) == edges(ranges)
+    assert len(merged) * 2 == len(edges(ranges))
+    assert merge(merged) == merged
+
+
+@given(disjoint_ranges().filter(bool), st.data())
+def test_merge_refuses_an_offset_that_is_there_twice(ranges: list[OffsetRange], data: st.DataObject) -> None:
+    doubled = data.draw(st.sampled_from(ranges))
+    offset = data.draw(st.integers(doubled.from_offset, doubled.until_offset - 1))
+    again = replace(doubled, from_offset=offset, until_offset=offset + 1, leader_epoch=3)
+    with pytest.raises(ValueError, match="expected ranges that do not overlap, found "):
+        merge([*ranges, again])

@@ -1,0 +1,125 @@
+"""Writing and loading a pipeline: what cannot work is refused, and the message says why."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exactbatch import Append, Json, Pipeline, Raw
+from exactbatch.errors import ConfigurationError
+from exactbatch.pipeline import load_pipeline
+
+
+def pipeline(**changes: Any) -> Pipeline:
+    arguments: dict[str, Any] = {
+        "name": "flights",
+        "topics": ("flights",),
+        "value": Json("year int"),
+        "sink": Append("public.flight"),
+    }
+    return Pipeline(**{**arguments, **changes})
+
+
+def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects() -> None:
+    assert (pipeline().start, pipeline().on_loss, pipeline().max_rejects) == ("earliest", "fail", 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": ""}, "expected a pipeline name of 1 to 200 letters, digits, '.', '_' and '-', found ''"),
+        ({"name": "flüge"}, "found 'flüge'"),
+        ({"name": "a b"}, "found 'a b'"),
+        ({"name": "a" * 201}, "expected a pipeline name of 1 to 200 letters"),
+        ({"topics": ()}, r"expected topics as a tuple of one or more names, found \(\)"),
+        ({"topics": "flights"}, r"found 'flights'; write topics=\(\"flights\",\)"),
+        ({"start": "newest"}, "expected start to be 'earliest', 'latest', 'group:NAME' or .*found 'newest'"),
+        ({"start": "group:"}, "found 'group:'"),
+        ({"start": {"flihgts": {0: 5}}}, "to name topics of the pipeline, flights, found 'flihgts'"),
+        ({"start": {"flights": 5}}, "expected start as .*partition: offset.*, found 5 for topic 'flights'"),
+        ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'record', found 'ignore'"),
+        ({"max_rejects": -1}, "pipeline 'flights': expected max_rejects to be 0 or more, found -1"),
+        ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
+        ({"publish_timeout": -2.5}, "expected publish_timeout to be more than 0 seconds, found -2.5"),
+        ({"value": Raw("kafka_offset")}, r"found \['kafka_offset'\] in the pipeline's own: rename them"),
+        ({"value": Raw("task_attempt")}, r"found \['task_attempt'\] in the pipeline's own: rename them"),
+        ({"value": Json("batch_id int, kafka_topic text")}, r"found \['batch_id', 'kafka_topic'\]"),
+    ],
+)
+def test_a_pipeline_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        pipeline(**changes)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "group:etl", {"flights": {0: 5}}, {}])
+def test_every_kind_of_start_is_taken(start: Any) -> None:
+    assert pipeline(start=start).start == start
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("flight", ("public", "flight")),
+        ("air.flight", ("air", "flight")),
+        ('"Air Line"."Flight 1"', ("Air Line", "Flight 1")),
+        ('air."say ""hi"""', ("air", 'say "hi"')),
+    ],
+)
+def test_a_target_names_a_table_as_postgres_does(target: str, name: tuple[str, str]) -> None:
+    assert Append(target).table_name == name
+
+
+@pytest.mark.parametrize("target", ["", "Flight", "a.b.c", "a.", '"a', "a b", "a; drop table b", '""'])
+def test_what_is_no_table_name_is_refused(target: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a target as 'schema.table', lower-case or in double"):
+        Append(target)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a module that load_pipeline finds: module(name, text)."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return write
+
+
+def test_a_pipeline_is_loaded_by_module_and_name() -> None:
+    assert load_pipeline("pipelines.flights:flights").name == "flights"
+
+
+@pytest.mark.parametrize("reference", ["", "pipelines.flights", "pipelines.flights:", ":flights", ".flights:x"])
+def test_a_reference_without_module_and_name_is_refused(reference: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a pipeline as 'module:name', for example 'pipelines"):
+        load_pipeline(reference)
+
+
+@pytest.mark.parametrize("name", ["pipelines.flihgts", "pipleines.flights", "jobs/pipelines/flights.py"])
+def test_a_module_that_is_not_there_is_named(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"expected a module '{name}' for '{name}:flights', found none"):
+        load_pipeline(f"{name}:flights")
+
+
+def test_a_misspelt_name_is_answered_with_those_that_are_there() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_pipeline("pipelines.flights:flight")
+    assert str(caught.value) == (
+        "expected a Pipeline named 'flight' in pipelines.flights, found nothing of that name; "
+        "the module has: flights"
+    )
+
+
+def test_a_name_that_is_no_pipeline_is_told_with_its_type(module: Any) -> None:
+    module("no_pipeline_here", "flights = 5")
+    with pytest.raises(ConfigurationError, match="found int; the module has: no pipeline"):
+        load_pipeline("no_pipeline_here:flights")
+
+
+def test_a_module_that_lacks_one_of_its_own_imports_says_so_itself(module: Any) -> None:
+    """It is not the pipeline's module that is missing."""
+    module("needs_more", "import not_there_at_all")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        load_pipeline("needs_more:flights")

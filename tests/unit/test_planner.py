@@ -1,0 +1,235 @@
+"""Planning: stored offsets + the log + limits → a plan."""
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pytest
+from exactbatch import Limits
+from exactbatch.errors import (
+    ExactbatchError,
+    LogWentBackwards,
+    OffsetsLost,
+    PartitionGone,
+    StartOutOfRange,
+    TopicRecreated,
+)
+from exactbatch.offsets import OffsetRange
+from exactbatch.planner import LogPartition, StoredOffset, plan_advance, share
+from hypothesis import given
+from hypothesis import strategies as st
+
+ID, OTHER_ID = UUID(int=1), UUID(int=2)
+
+
+def log(partition: int = 0, *, topic: str = "t", topic_id: UUID = ID, **offsets: int) -> LogPartition:
+    """A partition with offsets 0 to 100, unless told otherwise."""
+    offsets = {"earliest": 0, "last_stable": 100, **offsets}
+    offsets.setdefault("high_watermark", offsets["last_stable"])
+    return LogPartition(topic=topic, partition=partition, topic_id=topic_id, leader_epoch=7, **offsets)
+
+
+def stored(next_offset: int, partition: int = 0, *, topic: str = "t", leader_epoch: int = 5) -> StoredOffset:
+    return StoredOffset(
+        topic=topic, partition=partition, next_offset=next_offset, leader_epoch=leader_epoch, topic_id=ID
+    )
+
+
+def spans(ranges: Sequence[OffsetRange]) -> list[str]:
+    return [str(each) for each in ranges]
+
+
+def seeds(found: Sequence[StoredOffset]) -> dict[tuple[str, int], int]:
+    return {(each.topic, each.partition): each.next_offset for each in found}
+
+
+counts = st.lists(st.integers(0, 10**6), max_size=12)
+limit = st.none() | st.integers(1, 2 * 10**6)
+
+
+@given(counts, limit, limit)
+def test_a_share_exceeds_neither_what_is_there_nor_a_limit(
+    available: list[int], most: int | None, each_most: int | None
+) -> None:
+    takes = share(available, Limits(max_records=most, max_records_per_partition=each_most))
+    assert len(takes) == len(available)
+    assert all(0 <= take <= there for take, there in zip(takes, available, strict=True))
+    assert each_most is None or all(take <= each_most for take in takes)
+    assert most is None or sum(takes) <= most
+
+
+@given(counts, limit, limit)
+def test_the_shares_use_all_that_the_limits_allow(
+    available: list[int], most: int | None, each_most: int | None
+) -> None:
+    takes = share(available, Limits(max_records=most, max_records_per_partition=each_most))
+    allowed = sum(min(there, each_most or there) for there in available)
+    assert sum(takes) == min(allowed, most or allowed)
+
+
+@given(counts, st.integers(1, 2 * 10**6))
+def test_the_shares_are_max_min_fair(available: list[int], most: int) -> None:
+    """A partition that gives less than all it has gives as much as any other, but for rounding."""
+    takes = share(available, Limits(max_records=most))
+    for take, there in zip(takes, available, strict=True):
+        assert take == there or take >= max(takes) - 1
+
+
+@pytest.mark.parametrize("name", ["max_records", "max_records_per_partition"])
+def test_a_limit_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"expected {name} to be 1 or more, or None for no limit; found 0"):
+        Limits(**{name: 0})
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> dict[str, Any]:
+    """A log of several partitions, and where a pipeline stands in some of them."""
+    partitions, at = [], []
+    for number in range(draw(st.integers(1, 5))):
+        earliest, stable, high = sorted(draw(st.lists(st.integers(0, 10**4), min_size=3, max_size=3)))
+        partitions.append(log(number, earliest=earliest, last_stable=stable, high_watermark=high))
+        if draw(st.booleans()):
+            at.append(stored(draw(st.integers(0, high)), number))
+    return {
+        "log": draw(st.permutations(partitions)),
+        "stored": at,
+        "start": draw(st.sampled_from(["earliest", "latest"])),
+        "limits": Limits(
+            max_records=draw(st.none() | st.integers(1, 10**4)),
+            max_records_per_partition=draw(st.none() | st.integers(1, 10**4)),
+        ),
+    }
+
+
+@given(worlds())
+def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world: dict[str, Any]) -> None:
+    """From where a pipeline stands, or starts, no offset is left out and none comes twice."""
+    plan = plan_advance(**world, on_loss="record")
+    position = seeds(world["stored"])
+    for seed in plan.seeds:
+        assert (seed.topic, seed.partition) not in position
+        position[seed.topic, seed.partition] = seed.next_offset
+    assert position.keys() == {(each.topic, each.partition) for each in world["log"]}
+    for each in (*plan.losses, *plan.ranges):
+        assert each.from_offset == position[each.topic, each.partition]
+        position[each.topic, each.partition] = each.until_offset
+    for each in world["log"]:
+        ends = [r.until_offset for r in plan.ranges if r.partition == each.partition]
+        assert all(end <= each.last_stable for end in ends)
+        assert position[each.topic, each.partition] >= each.earliest
+
+
+@given(worlds())
+def test_ranges_are_in_the_log_and_losses_are_not(world: dict[str, Any]) -> None:
+    plan = plan_advance(**world, on_loss="record")
+    there = {each.partition: each for each in world["log"]}
+    assert all(each.until_offset == there[each.partition].earliest for each in plan.losses)
+    assert all(there[each.partition].earliest <= each.from_offset for each in plan.ranges)
+
+
+def test_a_first_run_from_earliest_takes_the_whole_log() -> None:
+    plan = plan_advance([], [log(0, earliest=10), log(1)], start="earliest")
+    assert seeds(plan.seeds) == {("t", 0): 10, ("t", 1): 0}
+    assert spans(plan.ranges) == ["t[0] 10..100", "t[1] 0..100"]
+    assert {each.leader_epoch for each in plan.ranges} == {7}
+
+
+def test_a_first_run_from_latest_stores_where_it_stands_and_takes_nothing() -> None:
+    plan = plan_advance([], [log(0, last_stable=90, high_watermark=95)], start="latest")
+    assert seeds(plan.seeds) == {("t", 0): 90}
+    assert plan.is_empty
+
+
+def test_a_first_run_from_given_offsets_takes_unnamed_partitions_from_earliest() -> None:
+    plan = plan_advance([], [log(0), log(1, earliest=5)], start={("t", 0): 42})
+    assert seeds(plan.seeds) == {("t", 0): 42, ("t", 1): 5}
+
+
+def test_a_plan_with_nothing_new_keeps_its_seeds() -> None:
+    plan = plan_advance([], [log(0, earliest=100)], start="earliest")
+    assert plan.is_empty
+    assert seeds(plan.seeds) == {("t", 0): 100}
+
+
+def test_a_new_partition_of_a_known_topic_starts_at_its_earliest_offset_whatever_start_says() -> None:
+    """Its first records may be older than the run that sees it: latest would skip them."""
+    plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], start="latest")
+    assert seeds(plan.seeds) == {("t", 1): 3}
+    assert spans(plan.ranges) == ["t[1] 3..100"]
+
+
+def test_a_new_topic_of_a_known_pipeline_begins_as_start_says() -> None:
+    plan = plan_advance([stored(100)], [log(0), log(0, topic="u")], start="latest")
+    assert seeds(plan.seeds) == {("u", 0): 100}
+
+
+def test_nothing_is_new_when_the_last_stable_offset_is_below_the_stored_one() -> None:
+    plan = plan_advance([stored(95)], [log(last_stable=90, high_watermark=100)])
+    assert plan.is_empty
+
+
+def test_limits_cut_each_range_at_its_end() -> None:
+    partitions = [log(0), log(1, last_stable=10), log(2)]
+    plan = plan_advance([], partitions, limits=Limits(max_records=50))
+    assert spans(plan.ranges) == ["t[0] 0..20", "t[1] 0..10", "t[2] 0..20"]
+
+
+def error_of(expected: type[ExactbatchError], *arguments: Any, **options: Any) -> str:
+    with pytest.raises(expected) as caught:
+        plan_advance(*arguments, **options)
+    assert not caught.value.retryable
+    return str(caught.value)
+
+
+def test_a_topic_with_another_id_was_created_again() -> None:
+    message = error_of(TopicRecreated, [stored(40)], [log(topic_id=OTHER_ID)])
+    assert f"topic 't', partition 0: expected topic id {ID}, found {OTHER_ID}" in message
+    assert "the stored offset 40 says nothing about it. Register a pipeline under a new name" in message
+
+
+def test_a_partition_with_a_stored_offset_that_is_not_there_is_gone() -> None:
+    message = error_of(PartitionGone, [stored(40), stored(33, 2)], [log(0), log(1)])
+    assert "topic 't': expected partition 2, whose stored offset is 33, found only 2 partitions" in message
+    assert "check that bootstrap.servers names the right cluster" in message
+
+
+def test_a_log_that_ends_below_the_stored_offset_went_backwards() -> None:
+    message = error_of(LogWentBackwards, [stored(101)], [log()])
+    assert "expected the log to reach the stored offset 101, found its end at 100" in message
+    assert "register a pipeline under a new name with an explicit start" in message
+
+
+def test_offsets_that_retention_removed_before_they_were_processed_are_an_error() -> None:
+    message = error_of(OffsetsLost, [stored(40)], [log(earliest=60)])
+    assert "expected to go on at the stored offset 40, found that the log starts at 60" in message
+    assert "retention removed 20 offsets that were not processed. Set on_loss='record'" in message
+
+
+def test_a_recorded_loss_reaches_from_the_stored_offset_to_the_start_of_the_log() -> None:
+    plan = plan_advance([stored(40)], [log(earliest=60)], on_loss="record")
+    assert spans(plan.losses) == ["t[0] 40..60"]
+    assert spans(plan.ranges) == ["t[0] 60..100"]
+
+
+def test_a_loss_of_all_that_was_left_gives_a_plan_without_ranges() -> None:
+    plan = plan_advance([stored(40)], [log(earliest=100)], on_loss="record")
+    assert spans(plan.losses) == ["t[0] 40..100"]
+    assert plan.is_empty
+
+
+@pytest.mark.parametrize("offset", [9, 101])
+def test_a_start_outside_of_the_log_is_refused(offset: int) -> None:
+    message = error_of(StartOutOfRange, [], [log(earliest=10)], start={("t", 0): offset})
+    assert f"expected a start offset from 10 to 100, where the log stands now, found {offset}" in message
+    assert "or use start='earliest'" in message
+
+
+@pytest.mark.parametrize("offset", [10, 100])
+def test_a_start_at_either_end_of_the_log_is_taken(offset: int) -> None:
+    plan = plan_advance([], [log(earliest=10)], start={("t", 0): offset})
+    assert seeds(plan.seeds) == {("t", 0): offset}
+
+
+def test_a_start_for_a_partition_that_is_not_there_is_refused() -> None:
+    message = error_of(StartOutOfRange, [], [log(0), log(1)], start={("t", 2): 5})
+    assert "topic 't': expected start to name partitions from 0 to 1, found 2" in message

@@ -1,0 +1,62 @@
+"""Settings come from the environment, and their secrets stay in them."""
+
+import traceback
+
+import pytest
+from exactbatch.errors import ConfigurationError
+from exactbatch.ledger import connect
+from exactbatch.settings import KAFKA, POSTGRES, Settings
+
+SETTINGS = Settings(
+    kafka={"bootstrap.servers": "kafka:9092", "sasl.password": "s3cret"},
+    postgres="host=postgres password=s3cret",
+)
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment with good settings."""
+    for name, value in SETTINGS.as_environment().items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def test_settings_survive_the_way_through_an_environment(environment: pytest.MonkeyPatch) -> None:
+    assert Settings.from_environment() == SETTINGS
+
+
+def test_secrets_are_not_shown() -> None:
+    assert repr(SETTINGS) == "Settings()"
+
+
+@pytest.mark.parametrize("name", [KAFKA, POSTGRES])
+@pytest.mark.parametrize("value", ["", None])
+def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, name: str, value: str | None) -> None:
+    environment.delenv(name) if value is None else environment.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"expected the environment variable {name}, found none"):
+        Settings.from_environment()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("sasl.password=s3cret", "text that is no JSON at character 0"),
+        ('{"sasl.password": "s3cret"', "text that is no JSON at character 26"),
+        ('["s3cret"]', "list"),
+        ("null", "NoneType"),
+    ],
+)
+def test_kafka_properties_that_are_no_json_object_are_refused_without_being_shown(
+    environment: pytest.MonkeyPatch, text: str, found: str
+) -> None:
+    environment.setenv(KAFKA, text)
+    with pytest.raises(ConfigurationError, match=f"expected {KAFKA} to be a JSON object.*found {found}") as caught:
+        Settings.from_environment()
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("dsn", ["host=h password=x s3cret", "postgresql://u:s3cret@[h/d", "s3cret"])
+def test_a_connection_string_that_libpq_cannot_parse_is_refused_without_being_shown(dsn: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a connection string that libpq accepts") as caught:
+        connect(dsn, application="tests")
+    assert "s3cret" not in "".join(traceback.format_exception(caught.value))
