@@ -63,7 +63,7 @@ requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=
 
 clean: ## stop the local stacks; remove their data, and caches (not .venv, not the jars)
 	@for state in .local/*/state.json; do \
-	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --name "$$(basename "$$(dirname "$$state")")" \
+	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --home .local --name "$$(basename "$$(dirname "$$state")")" \
 	  || exit 1; done
 	@rm -rf build jobs/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
 	@find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

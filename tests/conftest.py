@@ -121,7 +121,7 @@ def make_pipeline(connection: Any) -> Callable[..., Pipeline]:
             name=topic.name,
             topics=(topic.name,),
             value=Json("id int, name text"),
-            sink=Append(f"public.{topic.name}"),
+            sink=Append(f'public."{topic.name}"'),
             read_timeout=10,
             publish_timeout=10,
         )

@@ -54,7 +54,8 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
         kafka = KafkaLog(settings.kafka)
-        check_topic_ids(ranges, kafka.topic_ids(pipeline.topics))
+        topics = sorted({each.topic for each in ranges})
+        check_topic_ids(ranges, kafka.topic_ids(topics))
         with transaction(connection) as cursor:
             pipeline.sink.prepare(cursor, pipeline.value.columns)
         with _launch(connection, settings, pipeline, batch_id) as tables:
@@ -68,7 +69,7 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
                 tables=tables,
                 staged=staged,
                 # Asked after the last record was read: if the ids are the plan's now, they were all along.
-                topic_ids=kafka.topic_ids(pipeline.topics),
+                topic_ids=kafka.topic_ids(topics),
             )
     finally:
         connection.close()
@@ -82,7 +83,7 @@ def _load(
     with transaction(connection):
         ledger.check_registered(pipeline)
         batch = ledger.batch(batch_id)
-        check_publishable(ledger, batch)
+        check_publishable(ledger, pipeline, batch)
         epochs = {(each.topic, each.partition): each.leader_epoch for each in ledger.stored_offsets(pipeline)}
         return batch, ledger.ranges(batch_id), epochs
 
@@ -115,7 +116,8 @@ def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
     """Drop the tables of launches whose session is gone."""
     by_launch: dict[int, list[str]] = {}
     for table in ledger.staging_tables():
-        by_launch.setdefault(StagingTables.launch_of(table), []).append(table)
+        if (launch := StagingTables.launch_of(table)) is not None:
+            by_launch.setdefault(launch, []).append(table)
     for launch, names in by_launch.items():
         if ledger.try_lock_launch(launch):
             try:
@@ -171,6 +173,7 @@ def _stage(
     try:
         outcomes = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(run).collect()
     except PythonException as error:
+        import pathlib; pathlib.Path("/tmp/tf.txt").write_text(repr(type(error).__mro__)+str(error))
         raise TasksFailed(f"expected every task to stage its range, found: {_last_line(error)}") from error
     staged = []
     for outcome in map(load, outcomes):

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable
 
-# Seconds: how long a broker may take to answer before planning gives up.
-_ANSWER_TIMEOUT: Final = 20.0
+# Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms sets it.
+_ANSWER_TIMEOUT: Final = 5.0
 
 
 def _same(value: Any) -> Any:
@@ -89,7 +89,13 @@ def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in properties.items():
         if name in _ADMIN:
             key, convert = _ADMIN[name]
-            admin[key] = convert(value)
+            try:
+                admin[key] = convert(value)
+            except (AttributeError, TypeError, ValueError):
+                raise ConfigurationError(
+                    f"expected the Kafka property {name} as librdkafka writes it, found {value!r}. Correct "
+                    f"the Kafka connection."
+                ) from None
         elif name.startswith(_SHARED_PREFIXES):
             raise ConfigurationError(
                 f"expected Kafka client properties that both clients know, found {name!r}, which "
@@ -120,6 +126,8 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         "queued.min.messages": 1_000_000,
         "queued.max.messages.kbytes": 64 * 1024,
         "reconnect.backoff.max.ms": 1000,
+        # For this long a topic that the broker does not know may be a new one; ours was there when planned.
+        "topic.metadata.propagation.max.ms": 5000,
         **properties,
         **_FIXED,
     }

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
 
@@ -213,7 +213,8 @@ def _check_same_log(offset: StoredOffset, partition: LogPartition) -> None:
 
 
 def _loss(offset: StoredOffset, partition: LogPartition, on_loss: OnLoss) -> OffsetRange:
-    lost = replace(partition.range(offset.next_offset, partition.earliest), leader_epoch=offset.leader_epoch)
+    # With the log's epoch, not the stored one: that may end before the range which follows the loss.
+    lost = partition.range(offset.next_offset, partition.earliest)
     if on_loss == "fail":
         raise OffsetsLost(
             f"{partition}: expected to go on at the stored offset {offset.next_offset}, found that the log "

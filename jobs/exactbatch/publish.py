@@ -1,14 +1,21 @@
 """Publish: results, rejects, coverage and the new offsets, in one short transaction."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import psycopg2.errors
 from psycopg2 import sql
 
-from exactbatch.errors import Fenced, StagedRowsDiffer, TopicRecreated
+from exactbatch.errors import (
+    ConfigurationError,
+    Fenced,
+    StagedRowsDiffer,
+    TargetMismatch,
+    TopicRecreated,
+)
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger, transaction
 from exactbatch.offsets import OffsetRange, merge
@@ -45,22 +52,22 @@ def publish(
     `staged` holds the outcome of each task attempt that Spark accepted; together they cover the batch's
     ranges. `topic_ids` are the topics' ids as the broker told them after the last record was read.
 
-    Raises Fenced when another batch took this one's place, TopicRecreated, StagedRowsDiffer, and
-    PostgresUnavailable, after which the outcome is unknown and the ledger knows it.
+    Raises Fenced when another batch took this one's place, TopicRecreated, StagedRowsDiffer, TargetMismatch
+    when the target refuses rows, and PostgresUnavailable, after which the outcome is unknown and the ledger knows it.
     """
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         ledger.lock(pipeline)
         batch = ledger.batch(tables.batch_id, lock=True)
-        if check_publishable(ledger, batch):
+        if check_publishable(ledger, pipeline, batch):
             return Published(batch, wrote=False)
         ranges = ledger.ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
         _check_complete(ranges, staged)
         _advance(ledger, pipeline, batch, ranges)
         failpoint("publish.after_advance")
-        _check_staged(cursor, tables.rows, {each.attempt: each.rows for each in staged})
-        _check_staged(cursor, tables.rejects, {each.attempt: each.rejects for each in staged})
+        _check_staged(cursor, tables.rows, [(each.attempt, each.rows) for each in staged])
+        _check_staged(cursor, tables.rejects, [(each.attempt, each.rejects) for each in staged])
         attempts = [each.attempt for each in staged]
         rows = pipeline.sink.insert_staged(
             cursor,
@@ -70,6 +77,7 @@ def publish(
             attempts=attempts,
         )
         rejected = _insert_rejects(cursor, pipeline, tables, attempts)
+        _check_inserted(pipeline, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
         ledger.cover(batch)
         ledger.commit(
@@ -85,8 +93,16 @@ def publish(
         return Published(ledger.batch(tables.batch_id), wrote=True)
 
 
-def check_publishable(ledger: Ledger, batch: Batch) -> bool:
-    """Return whether the batch is committed already; raise Fenced when it is superseded."""
+def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
+    """Return whether the batch is committed already.
+
+    Raises Fenced when it is superseded, and ConfigurationError when it is another pipeline's.
+    """
+    if batch.pipeline != pipeline.name:
+        raise ConfigurationError(
+            f"batch {batch.batch_id}: expected a batch of pipeline {pipeline.name!r}, found one of "
+            f"{batch.pipeline!r}. Give the batch_id that this pipeline's plan returned."
+        )
     if batch.status == "superseded":
         raise Fenced(
             f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: expected it to be planned, found it "
@@ -122,17 +138,22 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
             )
 
 
-def _check_staged(cursor: Any, table: str, expected: Mapping[int, int]) -> None:
+def _check_staged(cursor: Any, table: str, reported: Iterable[tuple[int, int]]) -> None:
     """The rows of each accepted attempt are all there, and no more.
 
     This catches an unlogged table that a crash has emptied, and a COPY that was never committed.
     """
-    cursor.execute(
-        sql.SQL(
-            "select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt"
-        ).format(identifier(table)),
-        (list(expected),),
-    )
+    expected: Counter[int] = Counter()
+    for attempt, rows in reported:
+        expected[attempt] += rows
+    query = sql.SQL("select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt")
+    try:
+        cursor.execute(query.format(identifier(table)), (list(expected),))
+    except psycopg2.errors.UndefinedTable:
+        raise StagedRowsDiffer(
+            f"expected the staging table {table}, found none: this launch lost its connection, and another one "
+            f"dropped the table as a leftover. Nothing was written; the retry reads the same ranges again."
+        ) from None
     found = dict(cursor.fetchall())
     for attempt, rows in expected.items():
         if found.get(attempt, 0) != rows:
@@ -142,6 +163,17 @@ def _check_staged(cursor: Any, table: str, expected: Mapping[int, int]) -> None:
                 f"over, which empties unlogged tables, or a COPY was not committed. Nothing was written; the "
                 f"retry reads the same ranges again."
             )
+
+
+def _check_inserted(pipeline: Pipeline, staged: Sequence[Staged], *, rows: int, rejected: int) -> None:
+    """As many rows arrived as were staged: a trigger or rule of the target may swallow some."""
+    expected = sum(each.rows for each in staged), sum(each.rejects for each in staged)
+    if (rows, rejected) != expected:
+        raise TargetMismatch(
+            f"target {pipeline.sink.target}: expected to insert {expected[0]} rows and {expected[1]} rejected "
+            f"records, found that {rows} and {rejected} arrived. Nothing was written. Does a trigger or a rule "
+            f"drop rows? Remove it: what is not in the target cannot be accounted for."
+        )
 
 
 def _insert_rejects(cursor: Any, pipeline: Pipeline, tables: StagingTables, attempts: Sequence[int]) -> int:

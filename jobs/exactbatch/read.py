@@ -2,6 +2,7 @@
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from operator import methodcaller
@@ -23,9 +24,12 @@ from exactbatch.offsets import OffsetRange
 
 # consume() waits until it has as many messages as it was asked for or this time has passed, in seconds.
 _POLL: Final = 0.1
-# Bytes of values that one batch of records aims at, and the most records that it may have.
+# What one batch of records aims at: bytes of values, and the most records. The first one is small, so that
+# neither records of 1 MB come by the thousand nor a wrong schema is found 50,000 times, and the next grow.
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 50_000
+_FIRST_RECORDS: Final = 16
+_GROWTH: Final = 16
 
 _offset = methodcaller("offset")
 _error = methodcaller("error")
@@ -76,9 +80,9 @@ def read_range(
     Raises OffsetsLost, LogWentBackwards, LogTruncated and TopicMissing where the log is not what was
     planned, LogEndedEarly when it ends before the range until the timeout, and ReadFailed otherwise.
     """
-    troubles: list[KafkaError] = []
+    troubles: deque[KafkaError] = deque(maxlen=1)
     config = {**reader_properties(properties), "error_cb": troubles.append}
-    config["queued.min.messages"] = min(config["queued.min.messages"], max(1000, len(range_)))
+    config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, len(range_)))
     try:
         with closing(Consumer(config)) as consumer:
             consumer.assign([_assignment(range_, leader_epoch)])
@@ -88,9 +92,9 @@ def read_range(
 
 
 def _read(
-    consumer: Consumer, range_: OffsetRange, timeout: float, troubles: list[KafkaError]
+    consumer: Consumer, range_: OffsetRange, timeout: float, troubles: deque[KafkaError]
 ) -> Iterator[Records]:
-    position, size = range_.from_offset, 1000
+    position, size = range_.from_offset, _FIRST_RECORDS
     end_of_log: int | None = None
     deadline = time.monotonic() + timeout
     while position < range_.until_offset:
@@ -100,11 +104,12 @@ def _read(
         reached = position
         if messages:
             offsets = list(map(_offset, messages))
-            # The next poll is sized by what this one brought: 1 MB records must not come by the thousand.
-            size = _next_size(messages)
+            sizes = list(map(len, messages))
+            size = _next_size(size, sizes)
             reached = offsets[-1] + 1
-            if inside := bisect_left(offsets, range_.until_offset):
-                yield Records(messages[:inside], offsets[:inside])
+            inside = bisect_left(offsets, range_.until_offset)
+            for start, end in _pieces(sizes[:inside]):
+                yield Records(messages[start:end], offsets[start:end])
         reached = max(reached, end_of_log or 0)
         if reached > position:
             # The clock starts again only now: the caller may have taken long over the last records.
@@ -120,10 +125,25 @@ def _assignment(range_: OffsetRange, leader_epoch: int | None) -> TopicPartition
     )
 
 
-def _next_size(messages: Sequence[Message]) -> int:
-    sample = messages[:: max(1, len(messages) // 100)]
-    mean = sum(len(message) for message in sample) / len(sample)
-    return max(1, min(_BATCH_RECORDS, int(_BATCH_BYTES / max(1, mean))))
+def _next_size(size: int, sizes: Sequence[int]) -> int:
+    """How many records to ask for next, by the bytes of those that came last."""
+    fitting = _BATCH_BYTES * len(sizes) // max(1, sum(sizes))
+    return max(1, min(_BATCH_RECORDS, size * _GROWTH, fitting))
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut records, by the bytes of each, into pieces [start, end) of about _BATCH_BYTES.
+
+    Small records can be followed by large ones, so that more bytes come than were expected.
+    """
+    start, held = 0, 0
+    for index, each in enumerate(sizes):
+        if index > start and held + each > 2 * _BATCH_BYTES:
+            yield start, index
+            start, held = index, 0
+        held += each
+    if start < len(sizes):
+        yield start, len(sizes)
 
 
 def _sort_out(
@@ -179,7 +199,7 @@ def _out_of_range(consumer: Consumer, range_: OffsetRange, error: KafkaError) ->
 
 
 def _no_progress(
-    range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: list[KafkaError]
+    range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: deque[KafkaError]
 ) -> Exception:
     if end_of_log is not None:
         return LogEndedEarly(

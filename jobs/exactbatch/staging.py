@@ -7,6 +7,7 @@ attempt that wrote it, because Spark's commit protocol does not know of a Python
 import base64
 import json
 import pickle
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,6 +24,7 @@ from exactbatch.read import Records, read_range
 from exactbatch.values import Decoded, Format
 
 SCHEMA: Final = "exactbatch_staging"
+_TABLE: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows|rejects)")
 _LINEAGE: Final = pa.schema(
     [
         ("kafka_topic", pa.string()),
@@ -54,9 +56,10 @@ class StagingTables:
     launch: int
 
     @staticmethod
-    def launch_of(table: str) -> int:
-        """The launch that a staging table belongs to."""
-        return int(table.split("_")[2], 16)
+    def launch_of(table: str) -> int | None:
+        """The launch that a staging table belongs to; None for a table that is none of ours."""
+        match = _TABLE.fullmatch(table)
+        return int(match[1], 16) if match else None
 
     @property
     def rows(self) -> str:

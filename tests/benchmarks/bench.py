@@ -17,12 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from exactbatch.local.jars import fetch_jars
 from flights_log import FLIGHTS, PARTITIONS, ensure_topic
 from rich.console import Console
 from rich.table import Table
 from runner import Measured, Runner, Servers, benchmark_servers
 from ways import AVAILABLE_NOW, CORES, EXACTBATCH, JDBC, KAFKA_SOURCE, SPARK_CONF, WAYS, Place
+
+from exactbatch.local.jars import fetch_jars
 
 ROOT = Path(__file__).parents[2]
 HOME = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))

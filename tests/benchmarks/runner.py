@@ -13,10 +13,11 @@ from typing import Any
 
 import psycopg2
 import usage
+from ways import Place, Way, exactbatch_pipeline, register
+
 from exactbatch import Append
 from exactbatch.local import LocalStack
 from pipelines.flights import flights
-from ways import Place, Way, exactbatch_pipeline, register
 
 # Seconds that one round may take before it is given up.
 ROUND_TIMEOUT = 900.0

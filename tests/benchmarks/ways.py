@@ -8,6 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from psycopg2.extensions import parse_dsn
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
 from exactbatch import Append
 from exactbatch.advance import plan
 from exactbatch.batch_job import process_batch
@@ -16,9 +20,6 @@ from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 from pipelines.flights import flights
-from psycopg2.extensions import parse_dsn
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 CORES = 2
 # The same for every way: what a Spark batch needs on one machine, and no more.

@@ -1,7 +1,8 @@
 """The ledger on a real Postgres: its versions, who is registered, and what the database itself refuses."""
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 import psycopg2.errors
 import pytest
 from exactbatch import Append, Json, OffsetRange, Pipeline
-from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered
+from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, PostgresUnavailable
 from exactbatch.ledger import Ledger, Run, check_schema, connect, migrate, transaction
 from exactbatch.ledger.schema import migrations
 from exactbatch.planner import Plan, StoredOffset
@@ -224,44 +225,32 @@ def test_a_committed_batch_has_its_counts(connection: Any, ledger: Ledger) -> No
 
 
 def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(
-    connection: Any, ledger: Ledger, database: str, record_time: Callable[[], float]
+    connection: Any, ledger: Ledger, database: str
 ) -> None:
-    from exactbatch.errors import PostgresUnavailable
-
     other = connect(database, application="tests", timeout=0.3)
+    begin = time.monotonic()
     with transaction(connection):
         ledger.lock(pipeline())
         with pytest.raises(PostgresUnavailable, match="expected a lock within the publish_timeout, found another"):
-            with transaction(other):
-                Ledger(other).lock(pipeline())
-    assert record_time() < 5
-    with transaction(other):
-        Ledger(other).lock(pipeline())
+            lock(other)
+    assert time.monotonic() - begin < 5
+    lock(other)
     other.close()
 
 
-@pytest.fixture
-def record_time() -> Callable[[], float]:
-    """Seconds since the test began."""
-    import time
-
-    begin = time.monotonic()
-    return lambda: time.monotonic() - begin
+def lock(connection: Any, *, sit_idle: float = 0) -> None:
+    """Hold the pipeline's lock for some seconds."""
+    with transaction(connection) as cursor:
+        Ledger(connection).lock(pipeline())
+        time.sleep(sit_idle)
+        cursor.execute("select 1")
 
 
 def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
     connection: Any, ledger: Ledger, database: str
 ) -> None:
-    import time
-
-    from exactbatch.errors import PostgresUnavailable
-
     hung = connect(database, application="tests", timeout=0.3)
     with pytest.raises(PostgresUnavailable, match="expected the connection to Postgres to last"):
-        with transaction(hung) as cursor:
-            Ledger(hung).lock(pipeline())
-            time.sleep(1)
-            cursor.execute("select 1")
-    with transaction(connection):
-        ledger.lock(pipeline())
+        lock(hung, sit_idle=1)
+    lock(connection)
     hung.close()

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 import pytest
+
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 
@@ -52,7 +53,7 @@ def test_types_are_stored_as_format_type_prints_them(written: str, stored: str, 
 
 
 def test_every_stored_type_is_parsed_as_itself() -> None:
-    types = "smallint, real, numeric(5,2), timestamp with time zone, double precision".split(", ")
+    types = ["smallint", "real", "numeric(5,2)", "timestamp with time zone", "double precision"]
     assert [each.type for each in parse_columns(", ".join(f"c{i} {t}" for i, t in enumerate(types)))] == types
 
 

@@ -39,7 +39,8 @@ with loss as (
     insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind)
     values (:pipeline, :topic, :topic_id, :partition, int8range(:from_offset, :until_offset), 'loss')
 )
-update exactbatch.stored_offset set next_offset = :until_offset, updated_at = now()
+update exactbatch.stored_offset
+set next_offset = :until_offset, leader_epoch = :leader_epoch, updated_at = now()
 where pipeline = :pipeline and topic = :topic and partition = :partition and next_offset = :from_offset;
 
 -- name: supersede_planned_advance

@@ -57,7 +57,8 @@ def _retrieve(definition: Path, into: Path, progress: Progress) -> None:
             said.append(line.strip())
             if "[SUCCESSFUL ]" in line and ".jar" in line:
                 jars += 1
-                progress(f"fetching the jars of {definition.stem}: {jars}")
+                if jars % 10 == 0:
+                    progress(f"fetching the jars of {definition.stem}: {jars} so far")
     if ivy.returncode != 0:
         raise LocalStackError(_failure(definition.stem, said))
 

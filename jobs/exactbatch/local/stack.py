@@ -170,8 +170,8 @@ class LocalStack:
             for server in servers:
                 self._progress(f"starting {server.title}")
                 server.launch()
-            # Those that run already may be on their way up.
-            for server in self.servers:
+            # Those that run already may be on their way up. Postgres is up, or has failed, first.
+            for server in reversed(self.servers):
                 server.wait()
         except BaseException:
             for server in servers:

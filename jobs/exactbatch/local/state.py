@@ -43,6 +43,7 @@ class StateFile:
     def write(self, server: str, state: ServerState) -> None:
         """Replace the state of a server, in one step."""
         everything = {**self._load(), server: asdict(state)}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".new")
         draft.write_text(json.dumps(everything, indent=2) + "\n")
         draft.replace(self.path)

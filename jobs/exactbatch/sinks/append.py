@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
@@ -72,6 +73,8 @@ class Append:
 
         Raises TargetMismatch, which names the column and both types.
         """
+        # Two launches that create the same target at once: the second waits here and then finds it.
+        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", ('.'.join(self.table_name),))
         found = self._columns_found(cursor)
         if not found:
             self._create(cursor, columns)
@@ -105,32 +108,52 @@ class Append:
         batch_id: int,
         attempts: Sequence[int],
     ) -> int:
-        """Insert the staged rows of these task attempts; return how many rows that were."""
+        """Insert the staged rows of these task attempts; return how many rows arrived.
+
+        Raises TargetMismatch when a constraint of the target refuses a row.
+        """
         lineage = [column.name for column in LINEAGE[:-1]]
         names = sql.SQL(", ").join(sql.Identifier(name) for name in [*(c.name for c in columns), *lineage])
-        cursor.execute(
-            sql.SQL(
-                "insert into {target} ({names}, batch_id) "
-                "select {names}, %s from {staging} where task_attempt = any(%s)"
-            ).format(target=self.table, names=names, staging=staging),
-            (batch_id, list(attempts)),
+        # Literals rather than parameters: psycopg2 would look for parameters in a name with a % as well.
+        statement = sql.SQL(
+            "insert into {target} ({names}, batch_id) "
+            "select {names}, {batch_id} from {staging} where task_attempt = any({attempts})"
+        ).format(
+            target=self.table,
+            names=names,
+            batch_id=sql.Literal(batch_id),
+            staging=staging,
+            attempts=sql.Literal(list(attempts)),
         )
+        try:
+            cursor.execute(statement)
+        except psycopg2.IntegrityError as error:
+            raise TargetMismatch(
+                f"target {self.target}: expected its constraints to take every row of the batch, found: "
+                f"{error.diag.message_primary} ({error.diag.message_detail}). Nothing was written. Correct the "
+                f"constraint, or what the pipeline writes."
+            ) from error
         return int(cursor.rowcount)
 
     def _columns_found(self, cursor: Any) -> "dict[str, _TargetColumn]":
         cursor.execute(
             """
-            select a.attname, format_type(a.atttypid, a.atttypmod),
+            select c.relkind, a.attname, format_type(a.atttypid, a.atttypmod),
                    a.attnotnull and not a.atthasdef and a.attidentity = ''
-            from pg_attribute a
-            join pg_class c on c.oid = a.attrelid
+            from pg_class c
             join pg_namespace n on n.oid = c.relnamespace
-            where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')
-              and a.attnum > 0 and not a.attisdropped
+            join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+            where n.nspname = %s and c.relname = %s
             """,
             self.table_name,
         )
-        return {name: _TargetColumn(type_, required) for name, type_, required in cursor.fetchall()}
+        rows = cursor.fetchall()
+        if rows and rows[0][0] not in ("r", "p"):
+            raise TargetMismatch(
+                f"target {self.target}: expected a table, found something else of that name (a view, a sequence "
+                f"or an index). Give the pipeline another target."
+            )
+        return {name: _TargetColumn(type_, required) for _, name, type_, required in rows}
 
     def _create(self, cursor: Any, columns: Sequence[Column]) -> None:
         # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a

@@ -1,0 +1,263 @@
+"""Airflow on this machine, beside a local stack: for the demo and the end-to-end tests."""
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import psutil
+import tenacity
+
+from exactbatch.local.faults import LocalStackError
+from exactbatch.local.ports import HOST, find_port
+from exactbatch.local.process import Recorded, spawn, wait_until_ended
+from exactbatch.local.progress import Progress, silent
+from exactbatch.local.stack import LocalStack
+
+_USUAL_PORT: Final = 8080
+_READY_TIMEOUT_S: Final = 180.0
+# The parts that `airflow standalone` starts. Started one by one, each of them ends on SIGTERM, while
+# standalone leaves its own behind.
+_PARTS: Final = ("api-server", "scheduler", "dag-processor")
+# Airflow waits for work in these steps, seconds: the default ones add some seconds to each task.
+_LATENCY: Final = {
+    "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
+    "AIRFLOW__CORE__PARALLELISM": "2",
+}
+
+
+class LocalAirflow:
+    """Airflow's API server, scheduler and DAG processor, with the connections of a stack.
+
+    Its home is `<stack folder>/airflow`, and nothing is written elsewhere. `dags` is the folder of DAG files.
+    `connections` replace or add to kafka_default, postgres_default and spark_default, as Airflow's JSON.
+    """
+
+    def __init__(
+        self,
+        stack: LocalStack,
+        dags: Path,
+        *,
+        connections: Mapping[str, Mapping[str, Any]] | None = None,
+        environment: Mapping[str, str] | None = None,
+        progress: Progress = silent,
+    ) -> None:
+        self.home = stack.folder / "airflow"
+        self.user, self.password = "admin", secrets.token_urlsafe(9)
+        self.port = find_port(_USUAL_PORT)
+        self.url = f"http://{HOST}:{self.port}"
+        self._dags, self._progress = dags, progress
+        self._connections = {**_connections(stack), **(connections or {})}
+        self._extra = dict(environment or {})
+        self._parts: dict[str, Recorded] = {}
+        self._token: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of every Airflow command of this installation."""
+        return {
+            **os.environ,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self._dags),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self._dags.parent / "plugins"),
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{self.user}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
+            "AIRFLOW__API__PORT": str(self.port),
+            "AIRFLOW__API__HOST": HOST,
+            "AIRFLOW__API__BASE_URL": self.url,
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API__SECRET_KEY": self._secret,
+            "AIRFLOW__API_AUTH__JWT_SECRET": self._secret,
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **_LATENCY,
+            **{f"AIRFLOW_CONN_{k.upper()}": json.dumps(v) for k, v in self._connections.items()},
+            **self._extra,
+        }
+
+    @property
+    def _secret(self) -> str:
+        """What the parts sign their messages with; the same for all of them, and new for each start."""
+        return self.password * 4
+
+    def up(self, *, pools: Mapping[str, int]) -> None:
+        """Create the database, start the parts and wait until they are healthy; create pools by their slots.
+
+        Raises LocalStackError when a part ends, or Airflow is not healthy in time.
+        """
+        self.home.mkdir(parents=True, exist_ok=True)
+        passwords = self.home / "passwords.json"
+        passwords.write_text(json.dumps({self.user: self.password}))
+        passwords.chmod(0o600)
+        self._progress("creating Airflow's database")
+        self.command("db", "migrate")
+        for part in _PARTS:
+            self.start(part)
+        self._progress("waiting for Airflow")
+        self._wait()
+        for pool, slots in pools.items():
+            self.request("POST", "/pools", json={"name": pool, "slots": slots, "include_deferred": False})
+
+    def start(self, part: str) -> None:
+        """Start one part: api-server, scheduler or dag-processor."""
+        self._parts[part] = spawn(
+            [Path(sys.executable).parent / "airflow", part],
+            log=self.home / f"{part}.log",
+            cwd=self.home,
+            env=self.environment,
+        )
+
+    def down(self) -> None:
+        """Stop what was started, and whatever that has started in turn."""
+        running = [process for part in self._parts.values() if (process := part.running())]
+        doomed = [child for process in running for child in process.children(recursive=True)] + running
+        for process in running:
+            process.terminate()
+        wait_until_ended(running, timeout_s=15)
+        for process in doomed:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        wait_until_ended(doomed, timeout_s=15)
+        self._parts.clear()
+
+    def command(self, *arguments: str) -> str:
+        """Run `airflow …` and return what it printed. Raises LocalStackError when it fails."""
+        done = subprocess.run(
+            [Path(sys.executable).parent / "airflow", *arguments],
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            raise LocalStackError(
+                f"airflow {' '.join(arguments)} failed: {(done.stdout + done.stderr)[-2000:]}"
+            )
+        return done.stdout
+
+    def request(self, method: str, path: str, **arguments: Any) -> Any:
+        """Call Airflow's REST API, /api/v2, and return the JSON that it answers. Raises httpx.HTTPError."""
+        if self._token is None:
+            login = {"username": self.user, "password": self.password}
+            self._token = (
+                httpx.post(f"{self.url}/auth/token", json=login, timeout=30)
+                .raise_for_status()
+                .json()["access_token"]
+            )
+        answer = httpx.request(
+            method,
+            f"{self.url}/api/v2{path}",
+            headers={"Authorization": f"Bearer {self._token}"},
+            timeout=60,
+            **arguments,
+        )
+        answer.raise_for_status()
+        return answer.json() if answer.content else None
+
+    def wait_for_dag(self, dag_id: str) -> None:
+        """Wait until a DAG was parsed, and unpause it. Raises LocalStackError, with any import error."""
+        deadline = time.monotonic() + _READY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            try:
+                self.request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
+                return
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.NOT_FOUND:
+                    raise
+            time.sleep(0.5)
+        errors = self.request("GET", "/importErrors")["import_errors"]
+        raise LocalStackError(f"expected Airflow to load the DAG {dag_id!r}, found {errors or 'no such DAG'}")
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
+        """Start a run; return its run_id."""
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        run_id: str = self.request("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"]
+        return run_id
+
+    def run_state(self, dag_id: str, run_id: str) -> str:
+        """queued, running, success or failed."""
+        state: str = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
+        return state
+
+    def task_states(self, dag_id: str, run_id: str) -> dict[str, tuple[str | None, int]]:
+        """State and number of tries of each task."""
+        tasks = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        return {each["task_id"]: (each["state"], each["try_number"]) for each in tasks}
+
+    def wait_for_run(self, dag_id: str, run_id: str, *, timeout_s: float = 300) -> str:
+        """Wait until a run has ended; return its state. Raises LocalStackError when it does not."""
+        deadline = time.monotonic() + timeout_s
+        while (state := self.run_state(dag_id, run_id)) in ("queued", "running"):
+            if time.monotonic() > deadline:
+                states = self.task_states(dag_id, run_id)
+                raise LocalStackError(
+                    f"expected run {run_id} to end within {timeout_s:.0f} s, found {states}"
+                )
+            time.sleep(0.5)
+        return state
+
+    def _wait(self) -> None:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((httpx.HTTPError, _Unhealthy)),
+            wait=tenacity.wait_fixed(0.5),
+            stop=tenacity.stop_after_delay(_READY_TIMEOUT_S),
+            reraise=True,
+        )
+        try:
+            retrying(self._check_health)
+        except (httpx.HTTPError, _Unhealthy) as error:
+            raise LocalStackError(
+                f"expected Airflow to be healthy within {_READY_TIMEOUT_S:.0f} s, found {error}: see the logs in "
+                f"{self.home}"
+            ) from error
+
+    def _check_health(self) -> None:
+        for name, part in self._parts.items():
+            if part.running() is None:
+                log = (self.home / f"{name}.log").read_text(errors="replace").splitlines()
+                raise LocalStackError(
+                    f"expected Airflow's {name} to run, it has ended: see {self.home / name}.log\n"
+                    + "\n".join(f"  {line}" for line in log[-12:])
+                )
+        health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).raise_for_status().json()
+        unhealthy = [
+            name
+            for name in ("metadatabase", "scheduler", "dag_processor")
+            if health[name]["status"] != "healthy"
+        ]
+        if unhealthy:
+            raise _Unhealthy(f"{', '.join(unhealthy)} not healthy")
+
+
+class _Unhealthy(Exception):
+    """A part does not answer yet."""
+
+
+def _connections(stack: LocalStack) -> dict[str, dict[str, Any]]:
+    from psycopg2.extensions import parse_dsn
+
+    postgres = parse_dsn(stack.postgres_dsn)
+    return {
+        "kafka_default": {"conn_type": "kafka", "extra": dict(stack.kafka_properties)},
+        "postgres_default": {
+            "conn_type": "postgres",
+            "host": postgres["host"],
+            "port": int(postgres["port"]),
+            "schema": postgres["dbname"],
+            "login": postgres["user"],
+        },
+        "spark_default": {"conn_type": "spark", "host": "local[2]"},
+    }

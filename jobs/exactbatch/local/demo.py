@@ -1,0 +1,195 @@
+"""`make demo`: real flights through real Kafka, Airflow, Spark and Postgres, with a driver killed on the way."""
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import psutil
+import typer
+from rich.console import Console
+
+from exactbatch import tables
+from exactbatch.audit import audit
+from exactbatch.errors import ExactbatchError
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local.airflow import LocalAirflow
+from exactbatch.local.flights import COUNT, create_topic, flights, send
+from exactbatch.local.stack import LocalStack
+from exactbatch.pipeline import Pipeline, load_pipeline
+from exactbatch.report import load_report
+from exactbatch.settings import Settings
+
+_BURSTS: Final = (60_000, 120_000, 90_000, COUNT - 270_000)
+_KILLED_BURST: Final = 1
+_DAGS: Final = Path("dags")
+
+console = Console(highlight=False)
+
+
+def main(
+    exit_: Annotated[
+        bool, typer.Option("--exit", help="End when done, instead of leaving Airflow up.")
+    ] = False,
+) -> None:
+    """Run the demo; exit 0 when every flight is in the target exactly once."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped then, too
+    began = time.monotonic()
+    try:
+        with console.status("starting") as status:
+            stack = LocalStack(name="demo", progress=status.update)
+            stack.down(delete=True)
+            exact = _demo(stack, status, began, leave_up=not exit_)
+    except ExactbatchError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if exact else 1)
+
+
+def _demo(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> bool:
+    pipeline = load_pipeline("pipelines.flights:flights")
+    with _servers(stack, status) as airflow:
+        settings = Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+        _say(f"Kafka at {stack.bootstrap_servers}, Postgres at {stack.postgres.address}")
+        _register(pipeline, settings)
+        create_topic(settings.kafka, "flights")
+        airflow.up(pools={f"exactbatch_{pipeline.name}": 1})
+        airflow.wait_for_dag(pipeline.name)
+        _say(f"Airflow at {airflow.url}, user {airflow.user}, password {airflow.password}")
+        values = list(flights())
+        for number, size in enumerate(_BURSTS):
+            burst, values = values[:size], values[size:]
+            status.update(f"sending {size} flights")
+            send(settings.kafka, "flights", burst)
+            _say(f"\nburst {number + 1}: {size} flights sent")
+            _process(airflow, pipeline, settings, status, kill=number == _KILLED_BURST)
+        _nothing_new(airflow, pipeline, status)
+        exact = _verdict(pipeline, settings, status)
+        _say(f"{time.monotonic() - began:.0f} s in all")
+        if leave_up:
+            _leave_up(airflow, stack, status)
+        return exact
+
+
+@contextmanager
+def _servers(stack: LocalStack, status: Any) -> Iterator[LocalAirflow]:
+    """Kafka and Postgres, up; and Airflow, to be brought up. All are stopped at the end."""
+    try:
+        stack.up()
+        airflow = LocalAirflow(stack, _DAGS.absolute(), progress=status.update)
+        try:
+            yield airflow
+        finally:
+            status.update("stopping")
+            airflow.down()
+    finally:
+        stack.down()
+
+
+def _register(pipeline: Pipeline, settings: Settings) -> None:
+    with _connection(settings) as connection:
+        migrate(connection)
+        with transaction(connection):
+            Ledger(connection).register(pipeline)
+
+
+def _process(
+    airflow: LocalAirflow, pipeline: Pipeline, settings: Settings, status: Any, *, kill: bool
+) -> None:
+    """Let one DAG run process what is new, and print its batch."""
+    run_id = airflow.trigger(pipeline.name)
+    status.update(f"Airflow runs {run_id}")
+    if kill:
+        _kill_driver(settings, status)
+        _say("[red]SIGKILL[/red] to the Spark driver in mid-batch; Airflow tries again")
+    state = airflow.wait_for_run(pipeline.name, run_id)
+    tries = airflow.task_states(pipeline.name, run_id)["process_batch"][1]
+    with _connection(settings) as connection, transaction(connection):
+        newest = Ledger(connection).batches(pipeline, most=1)[0]
+    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, newest.batch_id)
+    _say(f"run {run_id}: {state}, process_batch in {tries} {'try' if tries == 1 else 'tries'}")
+    console.print(report.as_table(), markup=False)
+
+
+def _kill_driver(settings: Settings, status: Any) -> None:
+    """Wait until rows are being staged, and kill the driver: its Python and its JVM."""
+    status.update("waiting for the driver to be in mid-batch, to kill it")
+    deadline = time.monotonic() + 180
+    with _connection(settings) as connection:
+        connection.autocommit = True
+        while time.monotonic() < deadline:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "select 1 from pg_class where relnamespace = 'exactbatch_staging'::regnamespace "
+                    "and relname like '%%_rows' and pg_relation_size(oid) > 0"
+                )
+                staging = cursor.fetchone()
+            if staging is not None:
+                drivers = [each for each in psutil.process_iter(["cmdline"]) if _is_driver(each)]
+                for driver in drivers:
+                    driver.kill()
+                if drivers:
+                    return
+            time.sleep(0.02)
+    raise ExactbatchError("expected a batch to be staged within 180 s, found none to kill")
+
+
+def _is_driver(process: psutil.Process) -> bool:
+    return any(Path(part).name == "process_batch.py" for part in process.info["cmdline"] or ())
+
+
+def _nothing_new(airflow: LocalAirflow, pipeline: Pipeline, status: Any) -> None:
+    run_id = airflow.trigger(pipeline.name)
+    status.update("a run with nothing new")
+    airflow.wait_for_run(pipeline.name, run_id)
+    states = {task: state for task, (state, _) in airflow.task_states(pipeline.name, run_id).items()}
+    _say(
+        f"a run with nothing new: plan_batch {states['plan_batch']}, process_batch {states['process_batch']}\n"
+    )
+
+
+def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
+    status.update("auditing: reading the log again, and comparing it with the target")
+    results = audit(pipeline, settings)
+    with _connection(settings) as connection, connection.cursor() as cursor:
+        cursor.execute("select count(*) from public.flight")
+        rows = cursor.fetchone()[0]
+    console.print(tables.audit_table(pipeline, results))
+    console.print(tables.verdict(results))
+    _say(f"{COUNT} flights sent, {rows} rows in {pipeline.sink.target}")
+    return rows == COUNT == sum(r.records for r in results) and all(r.is_exact for r in results)
+
+
+def _leave_up(airflow: LocalAirflow, stack: LocalStack, status: Any) -> None:
+    _say(
+        f"\nAirflow stays up until Ctrl-C: [bold]{airflow.url}[/bold], user [bold]{airflow.user}[/bold], "
+        f"password [bold]{airflow.password}[/bold]\npsql '{stack.postgres_dsn}'"
+    )
+    status.update("Ctrl-C ends it")
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        return
+
+
+@contextmanager
+def _connection(settings: Settings) -> Iterator[Any]:
+    connection = connect(settings.postgres, application="exactbatch demo")
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _say(text: str) -> None:
+    console.print(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,384 @@
+"""Planning an advance against a real broker and a real ledger."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+from conftest import Topic, record
+from exactbatch import Limits, Pipeline
+from exactbatch.advance import plan, preview_advance
+from exactbatch.errors import (
+    ConfigurationError,
+    ExactbatchError,
+    LogWentBackwards,
+    NotRegistered,
+    OffsetsLost,
+    StoredOffsetsMoved,
+    TopicMissing,
+    TopicRecreated,
+)
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, Run, transaction
+from exactbatch.planner import LogPartition
+
+MakeTopic = Callable[..., Topic]
+MakePipeline = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """A topic with two partitions of ten and three records."""
+    topic = make_topic(2)
+    topic.produce(*map(record, range(10)))
+    topic.produce(*map(record, range(3)), partition=1)
+    return topic
+
+
+def advance(connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None = None) -> int | None:
+    return plan(connection, log, pipeline, origin="cli", run=run and Run("dag", run))
+
+
+def planned(connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None = None) -> list[tuple[int, int, int]]:
+    """Plan; the ranges as (partition, from_offset, until_offset)."""
+    batch_id = advance(connection, log, pipeline, run)
+    assert batch_id is not None
+    with transaction(connection):
+        return [(r.partition, r.from_offset, r.until_offset) for r in Ledger(connection).ranges(batch_id)]
+
+
+def commit(connection: Any, pipeline: Pipeline, batch_id: int | None) -> None:
+    """What publish does to the ledger."""
+    assert batch_id is not None
+    with transaction(connection):
+        ledger = Ledger(connection)
+        batch = ledger.batch(batch_id)
+        assert ledger.advance_stored_offsets(batch)
+        ledger.cover(batch)
+        ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
+
+
+def stands(connection: Any, pipeline: Pipeline) -> list[int]:
+    """The stored offsets by partition."""
+    with transaction(connection):
+        return [each.next_offset for each in Ledger(connection).stored_offsets(pipeline)]
+
+
+def refused(expected: type[ExactbatchError], *arguments: Any) -> str:
+    with pytest.raises(expected) as caught:
+        advance(*arguments)
+    return str(caught.value)
+
+
+def test_a_first_run_plans_the_whole_log_and_stores_where_it_begins(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    assert planned(connection, kafka_log, pipeline) == [(0, 0, 10), (1, 0, 3)]
+    assert stands(connection, pipeline) == [0, 0]
+
+
+def test_a_first_run_from_latest_stores_where_it_begins_although_its_plan_is_empty(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    """Else the records between this run and the next one would never be processed."""
+    pipeline = make_pipeline(topic, start="latest")
+    assert advance(connection, kafka_log, pipeline) is None
+    assert stands(connection, pipeline) == [10, 3]
+    topic.produce(record(10))
+    assert planned(connection, kafka_log, pipeline) == [(0, 10, 11)]
+
+
+def test_a_pipeline_takes_over_where_a_consumer_group_stands(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    group = uuid.uuid4().hex
+    consumer = Consumer({**topic.properties, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic.name, 0, 4)], asynchronous=False)
+    consumer.close()
+    pipeline = make_pipeline(topic, start=f"group:{group}")
+    assert planned(connection, kafka_log, pipeline) == [(0, 4, 10), (1, 0, 3)]
+
+
+def test_a_group_without_offsets_is_not_taken_for_a_first_run(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, start="group:nobody")
+    message = refused(ConfigurationError, connection, kafka_log, pipeline)
+    assert f"expected the consumer group 'nobody' to have committed offsets for {topic.name}, found none" in message
+    assert stands(connection, pipeline) == []
+
+
+def test_a_pipeline_that_is_not_registered_plans_nothing(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = replace(make_pipeline(topic), name="another")
+    assert "run `exactbatch init`" in refused(NotRegistered, connection, kafka_log, pipeline)
+
+
+def test_a_retry_of_a_run_gets_the_batch_that_the_run_got(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = advance(connection, kafka_log, pipeline, "run")
+    topic.produce(record(10))
+    assert advance(connection, kafka_log, pipeline, "run") == first
+    commit(connection, pipeline, first)
+    assert advance(connection, kafka_log, pipeline, "run") == first
+    assert planned(connection, kafka_log, pipeline, "next run") == [(0, 10, 11)]
+
+
+def test_a_newer_plan_supersedes_an_older_one_and_begins_where_it_began(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = advance(connection, kafka_log, pipeline, "run")
+    topic.produce(record(10))
+    assert planned(connection, kafka_log, pipeline, "next run") == [(0, 0, 11), (1, 0, 3)]
+    with transaction(connection):
+        assert Ledger(connection).batch(first or 0).status == "superseded"
+    assert advance(connection, kafka_log, pipeline, "run") == first, "the retry keeps its plan, and is fenced"
+
+
+def test_limits_hold_and_several_batches_reach_the_end(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, limits=Limits(max_records=6))
+    seen = []
+    while (batch_id := advance(connection, kafka_log, pipeline)) is not None:
+        with transaction(connection):
+            seen += [str(each).split("]")[-1].strip() for each in Ledger(connection).ranges(batch_id)]
+        commit(connection, pipeline, batch_id)
+    assert seen == ["0..3", "0..3", "3..9", "9..10"]
+    assert stands(connection, pipeline) == [10, 3]
+
+
+class MovingLog(KafkaLog):
+    """A broker that takes so long to answer that others commit meanwhile."""
+
+    def __init__(self, log: KafkaLog, moves: Sequence[Callable[[], None]]) -> None:
+        self._log, self._moves, self.asked = log, iter(moves), 0
+
+    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        self.asked += 1
+        answer = self._log.partitions(topics)
+        next(self._moves, lambda: None)()
+        return answer
+
+
+def test_stored_offsets_that_move_while_kafka_is_asked_let_it_be_asked_again(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = advance(connection, kafka_log, pipeline)
+    topic.produce(record(10))
+    log = MovingLog(kafka_log, [lambda: commit(connection, pipeline, first)])
+    assert planned(connection, log, pipeline) == [(0, 10, 11)]
+    assert log.asked == 2
+
+
+def test_stored_offsets_that_never_rest_end_in_an_error_that_can_be_retried(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, start="latest")
+    advance(connection, kafka_log, pipeline)
+
+    def move() -> None:
+        topic.produce(record(0))
+        commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+
+    message = refused(StoredOffsetsMoved, connection, MovingLog(kafka_log, [move] * 9), pipeline)
+    assert "found that they moved in each of 5 tries" in message
+    assert StoredOffsetsMoved.retryable
+
+
+def test_two_plans_at_once_leave_one_planned_batch(
+    database: str, connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    from exactbatch.ledger import connect
+
+    pipeline = make_pipeline(topic)
+    outcomes: list[Any] = []
+    together = threading.Barrier(2)
+
+    def run(name: str) -> None:
+        own = connect(database, application="tests", timeout=10)
+        together.wait()
+        try:
+            outcomes.append(advance(own, kafka_log, pipeline, name))
+        except Exception as error:
+            outcomes.append(error)
+        own.close()
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in "ab"]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    with transaction(connection):
+        statuses = sorted(Ledger(connection).batch(each).status for each in outcomes)
+    assert statuses == ["planned", "superseded"]
+    assert stands(connection, pipeline) == [0, 0]
+
+
+def lose(admin: AdminClient, topic: Topic, before: int) -> None:
+    """Let retention remove the offsets of partition 0 below `before`."""
+    for future in admin.delete_records([TopicPartition(topic.name, 0, before)]).values():
+        future.result(30)
+
+
+def test_offsets_that_retention_removed_fail_the_plan_by_default(
+    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    advance(connection, kafka_log, pipeline)
+    lose(admin, topic, 4)
+    message = refused(OffsetsLost, connection, kafka_log, pipeline)
+    assert f"topic '{topic.name}', partition 0: expected to go on at the stored offset 0" in message
+    assert "retention removed 4 offsets" in message
+    assert stands(connection, pipeline) == [0, 0]
+
+
+def test_a_recorded_loss_is_covered_and_the_next_range_begins_behind_it(
+    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, on_loss="record")
+    commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+    topic.produce(*map(record, range(6)))
+    lose(admin, topic, 14)
+    assert planned(connection, kafka_log, pipeline) == [(0, 14, 16)]
+    assert stands(connection, pipeline) == [14, 3]
+    with transaction(connection):
+        lost = [each for each in Ledger(connection).coverage(pipeline) if each.kind == "loss"]
+    assert [(each.partition, each.from_offset, each.until_offset, each.batch_id) for each in lost] == [
+        (0, 10, 14, None)
+    ]
+
+
+def test_a_loss_is_recorded_although_nothing_is_left_to_process(
+    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, on_loss="record")
+    commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+    topic.produce(*map(record, range(2)))
+    lose(admin, topic, 12)
+    assert advance(connection, kafka_log, pipeline) is None
+    assert stands(connection, pipeline) == [12, 3]
+    assert advance(connection, kafka_log, pipeline) is None, "a loss is recorded once"
+
+
+def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
+    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    """The epoch of the lost offsets ends before the range: a reader would take that for a log that was cut."""
+    pipeline = make_pipeline(topic, on_loss="record")
+    commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+    with transaction(connection) as cursor:
+        cursor.execute("update exactbatch.stored_offset set leader_epoch = leader_epoch - 1")
+    topic.produce(*map(record, range(6)))
+    lose(admin, topic, 14)
+    advance(connection, kafka_log, pipeline)
+    with transaction(connection):
+        stored = Ledger(connection).stored_offsets(pipeline)[0]
+    assert stored.leader_epoch == kafka_log.partitions(pipeline.topics)[0].leader_epoch
+
+
+def test_a_topic_that_was_created_again_is_not_taken_for_the_old_one(
+    connection: Any,
+    kafka_log: KafkaLog,
+    admin: AdminClient,
+    topic: Topic,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+) -> None:
+    pipeline = make_pipeline(topic)
+    commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+    recreate(admin, make_topic, topic)
+    topic.produce(*map(record, range(20)))
+    message = refused(TopicRecreated, connection, kafka_log, pipeline)
+    assert "the topic was deleted and created again, so the stored offset 10 says nothing about it" in message
+
+
+def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
+    """Delete a topic and create it again under its name, with two partitions."""
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    for _ in range(100):
+        if topic.name not in admin.list_topics(timeout=10).topics:
+            break
+    make_topic(2, name=topic.name)
+
+
+def test_a_stored_offset_past_the_end_of_the_log_is_an_error(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    advance(connection, kafka_log, pipeline)
+    with transaction(connection) as cursor:
+        cursor.execute("update exactbatch.stored_offset set next_offset = 11 where partition = 0")
+    assert "expected the log to reach the stored offset 11, found its end at 10" in refused(
+        LogWentBackwards, connection, kafka_log, pipeline
+    )
+
+
+def test_a_topic_that_is_not_there_is_named_and_not_created(
+    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    name = f"{topic.name}-misspelt"
+    pipeline = make_pipeline(topic, topics=(topic.name, name))
+    message = refused(TopicMissing, connection, kafka_log, pipeline)
+    assert f"expected the topic '{name}', found that the broker does not know it" in message
+    assert name not in admin.list_topics(timeout=10).topics
+    assert stands(connection, pipeline) == []
+
+
+def test_a_partition_that_a_topic_has_gained_begins_at_its_earliest_offset(
+    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, start="latest")
+    advance(connection, kafka_log, pipeline)
+    admin.create_partitions([NewPartitions(topic.name, 3)])[topic.name].result(30)
+    topic.produce(*map(record, range(2)), partition=2)
+    assert planned(connection, kafka_log, pipeline) == [(2, 0, 2)]
+
+
+def test_a_range_ends_before_a_transaction_that_is_still_open(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    producer = topic.transaction(record(10), end="open")
+    topic.produce(record(11))
+    assert planned(connection, kafka_log, pipeline) == [(0, 0, 10), (1, 0, 3)]
+    producer.commit_transaction(30)
+    while any(each.last_stable < each.high_watermark for each in kafka_log.partitions(pipeline.topics)):
+        time.sleep(0.05)
+    assert planned(connection, kafka_log, pipeline) == [(0, 0, 13), (1, 0, 3)]
+
+
+def test_a_topic_that_left_the_pipeline_keeps_its_stored_offsets(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    other = make_topic()
+    pipeline = make_pipeline(topic, topics=(topic.name, other.name))
+    other.produce(record(0))
+    commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+    topic.produce(record(10))
+    other.produce(record(1))
+    assert planned(connection, kafka_log, replace(pipeline, topics=(topic.name,))) == [(0, 10, 11)]
+    assert sorted(stands(connection, pipeline)) == [1, 3, 10]
+
+
+def test_a_preview_says_what_a_plan_would_do_and_writes_nothing(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    found, partitions = preview_advance(connection, kafka_log, pipeline)
+    assert [str(each) for each in found.ranges] == [f"{topic.name}[0] 0..10", f"{topic.name}[1] 0..3"]
+    assert [each.high_watermark for each in partitions] == [10, 3]
+    assert stands(connection, pipeline) == []
+    with transaction(connection):
+        assert Ledger(connection).batches(pipeline, most=1) == []

@@ -1,0 +1,601 @@
+"""A batch from end to end: real Kafka, Spark and Postgres in one process."""
+
+import base64
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from conftest import Topic, record
+from exactbatch import Append, Json, Limits, Pipeline, Raw, Text, batch_job
+from exactbatch.advance import plan
+from exactbatch.audit import audit
+from exactbatch.batch_job import process_batch
+from exactbatch.errors import (
+    ConfigurationError,
+    ExactbatchError,
+    OffsetsLost,
+    StagedRowsDiffer,
+    TargetMismatch,
+    TasksFailed,
+    TooManyRejects,
+    TopicMissing,
+    TopicRecreated,
+)
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, transaction
+from exactbatch.publish import Published
+from exactbatch.settings import Settings
+from exactbatch.staging import StagingTables, create_tables
+
+MakeTopic = Callable[..., Topic]
+MakePipeline = Callable[..., Pipeline]
+
+
+class World:
+    """Plans, runs and looks at batches of one test."""
+
+    def __init__(self, spark: Any, connection: Any, settings: Settings) -> None:
+        self.spark, self.connection, self.settings = spark, connection, settings
+        self.log = KafkaLog(settings.kafka)
+
+    def settle(self, pipeline: Pipeline) -> None:
+        """Wait until the broker has written the marker at the end of each transaction."""
+        while any(each.last_stable < each.high_watermark for each in self.log.partitions(pipeline.topics)):
+            time.sleep(0.05)
+
+    def plan(self, pipeline: Pipeline) -> int:
+        batch_id = plan(self.connection, self.log, pipeline, origin="cli")
+        assert batch_id is not None
+        return batch_id
+
+    def process(self, pipeline: Pipeline, batch_id: int) -> Published:
+        return process_batch(self.spark, pipeline, batch_id, self.settings)
+
+    def run(self, pipeline: Pipeline) -> Published:
+        return self.process(pipeline, self.plan(pipeline))
+
+    def refused(self, expected: type[ExactbatchError], pipeline: Pipeline, batch_id: int | None = None) -> str:
+        """The message of the error with which a batch ends that leaves nothing behind."""
+        before = self.everything(pipeline)
+        batch_id = batch_id or self.plan(pipeline)
+        with pytest.raises(expected) as caught:
+            self.process(pipeline, batch_id)
+        after = self.everything(pipeline)
+        assert after["staging"] == []
+        assert after["coverage"] == before["coverage"]
+        assert after["rows"] == before["rows"]
+        assert after["rejects"] == before["rejects"]
+        with transaction(self.connection):
+            assert Ledger(self.connection).batch(batch_id).status == "planned"
+            assert all(
+                each.from_offset == offsets.next_offset
+                for each in Ledger(self.connection).ranges(batch_id)
+                for offsets in Ledger(self.connection).stored_offsets(pipeline)
+                if (each.topic, each.partition) == (offsets.topic, offsets.partition)
+            )
+        return str(caught.value)
+
+    def rows(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement, arguments or None)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def execute(self, statement: str) -> None:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement)
+
+    def target(self, pipeline: Pipeline, columns: str) -> list[tuple[Any, ...]]:
+        table = pipeline.sink.table.as_string(self.connection)
+        return self.rows(f"select {columns} from {table} order by kafka_partition, kafka_offset")
+
+    def staging(self) -> list[str]:
+        with transaction(self.connection):
+            return sorted(Ledger(self.connection).staging_tables())
+
+    def everything(self, pipeline: Pipeline) -> dict[str, Any]:
+        """What a batch may change, but for its own row."""
+        table = pipeline.sink.table.as_string(self.connection)
+        exists = self.rows("select to_regclass(%s) is not null", table) == [(True,)]
+        with transaction(self.connection):
+            coverage = Ledger(self.connection).coverage(pipeline)
+        return {
+            "staging": self.staging(),
+            "coverage": coverage,
+            "rows": self.rows(f"select count(*) from {table}") if exists else [(0,)],
+            "rejects": self.rows("select count(*) from exactbatch.rejected_record"),
+        }
+
+    def is_exact(self, pipeline: Pipeline) -> bool:
+        found = audit(pipeline, self.settings)
+        return bool(found) and all(each.is_exact for each in found)
+
+
+@pytest.fixture
+def world(spark: Any, connection: Any, settings: Settings) -> World:
+    """Spark, and the test's broker and database."""
+    return World(spark, connection, settings)
+
+
+def test_json_records_become_rows_with_their_lineage(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(2, retention_ms="-1")
+    topic.produce(record(1, "a"), record(2, None), timestamp=1_700_000_000_123)
+    topic.produce(record(3, "ü"), partition=1, timestamp=1_700_000_000_999)
+    pipeline = make_pipeline(topic)
+    published = world.run(pipeline)
+    batch = published.batch
+    assert published.wrote
+    assert (batch.status, batch.records, batch.rows, batch.rejected, batch.tombstones) == ("committed", 3, 3, 0, 0)
+    columns = "id, name, kafka_topic, kafka_partition, kafka_offset, extract(epoch from kafka_timestamp)::text, batch_id"
+    assert world.target(pipeline, columns) == [
+        (1, "a", topic.name, 0, 0, "1700000000.123000", batch.batch_id),
+        (2, None, topic.name, 0, 1, "1700000000.123000", batch.batch_id),
+        (3, "ü", topic.name, 1, 0, "1700000000.999000", batch.batch_id),
+    ]
+    assert world.rows("select partition, next_offset from exactbatch.stored_offset order by 1") == [(0, 2), (1, 1)]
+    assert world.rows("select partition, records from exactbatch.batch_range order by 1") == [(0, 2), (1, 1)]
+    assert world.staging() == []
+    assert world.is_exact(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("value", "produced", "expected"),
+    [
+        (Text(), ["plain", None, "zażółć"], ["plain", None, "zażółć"]),
+        (Raw("body"), [b"\x00\xff", None, b""], [b"\x00\xff", None, b""]),
+    ],
+    ids=["text", "raw"],
+)
+def test_text_and_raw_values_are_kept_as_they_are(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, value: Any, produced: Any, expected: Any
+) -> None:
+    topic = make_topic()
+    topic.produce(*[each.encode() if isinstance(each, str) else each for each in produced])
+    pipeline = make_pipeline(topic, value=value)
+    assert world.run(pipeline).batch.rows == 3
+    found = [row[0] for row in world.target(pipeline, value.column)]
+    assert [bytes(each) if isinstance(each, memoryview) else each for each in found] == expected
+    assert world.is_exact(pipeline)
+
+
+def test_rejects_are_kept_with_all_that_the_record_had(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    headers = [("trace", b"\x00\x01"), ("empty", None)]
+    topic.produce(b"no json \xff", key=b"\x00key", headers=headers)
+    topic.produce(record(2))
+    topic.produce(b'{"id": "two"}')
+    pipeline = make_pipeline(topic, max_rejects=2)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (4, 2, 2)
+    first, second = world.rows(
+        'select topic, partition, "offset", key, value, headers, reason, batch_id '
+        'from exactbatch.rejected_record order by "offset"'
+    )
+    assert first[:3] == (topic.name, 0, 1)
+    assert (bytes(first[3]), bytes(first[4])) == (b"\x00key", b"no json \xff")
+    encoded = [[name, None if value is None else base64.b64encode(value).decode()] for name, value in headers]
+    assert first[5] == encoded
+    assert first[7] == batch.batch_id
+    assert (second[2], second[3], bytes(second[4]), second[5]) == (3, None, b'{"id": "two"}', [])
+    assert first[6]
+    assert second[6]
+    assert world.is_exact(pipeline)
+
+
+def test_one_reject_more_than_allowed_fails_the_batch_and_names_the_records(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(2)
+    topic.produce(record(1), b"bad", record(2))
+    topic.produce(record(3), record(4), b"worse", partition=1)
+    pipeline = make_pipeline(topic, max_rejects=1)
+    message = world.refused(TooManyRejects, pipeline)
+    assert "expected at most 1 records that do not decode, found 2 or more. Nothing was written" in message
+    assert f"{topic.name}[0] offset 1: " in message
+    assert f"{topic.name}[1] offset 2: " in message
+    assert "or raise max_rejects to keep such records in exactbatch.rejected_record" in message
+    assert world.run(replace(pipeline, max_rejects=2)).batch.rejected == 2
+    assert world.is_exact(pipeline)
+
+
+def test_tombstones_are_counted_and_give_no_rows(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1), None, record(2), None)
+    pipeline = make_pipeline(topic)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.tombstones) == (4, 2, 2)
+    assert world.is_exact(pipeline)
+
+
+def test_several_batches_in_a_row_go_on_where_the_last_one_ended(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(3)
+    pipeline = make_pipeline(topic, limits=Limits(max_records=20))
+    topic.produce(*map(record, range(30)))
+    topic.produce(*map(record, range(4)), partition=2)
+    batches = []
+    while (batch_id := plan(world.connection, world.log, pipeline, origin="cli")) is not None:
+        batches.append(world.process(pipeline, batch_id).batch)
+    assert [batch.records for batch in batches] == [20, 14]
+    topic.produce(*map(record, range(5)), partition=1)
+    assert world.run(pipeline).batch.records == 5
+    assert len(world.target(pipeline, "1")) == 39
+    assert world.is_exact(pipeline)
+
+
+def test_a_range_of_markers_only_is_a_batch_without_records(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.transaction(record(1), record(2), end="abort")
+    pipeline = make_pipeline(topic)
+    world.settle(pipeline)
+    assert world.run(pipeline).batch.records == 0
+    assert world.rows("select next_offset from exactbatch.stored_offset") == [(3,)]
+    assert world.is_exact(pipeline)
+
+
+def test_a_committed_batch_is_left_as_it_is(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    batch = world.run(pipeline).batch
+    rows = world.target(pipeline, "xmin::text, ctid::text")
+    again = world.process(pipeline, batch.batch_id)
+    assert (again.wrote, again.batch) == (False, batch)
+    assert str(again) == f"batch {batch.batch_id} was committed before: nothing written"
+    assert world.target(pipeline, "xmin::text, ctid::text") == rows
+
+
+def test_a_batch_of_another_pipeline_is_refused(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    batch_id = world.plan(make_pipeline(topic))
+    other = make_pipeline(topic, name="other", sink=Append("public.other"))
+    message = world.refused(ConfigurationError, other, batch_id)
+    assert f"expected a batch of pipeline 'other', found one of '{topic.name}'" in message
+    assert world.rows("select to_regclass('public.other') is null") == [(True,)]
+
+
+def test_a_batch_planned_before_a_topic_left_the_pipeline_still_commits(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    one, two = make_topic(), make_topic()
+    one.produce(record(1))
+    two.produce(record(2))
+    pipeline = make_pipeline(one, topics=(one.name, two.name))
+    batch_id = world.plan(pipeline)
+    assert world.process(replace(pipeline, topics=(one.name,)), batch_id).batch.records == 2
+    assert world.is_exact(pipeline)
+
+
+def test_the_target_is_made_with_a_block_range_index_and_no_primary_key(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic, sink=Append("made.of_nothing"))
+    world.run(pipeline)
+    assert world.rows(
+        "select attname, format_type(atttypid, atttypmod), attnotnull from pg_attribute "
+        "where attrelid = 'made.of_nothing'::regclass and attnum > 0 order by attnum"
+    ) == [
+        ("id", "integer", False),
+        ("name", "text", False),
+        ("kafka_topic", "text", True),
+        ("kafka_partition", "integer", True),
+        ("kafka_offset", "bigint", True),
+        ("kafka_timestamp", "timestamp with time zone", False),
+        ("batch_id", "bigint", True),
+    ]
+    assert world.rows(
+        "select am.amname, i.indisprimary from pg_index i join pg_class c on c.oid = i.indexrelid "
+        "join pg_am am on am.oid = c.relam where i.indrelid = 'made.of_nothing'::regclass"
+    ) == [("brin", False)]
+
+
+LINEAGE = (
+    "kafka_topic text not null, kafka_partition int not null, kafka_offset bigint not null, "
+    "kafka_timestamp timestamptz, batch_id bigint not null"
+)
+
+
+@pytest.mark.parametrize(
+    ("definition", "message"),
+    [
+        (f"id int, {LINEAGE}", "expected a column name of type text, found none. Add it: alter table"),
+        (f"id smallint, name text, {LINEAGE}", "column id: expected type integer, .* found smallint. Change the"),
+        (f"id text, name text, {LINEAGE}", "column id: expected type integer, .* found text"),
+        (f"id int, name varchar(3), {LINEAGE}", "expected type text, .* found character varying\\(3\\)"),
+        ("id int, name text, batch_id bigint", "expected a column kafka_topic of type text, found none"),
+        (f"id int, name text, more date not null, {LINEAGE}", "column more: .* found date not null without a default"),
+    ],
+)
+def test_a_target_that_does_not_fit_is_refused_before_a_record_is_read(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, definition: str, message: str
+) -> None:
+    import re
+
+    topic = make_topic()
+    topic.produce(b"no record that could be read")
+    pipeline = make_pipeline(topic)
+    world.execute(f"create table {pipeline.sink.target} ({definition})")
+    found = world.refused(TargetMismatch, pipeline)
+    assert found.startswith(f"target {pipeline.sink.target}")
+    assert re.search(message, found), found
+
+
+def test_a_view_is_no_target(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    world.execute(f"create view {pipeline.sink.target} as select 1 as id")
+    assert "expected a table, found something else of that name" in world.refused(TargetMismatch, pipeline)
+
+
+def test_a_target_may_be_wider_and_have_more_columns(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(7, "seven"))
+    pipeline = make_pipeline(topic)
+    world.execute(
+        f"create table {pipeline.sink.target} (extra int, stamp timestamptz not null default now(), number "
+        f"bigint generated always as identity, name varchar, id bigint, {LINEAGE}) partition by list (kafka_topic)"
+    )
+    world.execute(f"create table any_part partition of {pipeline.sink.target} default")
+    world.run(pipeline)
+    assert world.target(pipeline, "id, name, extra") == [(7, "seven", None)]
+    assert world.is_exact(pipeline)
+
+
+def test_a_constraint_of_the_target_that_refuses_a_row_is_named(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1), record(2), record(1))
+    pipeline = make_pipeline(topic)
+    world.execute(f"create table {pipeline.sink.target} (id int constraint one_each unique, name text, {LINEAGE})")
+    message = world.refused(TargetMismatch, pipeline)
+    assert 'duplicate key value violates unique constraint "one_each" (Key (id)=(1) already exists.)' in message
+
+
+def test_a_trigger_that_swallows_rows_fails_the_batch(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1), record(2))
+    pipeline = make_pipeline(topic)
+    world.execute(
+        f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
+        "create function swallow() returns trigger language plpgsql as "
+        "'begin return case when new.id > 1 then new end; end'; "
+        f"create trigger swallow before insert on {pipeline.sink.target} for each row execute function swallow()"
+    )
+    message = world.refused(TargetMismatch, pipeline)
+    assert "expected to insert 2 rows and 0 rejected records, found that 1 and 0 arrived" in message
+
+
+def test_names_may_hold_whatever_postgres_and_kafka_allow(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(name="T.opic-with_All.100")
+    name = '100% "sure"; drop table x --'
+    columns = ["Mixed Case", "50%", "%s", "it's; --", "select", "ünï", "a\\b", "{}"]
+    value = Json(", ".join(f'"{each}" int' for each in columns))
+    topic.produce(('{"Mixed Case": 0, "50%": 1, "%s": 2, "it\'s; --": 3, "select": 4, '
+                   '"ünï": 5, "a\\\\b": 6, "{}": 7}').encode(), b"bad")  # fmt: skip
+    target = '"My Schema"."' + name.replace('"', '""') + '"'
+    pipeline = make_pipeline(topic, value=value, sink=Append(target), max_rejects=1)
+    world.run(pipeline)
+    assert world.target(pipeline, ", ".join(f'"{each}"' for each in columns)) == [tuple(range(8))]
+    assert world.is_exact(pipeline)
+    topic.produce(b'{"50%": 51}')
+    world.run(pipeline)
+    assert world.is_exact(pipeline)
+
+
+def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
+    """Delete a topic and create it again under its name."""
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    while topic.name in admin.list_topics(timeout=10).topics:
+        pass
+    make_topic(name=topic.name)
+
+
+def test_a_topic_that_is_created_again_between_plan_and_read_gives_no_rows(
+    world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    batch_id = world.plan(pipeline)
+    recreate(admin, make_topic, topic)
+    topic.produce(record(2))
+    message = world.refused(TopicRecreated, pipeline, batch_id)
+    assert f"{topic.name}[0] 0..1: expected topic id" in message
+    assert "the topic was deleted and created again since. Nothing was written" in message
+
+
+def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
+    world: World,
+    admin: AdminClient,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Staging has read the new topic's records as if they were the old one's."""
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    batch_id = world.plan(pipeline)
+
+    def at(moment: str) -> None:
+        if moment == "job.before_stage":
+            recreate(admin, make_topic, topic)
+            topic.produce(record(2))
+
+    monkeypatch.setattr(batch_job, "failpoint", at)
+    assert "as planned, found" in world.refused(TopicRecreated, pipeline, batch_id)
+
+
+def test_a_topic_that_was_deleted_since_the_plan_is_named(
+    world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    batch_id = world.plan(pipeline)
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    while topic.name in admin.list_topics(timeout=10).topics:
+        pass
+    assert f"expected the topic '{topic.name}'" in world.refused(TopicMissing, pipeline, batch_id)
+
+
+def test_offsets_that_retention_removes_between_plan_and_read_end_the_batch(
+    world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(*map(record, range(10)))
+    pipeline = make_pipeline(topic, on_loss="record")
+    batch_id = world.plan(pipeline)
+    for future in admin.delete_records([TopicPartition(topic.name, 0, 4)]).values():
+        future.result(30)
+    message = world.refused(OffsetsLost, pipeline, batch_id)
+    assert f"{topic.name}[0] 0..10: expected all of it in the log, found that the log starts at 4" in message
+    assert world.run(pipeline).batch.records == 6
+    assert world.is_exact(pipeline)
+    assert audit(pipeline, world.settings)[0].lost == 4
+
+
+def test_a_loss_across_a_new_leader_epoch_is_not_taken_for_a_log_that_was_cut(
+    world: World, stack: Any, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic, on_loss="record")
+    world.run(pipeline)
+    stack.broker.stop()
+    stack.broker.start()  # its partitions have a new leader epoch now
+    topic.produce(*map(record, range(9)))
+    for future in admin.delete_records([TopicPartition(topic.name, 0, 5)]).values():
+        future.result(30)
+    assert world.run(pipeline).batch.records == 5
+    assert world.is_exact(pipeline)
+
+
+def test_a_task_that_fails_for_good_is_told_with_its_own_error(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here: the staging table that it copies into is gone."""
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+
+    def at(moment: str) -> None:
+        if moment == "job.before_stage":
+            drop_staging(world)
+
+    monkeypatch.setattr(batch_job, "failpoint", at)
+    message = world.refused(TasksFailed, pipeline)
+    print(message)
+    assert "expected every task to stage its range, found: " in message
+    assert "does not exist" in message
+    assert "\n" not in message
+
+
+def drop_staging(world: World) -> None:
+    for table in world.staging():
+        world.execute(f'drop table exactbatch_staging."{table}"')
+
+
+def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1), record(2))
+    pipeline = make_pipeline(topic)
+
+    def lose_rows(moment: str) -> None:
+        if moment == "job.after_stage":
+            world.execute(f'truncate exactbatch_staging."{world.staging()[-1]}"')
+
+    monkeypatch.setattr(batch_job, "failpoint", lose_rows)
+    message = world.refused(StagedRowsDiffer, pipeline)
+    assert "expected the 2 rows that the task reported, found 0" in message
+
+    def lose_table(moment: str) -> None:
+        if moment == "job.after_stage":
+            drop_staging(world)
+
+    monkeypatch.setattr(batch_job, "failpoint", lose_table)
+    assert "expected the staging table batch_" in world.refused(StagedRowsDiffer, pipeline)
+    monkeypatch.undo()
+    assert world.run(pipeline).batch.rows == 2
+    assert world.is_exact(pipeline)
+
+
+def test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1), b"bad", record(2))
+    pipeline = make_pipeline(topic, max_rejects=1)
+
+    def stage_again(moment: str) -> None:
+        if moment == "job.after_stage":
+            for table in world.staging():
+                world.execute(
+                    f'create temp table again as select * from exactbatch_staging."{table}"; '
+                    "update again set task_attempt = 99999; "
+                    f'insert into exactbatch_staging."{table}" select * from again; drop table again'
+                )
+
+    monkeypatch.setattr(batch_job, "failpoint", stage_again)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (3, 2, 1)
+    assert world.is_exact(pipeline)
+
+
+def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    dead, live, busy = (StagingTables(1, secrets.randbits(62)) for _ in range(3))
+    with transaction(world.connection) as cursor:
+        for tables in (dead, live, busy):
+            create_tables(cursor, tables, pipeline.value.columns)
+        cursor.execute("create table exactbatch_staging.not_ours (id int)")
+    holder, copying = (connect(world.settings.postgres, application="tests") for _ in range(2))
+    with transaction(holder):
+        assert Ledger(holder).try_lock_launch(live.launch)
+    with transaction(copying) as cursor, caplog.at_level(logging.WARNING):
+        # An executor of a driver that was killed may still be copying.
+        cursor.execute(f"insert into exactbatch_staging.{busy.rejects} select")
+        world.run(pipeline)
+    assert world.staging() == sorted([live.rows, live.rejects, busy.rows, busy.rejects, "not_ours"])
+    assert f"staging tables {busy.rows}" in caplog.text or f"staging tables {busy.rejects}" in caplog.text
+    holder.close()
+    copying.close()
+    topic.produce(record(2))
+    world.run(pipeline)
+    assert world.staging() == ["not_ours"]

@@ -1,0 +1,349 @@
+"""A range is read exactly: all of its committed records and nothing else, or an error that says why."""
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from conftest import HOME, Topic
+from exactbatch.errors import (
+    ExactbatchError,
+    LogEndedEarly,
+    LogWentBackwards,
+    OffsetsLost,
+    ReadFailed,
+    TopicMissing,
+)
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.local import LocalStack
+from exactbatch.offsets import OffsetRange
+from exactbatch.read import Records, read_range
+
+MB = 1024 * 1024
+MakeTopic = Callable[..., Topic]
+
+
+def range_of(topic: Topic, from_offset: int, until_offset: int, partition: int = 0) -> OffsetRange:
+    return OffsetRange(topic.name, partition, from_offset, until_offset, UUID(int=0))
+
+
+def read(
+    topic: Topic,
+    from_offset: int,
+    until_offset: int,
+    *,
+    partition: int = 0,
+    timeout: float = 10,
+    **extra: Any,
+) -> list[Records]:
+    range_ = range_of(topic, from_offset, until_offset, partition)
+    return list(read_range(range_, {**topic.properties, **extra}, leader_epoch=None, timeout=timeout))
+
+
+def offsets(batches: list[Records]) -> list[int]:
+    return [offset for records in batches for offset in records.offsets().to_pylist()]
+
+
+def values(batches: list[Records]) -> list[bytes | None]:
+    return [value for records in batches for value in records.values().to_pylist()]
+
+
+def failure(
+    topic: Topic, from_offset: int, until_offset: int, *, timeout: float
+) -> tuple[ExactbatchError, float]:
+    """How reading a range fails, and after how many seconds."""
+    started = time.monotonic()
+    with pytest.raises(ExactbatchError) as failed:
+        read(topic, from_offset, until_offset, timeout=timeout)
+    return failed.value, time.monotonic() - started
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def test_a_range_gives_its_records_and_no_other(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(100))
+    for first, end in ((0, 100), (0, 1), (17, 83), (40, 41), (99, 100)):
+        batches = read(topic, first, end)
+        assert offsets(batches) == list(range(first, end))
+        assert values(batches) == numbered(100)[first:end]
+
+
+def test_a_partition_is_read_alone(make_topic: MakeTopic) -> None:
+    topic = make_topic(partitions=2)
+    topic.produce(*numbered(10), partition=0)
+    topic.produce(b"other", partition=1)
+    assert values(read(topic, 0, 1, partition=1)) == [b"other"]
+
+
+def test_ranges_that_tile_a_partition_give_each_record_once(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(1000))
+    cuts = [0, 1, 2, 333, 334, 900, 1000]
+    tiles = [values(read(topic, a, b)) for a, b in itertools.pairwise(cuts)]
+    assert [value for tile in tiles for value in tile] == numbered(1000)
+
+
+def test_a_large_range_comes_in_batches_that_begin_small(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(100_000))
+    batches = read(topic, 10, 99_990)
+    assert offsets(batches) == list(range(10, 99_990))
+    assert len(batches[0]) <= 16
+    assert max(map(len, batches)) <= 50_000
+
+
+def test_what_is_appended_meanwhile_does_not_count(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(50))
+    records = read_range(range_of(topic, 0, 50), topic.properties, leader_epoch=None, timeout=10)
+    batches = [next(records)]
+    topic.produce(*numbered(50))
+    assert offsets([*batches, *records]) == list(range(50))
+
+
+def test_aborted_records_and_markers_are_left_out(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(b"a", b"b", b"c")  # 0..2
+    topic.transaction(b"x", b"y", b"z", end="abort")  # 3..5, marker 6
+    topic.produce(b"d")  # 7
+    topic.transaction(b"e", b"f")  # 8, 9, marker 10
+    topic.produce(b"g")  # 11
+    batches = read(topic, 0, 12)
+    assert offsets(batches) == [0, 1, 2, 7, 8, 9, 11]
+    assert values(batches) == [b"a", b"b", b"c", b"d", b"e", b"f", b"g"]
+    assert offsets(read(topic, 2, 8)) == [2, 7]
+    assert offsets(read(topic, 9, 11)) == [9]
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_range_of_aborted_records_or_markers_alone_is_empty_and_ends(
+    make_topic: MakeTopic, after: int
+) -> None:
+    topic = make_topic()
+    topic.produce(b"a", b"b", b"c")
+    topic.transaction(b"x", b"y", b"z", end="abort")  # 3..5, marker 6
+    topic.transaction(b"e")  # 7, marker 8
+    topic.produce(*numbered(after))
+    for first, end in ((3, 7), (4, 5), (6, 7), (8, 9)):
+        started = time.monotonic()
+        assert read(topic, first, end) == []
+        assert time.monotonic() - started < 3
+
+
+def test_a_range_up_to_an_open_transaction_is_read_and_no_further(
+    make_topic: MakeTopic, kafka_log: KafkaLog
+) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(5))
+    producer = topic.transaction(b"open", b"open", end="stay open")
+    [partition] = kafka_log.partitions([topic.name])
+    assert (partition.last_stable, partition.high_watermark) == (5, 7)
+    assert offsets(read(topic, 0, 5)) == [0, 1, 2, 3, 4]
+    error, _ = failure(topic, 0, 7, timeout=1)
+    assert isinstance(error, LogEndedEarly)
+    assert "expected the log to reach 7, found its end at 5" in str(error)
+    producer.commit_transaction(30)
+    assert offsets(read(topic, 0, 8)) == list(range(7))
+
+
+def test_holes_of_compaction_are_no_records_and_no_failure(make_topic: MakeTopic) -> None:
+    topic = make_topic(
+        cleanup_policy="compact",
+        segment_ms="100",
+        min_cleanable_dirty_ratio="0.001",
+        max_compaction_lag_ms="100",
+    )
+    topic.produce(*numbered(10), key="x")  # 0..9: only the last value of a key stays
+    for number in range(10, 15):
+        topic.produce(b"%d" % number, key=f"own {number}")
+    topic.produce(*numbered(11), key="x")  # 15..25
+    compacted = [10, 11, 12, 13, 14, 25]
+    deadline = time.monotonic() + 30
+    while offsets(read(topic, 0, 26)) != compacted:
+        assert time.monotonic() < deadline, "the broker did not compact"
+        time.sleep(0.5)
+        topic.produce(b"", key="last")  # the segment that is written to is never compacted
+    for first, end, expected in (
+        (5, 20, [10, 11, 12, 13, 14]),
+        (12, 24, [12, 13, 14]),
+        (0, 8, []),
+        (16, 24, []),
+        (15, 26, [25]),
+    ):
+        assert offsets(read(topic, first, end, timeout=3)) == expected
+
+
+def test_an_offset_that_was_removed_since_the_plan_is_an_error(
+    make_topic: MakeTopic, admin: AdminClient
+) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(100))
+    admin.delete_records([TopicPartition(topic.name, 0, 30)])[TopicPartition(topic.name, 0)].result(30)
+    error, seconds = failure(topic, 10, 50, timeout=10)
+    assert isinstance(error, OffsetsLost)
+    assert str(error) == (
+        f"{topic.name}[0] 10..50: expected all of it in the log, found that the log starts at 30: retention "
+        f"removed 20 offsets since the batch was planned. Plan again (clear the run, or wait for the next "
+        f"one); with on_loss='record' the plan records them as lost."
+    )
+    assert seconds < 5
+    assert offsets(read(topic, 30, 50)) == list(range(30, 50))
+    wholly_lost, _ = failure(topic, 5, 15, timeout=10)
+    assert "removed 10 offsets" in str(wholly_lost)
+
+
+def test_a_log_that_ends_before_the_range_is_an_error_after_the_timeout(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(10))
+    error, seconds = failure(topic, 5, 20, timeout=1)
+    assert isinstance(error, LogEndedEarly)
+    assert error.retryable
+    assert str(error) == (
+        f"{topic.name}[0] 5..20: expected the log to reach 20, found its end at 10 for 1 s. A new leader may "
+        f"be behind: try again. If it stays, the log was cut."
+    )
+    assert 1 <= seconds < 3
+
+
+def test_a_log_that_grows_to_the_range_s_end_in_time_is_no_error(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(10))
+    growing = threading.Timer(1, topic.produce, numbered(10))
+    growing.start()
+    assert offsets(read(topic, 5, 20, timeout=5)) == list(range(5, 20))
+    growing.join()
+
+
+def test_a_range_beyond_the_end_says_that_the_log_went_backwards(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(10))
+    error, seconds = failure(topic, 50, 60, timeout=10)
+    assert isinstance(error, LogWentBackwards)
+    assert not error.retryable
+    assert f"{topic.name}[0] 50..60: expected the log to reach it, found its end at 10" in str(error)
+    assert seconds < 5
+
+
+def test_empty_and_null_values_are_told_apart(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(b"", None, b"x")
+    assert values(read(topic, 0, 3)) == [b"", None, b"x"]
+
+
+def test_keys_headers_and_timestamps_are_those_of_the_record(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    headers = [("h", b"1"), ("h", None), ("é", b"\xff")]
+    topic.produce(b"v", key=b"\xffkey", headers=headers, timestamp=1_700_000_000_123)
+    topic.produce(b"v")
+    records = [message for each in read(topic, 0, 2) for message in each.messages]
+    assert [message.key() for message in records] == [b"\xffkey", None]
+    assert [message.headers() for message in records] == [headers, None]
+    [first, second] = [t for each in read(topic, 0, 2) for t in each.timestamps().cast("int64").to_pylist()]
+    assert first == 1_700_000_000_123
+    assert abs(second - time.time() * 1000) < 60_000
+
+
+def test_records_of_a_megabyte_come_a_few_at_a_time(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    large = os.urandom(MB - 200)
+    topic.produce(*numbered(500), *[large] * 150, *numbered(500))
+    sizes = []
+    for records in read_range(range_of(topic, 0, 1150), topic.properties, leader_epoch=None, timeout=10):
+        sizes.append((len(records), records.values().nbytes))
+    assert sum(count for count, _ in sizes) == 1150
+    assert max(size for _, size in sizes) <= 33 * MB
+
+
+def test_a_broker_that_never_answers_is_an_error_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        accepted: list[socket.socket] = []
+        threading.Thread(target=_accept, args=(silent, accepted), daemon=True).start()
+        topic = Topic("t", {"bootstrap.servers": f"{host}:{port}"})
+        error, seconds = failure(topic, 0, 10, timeout=1.5)
+        for each in accepted:
+            each.close()
+    assert isinstance(error, ReadFailed)
+    assert error.retryable
+    assert accepted
+    assert "t[0] 0..10: expected records from 0, found that the broker sent nothing for 1.5 s" in str(error)
+    assert "read_timeout sets how long to wait" in str(error)
+    assert 1.5 <= seconds < 4
+
+
+def test_a_broker_that_is_not_there_is_an_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    error, seconds = failure(Topic("t", {"bootstrap.servers": f"127.0.0.1:{port}"}), 0, 10, timeout=1)
+    assert isinstance(error, ReadFailed)
+    assert f"the last trouble was: 127.0.0.1:{port}" in str(error)
+    assert "Connection refused" in str(error)
+    assert seconds < 3
+
+
+def test_a_topic_that_is_gone_is_an_error(make_topic: MakeTopic) -> None:
+    gone = Topic(f"gone-{uuid4().hex[:6]}", make_topic().properties)
+    error, seconds = failure(gone, 0, 10, timeout=20)
+    assert isinstance(error, TopicMissing)
+    assert f"{gone.name}[0] 0..10: expected the topic and partition that were planned" in str(error)
+    assert "Was the topic deleted?" in str(error)
+    assert seconds < 10
+
+
+def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> None:
+    with pytest.raises(TopicMissing, match=r"\[7\] 0\.\.1: expected the topic and partition"):
+        read(make_topic(), 0, 1, partition=7)
+
+
+@pytest.fixture(scope="module")
+def own_stack() -> Iterator[LocalStack]:
+    """A broker that may be killed without disturbing other tests."""
+    stack = LocalStack(HOME, name=f"read-{os.getpid()}")
+    try:
+        stack.broker.configure({}, None)
+        stack.broker.start()
+        yield stack
+    finally:
+        stack.down(delete=True)
+
+
+def test_a_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
+    own_stack: LocalStack,
+) -> None:
+    topic = Topic("killed", own_stack.kafka_properties)
+    AdminClient(topic.properties).create_topics([NewTopic(topic.name, 1, 1)])[topic.name].result(30)
+    topic.produce(*[b"%d" % number + b"x" * 1000 for number in range(20_000)])
+    # A short queue, so that most of the range is still in the broker when it dies.
+    slow = {**topic.properties, "queued.max.messages.kbytes": 500, "queued.min.messages": 100}
+    slow["fetch.message.max.bytes"] = 100_000
+    records = read_range(range_of(topic, 0, 20_000), slow, leader_epoch=0, timeout=30)
+    batches = [next(records)]
+    own_stack.broker.kill()
+    start = threading.Timer(1, own_stack.broker.start)
+    start.start()
+    read_while_down = 0
+    for each in records:
+        batches.append(each)
+        read_while_down += not own_stack.broker.pid
+    start.join()
+    assert read_while_down < len(batches) - 1
+    assert offsets(batches) == list(range(20_000))
+
+
+def _accept(server: socket.socket, accepted: list[socket.socket]) -> None:
+    while True:
+        try:
+            accepted.append(server.accept()[0])
+        except OSError:
+            return

@@ -1,0 +1,136 @@
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from exactbatch.local import LocalStack, LocalStackError
+from exactbatch.local.account import closed_parents
+from exactbatch.local.ports import accepts, becomes_free, find_port, is_free
+from exactbatch.local.process import Recorded, spawn, wait_until_ended
+from exactbatch.local.state import ServerState, StateFile
+
+SLEEP = (sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)")
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_taken_port_is_passed_over(listening: int) -> None:
+    assert not is_free(listening)
+    assert accepts(listening)
+    assert not becomes_free(listening, 0.1)
+    found = find_port(listening)
+    assert found != listening
+    assert is_free(found)
+
+
+def test_a_free_port_is_taken_as_preferred_unless_it_is_chosen_already() -> None:
+    free = find_port(0)
+    assert find_port(free) == free
+    assert find_port(free, frozenset({free})) != free
+
+
+def test_a_process_is_recognised_until_it_ends(tmp_path: Path) -> None:
+    recorded = spawn(SLEEP, log=tmp_path / "log", cwd=tmp_path)
+    process = recorded.running()
+    assert process is not None
+    process.kill()
+    assert wait_until_ended([process], timeout_s=10)
+    assert recorded.running() is None
+
+
+def test_a_process_is_in_a_session_of_its_own_and_writes_to_its_log(tmp_path: Path) -> None:
+    recorded = spawn(SLEEP, log=tmp_path / "log", cwd=tmp_path)
+    process = recorded.running()
+    assert process is not None
+    try:
+        assert os.getsid(process.pid) == process.pid
+        for _ in range(100):
+            if (tmp_path / "log").read_text() == "here\n":
+                break
+            wait_until_ended([process], timeout_s=0.1)
+        assert (tmp_path / "log").read_text() == "here\n"
+    finally:
+        process.kill()
+        assert wait_until_ended([process], timeout_s=10)
+
+
+def test_a_pid_that_is_used_again_is_another_process() -> None:
+    with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL) as other:
+        started = psutil.Process(other.pid).create_time()
+        assert Recorded(pid=other.pid, started=started).running() is not None
+        assert Recorded(pid=other.pid, started=started - 60).running() is None
+        other.send_signal(signal.SIGKILL)
+
+
+def test_down_does_not_hit_a_process_that_has_the_pid_by_now(tmp_path: Path) -> None:
+    with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL) as other:
+        stack = LocalStack(tmp_path, "other")
+        stack.folder.mkdir()
+        started = psutil.Process(other.pid).create_time() - 60
+        for server in ("kafka", "postgres"):
+            state = ServerState(ports={"client": 1}, process=Recorded(pid=other.pid, started=started))
+            StateFile(stack.folder / "state.json").write(server, state)
+        assert [server.up for server in stack.status()] == [False, False]
+        stack.broker.kill()
+        stack.postgres.stop()
+        assert stack.down() is False
+        assert other.poll() is None
+        other.send_signal(signal.SIGKILL)
+
+
+def test_state_is_what_was_written(tmp_path: Path) -> None:
+    file = StateFile(tmp_path / "state.json")
+    assert file.read("kafka") == ServerState()
+    state = ServerState(
+        ports={"client": 9092}, process=Recorded(pid=7, started=1.5), settings={"num.partitions": "3"}
+    )
+    file.write("kafka", state)
+    file.write("postgres", replace(state, process=None))
+    assert file.read("kafka") == state
+    assert file.read("postgres").process is None
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"kafka": {"pid": 7}}'])
+def test_a_state_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(LocalStackError, match=r"expected the stack's state in .*state\.json"):
+        StateFile(tmp_path / "state.json").read("kafka")
+
+
+@pytest.mark.parametrize("name", ["jars", "../x", "", "A"])
+def test_a_stack_name_is_a_plain_folder_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(LocalStackError, match="expected a stack name"):
+        LocalStack(tmp_path, name)
+
+
+def test_home_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXACTBATCH_HOME", str(tmp_path))
+    assert LocalStack().folder == tmp_path / "dev"
+    monkeypatch.delenv("EXACTBATCH_HOME")
+    monkeypatch.chdir(tmp_path)
+    assert LocalStack().folder == tmp_path / ".local" / "dev"
+
+
+def test_a_stack_that_was_never_up_has_no_address(tmp_path: Path) -> None:
+    with pytest.raises(LocalStackError, match="never started: bring the stack up"):
+        _ = LocalStack(tmp_path).bootstrap_servers
+
+
+def test_parents_that_others_cannot_pass_through_are_found(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    (closed / "in" / "deeper").mkdir(parents=True)
+    closed.chmod(stat.S_IRWXU)
+    (closed / "in").chmod(0o755)
+    assert closed_parents(closed / "in" / "deeper")[-1] == closed.resolve()
