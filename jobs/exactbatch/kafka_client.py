@@ -126,8 +126,10 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         "queued.min.messages": 1_000_000,
         "queued.max.messages.kbytes": 64 * 1024,
         "reconnect.backoff.max.ms": 1000,
-        # For this long a topic that the broker does not know may be a new one; ours was there when planned.
-        "topic.metadata.propagation.max.ms": 5000,
+        # For this long nothing is said of a topic that the broker does not know, since it may be a new one.
+        "topic.metadata.propagation.max.ms": 1000,
+        # With the other strategy, a broker that is down is tried, and complained about, 20 times a second.
+        "metadata.recovery.strategy": "none",
         **properties,
         **_FIXED,
     }

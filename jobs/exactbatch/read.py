@@ -1,10 +1,11 @@
 """Reading exactly one offset range with librdkafka, on an executor, in bounded memory."""
 
+import gc
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from operator import methodcaller
 from typing import Any, Final
 
@@ -30,6 +31,12 @@ _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 50_000
 _FIRST_RECORDS: Final = 16
 _GROWTH: Final = 16
+# These come to error_cb, never as an event of consume(), and may pass while a broker restarts.
+_MISSING: Final = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+}
 
 _offset = methodcaller("offset")
 _error = methodcaller("error")
@@ -98,7 +105,8 @@ def _read(
     end_of_log: int | None = None
     deadline = time.monotonic() + timeout
     while position < range_.until_offset:
-        messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
+        with _collector_paused():
+            messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
         if any(map(_error, messages)):
             messages, end_of_log = _sort_out(consumer, range_, messages, end_of_log)
         reached = position
@@ -116,6 +124,19 @@ def _read(
             position, deadline = reached, time.monotonic() + timeout
         elif time.monotonic() > deadline:
             raise _no_progress(range_, position, end_of_log, timeout, troubles)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Many messages come at once, and none is part of a cycle: looking for cycles among them, again and
+    again while they come, would take a third of the reading's time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _assignment(range_: OffsetRange, leader_epoch: int | None) -> TopicPartition:
@@ -173,11 +194,6 @@ def _refused(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> Exce
                 f"Compare the target with the log by `exactbatch audit`, and register a pipeline under a new "
                 f"name to load the log as it is now."
             )
-        case KafkaError.UNKNOWN_TOPIC_OR_PART | KafkaError._UNKNOWN_TOPIC | KafkaError._UNKNOWN_PARTITION:
-            return TopicMissing(
-                f"{range_}: expected the topic and partition that were planned, found that the broker does "
-                f"not know them any more ({error.str()}). Was the topic deleted?"
-            )
     return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
 
 
@@ -205,6 +221,11 @@ def _no_progress(
         return LogEndedEarly(
             f"{range_}: expected the log to reach {range_.until_offset}, found its end at {end_of_log} for "
             f"{timeout:g} s. A new leader may be behind: try again. If it stays, the log was cut."
+        )
+    if troubles and troubles[-1].code() in _MISSING:
+        return TopicMissing(
+            f"{range_}: expected the topic and partition that were planned, found that the broker does not "
+            f"know them any more ({troubles[-1].str()}). Was the topic deleted?"
         )
     last = f"; the last trouble was: {troubles[-1].str()}" if troubles else ""
     return ReadFailed(

@@ -25,13 +25,15 @@ from exactbatch.values import Decoded, Format
 
 SCHEMA: Final = "exactbatch_staging"
 _TABLE: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows|rejects)")
+# These come before a row's own columns: publish counts by task_attempt, and Postgres takes a tuple apart
+# from its start up to the last column that is asked for.
 _LINEAGE: Final = pa.schema(
     [
-        ("kafka_topic", pa.string()),
+        ("task_attempt", pa.int64()),
         ("kafka_partition", pa.int32()),
         ("kafka_offset", pa.int64()),
         ("kafka_timestamp", pa.timestamp("us", "UTC")),
-        ("task_attempt", pa.int64()),
+        ("kafka_topic", pa.string()),
     ]
 )
 _REJECT: Final = pa.schema(
@@ -101,7 +103,7 @@ class Staged:
 def create_tables(cursor: Any, tables: StagingTables, columns: Sequence[Column]) -> None:
     """Create a launch's staging tables. Columns have the types of the Arrow data, never the target's:
     binary COPY into another type corrupts silently."""
-    row = [*((c.name, c.type) for c in columns), *(_definition(f) for f in _LINEAGE)]
+    row = [*(_definition(f) for f in _LINEAGE), *((c.name, c.type) for c in columns)]
     for name, definitions in ((tables.rows, row), (tables.rejects, [_definition(f) for f in _REJECT])):
         cursor.execute(
             sql.SQL("create unlogged table {} ({})").format(
@@ -193,7 +195,7 @@ def _copy(connection: Any, table: str, schema: pa.Schema, batches: Iterator[pa.R
 
 
 def _row_schema(columns: Sequence[Column]) -> pa.Schema:
-    return pa.schema([*((c.name, c.arrow_type) for c in columns), *_LINEAGE])
+    return pa.schema([*_LINEAGE, *((c.name, c.arrow_type) for c in columns)])
 
 
 def _with_lineage(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
@@ -202,14 +204,14 @@ def _with_lineage(range_: OffsetRange, records: Records, decoded: Decoded, attem
         offsets, timestamps = offsets.take(decoded.kept), timestamps.take(decoded.kept)
     n = len(offsets)
     lineage = [
-        pa.repeat(range_.topic, n),
+        pa.repeat(pa.scalar(attempt, pa.int64()), n),
         pa.repeat(pa.scalar(range_.partition, pa.int32()), n),
         offsets,
         timestamps.cast(pa.timestamp("us", "UTC")),
-        pa.repeat(pa.scalar(attempt, pa.int64()), n),
+        pa.repeat(range_.topic, n),
     ]
-    names = [*decoded.rows.schema.names, *_LINEAGE.names]
-    return pa.RecordBatch.from_arrays([*decoded.rows.columns, *lineage], names)
+    names = [*_LINEAGE.names, *decoded.rows.schema.names]
+    return pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], names)
 
 
 def _reject_batch(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:

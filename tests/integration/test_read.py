@@ -294,7 +294,7 @@ def test_a_broker_that_is_not_there_is_an_error_that_names_it() -> None:
 
 def test_a_topic_that_is_gone_is_an_error(make_topic: MakeTopic) -> None:
     gone = Topic(f"gone-{uuid4().hex[:6]}", make_topic().properties)
-    error, seconds = failure(gone, 0, 10, timeout=20)
+    error, seconds = failure(gone, 0, 10, timeout=3)
     assert isinstance(error, TopicMissing)
     assert f"{gone.name}[0] 0..10: expected the topic and partition that were planned" in str(error)
     assert "Was the topic deleted?" in str(error)
@@ -303,7 +303,7 @@ def test_a_topic_that_is_gone_is_an_error(make_topic: MakeTopic) -> None:
 
 def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> None:
     with pytest.raises(TopicMissing, match=r"\[7\] 0\.\.1: expected the topic and partition"):
-        read(make_topic(), 0, 1, partition=7)
+        read(make_topic(), 0, 1, partition=7, timeout=3)
 
 
 @pytest.fixture(scope="module")

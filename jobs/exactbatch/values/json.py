@@ -101,8 +101,8 @@ class Json:
         if len(table) != len(text):
             raise ValueError(f"found {len(table)} objects in {len(text)} values")
         _refuse_what_does_not_fit(table)
-        if pc.any(pc.match_substring(text, "\\u0000")).as_py():
-            _refuse_nul(table)
+        # Looking for an escaped U+0000 in the objects instead takes six times as long: they are larger.
+        _refuse_nul(table)
         return table.cast(pa.schema([self._row_schema.field(name) for name in names]))
 
     def _reason(self, text: "pa.StringArray") -> str:

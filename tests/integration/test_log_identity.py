@@ -1,0 +1,244 @@
+"""What the broker says of the log is true, and a log that is not the one that was processed is noticed."""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from conftest import HOME, Topic
+from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogTruncated, TopicMissing
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.local import LocalStack
+from exactbatch.read import read_range
+
+MakeTopic = Callable[..., Topic]
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def test_partitions_say_where_the_log_starts_ends_and_is_stable(
+    make_topic: MakeTopic, kafka_log: KafkaLog, admin: AdminClient
+) -> None:
+    topic = make_topic(partitions=3)
+    topic.produce(*numbered(10), partition=0)
+    topic.produce(*numbered(20), partition=2)
+    producer = topic.transaction(b"open", b"open", partition=2, end="stay open")
+    topic.produce(b"after", partition=2)
+    admin.delete_records([TopicPartition(topic.name, 0, 4)])[TopicPartition(topic.name, 0)].result(30)
+    partitions = kafka_log.partitions([topic.name])
+    producer.abort_transaction(30)
+    assert [(p.partition, p.earliest, p.last_stable, p.high_watermark) for p in partitions] == [
+        (0, 4, 10, 10),
+        (1, 0, 0, 0),
+        (2, 0, 20, 23),
+    ]
+    assert {p.topic for p in partitions} == {topic.name}
+    assert {p.topic_id for p in partitions} == {kafka_log.topic_ids([topic.name])[topic.name]}
+    assert {p.leader_epoch for p in partitions} == {0}
+    [_, _, after] = kafka_log.partitions([topic.name])
+    assert after.last_stable == after.high_watermark == 24
+
+
+def test_partitions_of_several_topics_come_in_order(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+    topics = [make_topic(partitions=12), make_topic(partitions=2)]
+    found = [(p.topic, p.partition) for p in kafka_log.partitions([topic.name for topic in topics])]
+    assert found == sorted(
+        (topic.name, partition) for topic, n in zip(topics, (12, 2), strict=True) for partition in range(n)
+    )
+
+
+def test_the_transactions_that_hold_the_log_back_are_named(
+    make_topic: MakeTopic, kafka_log: KafkaLog
+) -> None:
+    topic = make_topic()
+    topic.produce(b"a")
+    topic.transaction(b"committed")  # 1, marker 2
+    producers = [topic.transaction(b"open", end="stay open") for _ in range(2)]
+    [partition] = kafka_log.partitions([topic.name])
+    found = kafka_log.open_transactions(partition)
+    for producer in producers:
+        producer.abort_transaction(30)
+    assert [offset for _, offset in sorted(found, key=lambda each: each[1])] == [3, 4]
+    assert len({producer_id for producer_id, _ in found}) == 2
+    assert partition.last_stable == 3
+    assert kafka_log.open_transactions(partition) == []
+
+
+def test_a_topic_that_is_created_again_has_another_id(
+    make_topic: MakeTopic, kafka_log: KafkaLog, admin: AdminClient
+) -> None:
+    topic = make_topic()
+    before = kafka_log.topic_ids([topic.name])
+    assert kafka_log.topic_ids([topic.name]) == before
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    deadline = time.monotonic() + 20
+    while topic.name in admin.list_topics(timeout=10).topics:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    make_topic(name=topic.name)
+    assert kafka_log.topic_ids([topic.name])[topic.name] != before[topic.name]
+
+
+def test_a_missing_topic_is_named(make_topic: MakeTopic, kafka_log: KafkaLog, admin: AdminClient) -> None:
+    topic, missing = make_topic(), f"missing-{uuid4().hex[:6]}"
+    for ask in (kafka_log.partitions, kafka_log.topic_ids):
+        with pytest.raises(TopicMissing) as failed:
+            ask([topic.name, missing])
+        assert str(failed.value) == (
+            f"expected the topic {missing!r}, found that the broker does not know it. Check the pipeline's "
+            f"topics and bootstrap.servers, and create the topic; exactbatch never creates one."
+        )
+    assert missing not in admin.list_topics(timeout=10).topics
+
+
+def test_a_closed_port_is_an_error_within_seconds() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    started = time.monotonic()
+    with pytest.raises(KafkaUnavailable) as failed:
+        KafkaLog({"bootstrap.servers": f"127.0.0.1:{port}"}).partitions(["t"])
+    assert time.monotonic() - started < 10
+    assert str(failed.value).startswith(f"expected Kafka at 127.0.0.1:{port} to answer, found: ")
+    assert "Check bootstrap.servers and the security properties" in str(failed.value)
+    assert failed.value.retryable
+
+
+def test_the_time_for_an_answer_can_be_shortened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        properties = {
+            "bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}",
+            "socket.connection.setup.timeout.ms": 1000,
+        }
+        started = time.monotonic()
+        with pytest.raises(KafkaUnavailable):
+            KafkaLog(properties).topic_ids(["t"])
+        assert time.monotonic() - started < 5
+
+
+def test_a_group_s_offsets_are_those_that_it_committed(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+    topic, other, group = make_topic(partitions=3), make_topic(), f"g{uuid4().hex[:6]}"
+    topic.produce(*numbered(10))
+    consumer = Consumer({**topic.properties, "group.id": group})
+    consumer.commit(
+        offsets=[
+            TopicPartition(topic.name, 0, 7),
+            TopicPartition(topic.name, 2, 0),
+            TopicPartition(other.name, 0, 1),
+        ],
+        asynchronous=False,
+    )
+    consumer.close()
+    assert kafka_log.group_offsets(group, [topic.name]) == {(topic.name, 0): 7, (topic.name, 2): 0}
+
+
+def test_a_group_that_committed_nothing_is_refused(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+    topic, other, group = make_topic(), make_topic(), f"g{uuid4().hex[:6]}"
+    kafka_log.commit_group(group, {(other.name, 0): 1})
+    for name in (group, "no-such-group"):
+        with pytest.raises(ConfigurationError) as failed:
+            kafka_log.group_offsets(name, [topic.name])
+        assert str(failed.value) == (
+            f"expected the consumer group {name!r} to have committed offsets for {topic.name}, found none. "
+            f"Check the group's name in start='group:{name}'."
+        )
+
+
+def test_what_is_committed_to_a_group_is_what_lag_tools_see(
+    make_topic: MakeTopic, kafka_log: KafkaLog
+) -> None:
+    topic, group = make_topic(partitions=2), f"g{uuid4().hex[:6]}"
+    for offset in (3, 9):
+        offsets = {(topic.name, 0): offset, (topic.name, 1): 0}
+        kafka_log.commit_group(group, offsets)
+        assert kafka_log.group_offsets(group, [topic.name]) == offsets
+
+
+def test_only_topics_that_are_compacted_are_said_to_be(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+    plain, compacted, both = (
+        make_topic().name,
+        make_topic(cleanup_policy="compact").name,
+        make_topic(cleanup_policy="compact,delete").name,
+    )
+    assert kafka_log.compacted([plain, compacted, both]) == {compacted, both}
+    assert kafka_log.compacted([plain]) == set()
+
+
+@pytest.fixture(scope="module")
+def own_stack() -> Iterator[LocalStack]:
+    """A broker that may be stopped, and its log cut, without disturbing other tests."""
+    stack = LocalStack(HOME, name=f"log-{os.getpid()}")
+    try:
+        stack.broker.configure({}, None)
+        stack.broker.start()
+        yield stack
+    finally:
+        stack.down(delete=True)
+
+
+def read(log: KafkaLog, topic: Topic, from_offset: int, *, leader_epoch: int | None) -> list[int]:
+    """The offsets from one to the end of the log."""
+    [partition] = log.partitions([topic.name])
+    range_ = partition.range(from_offset, partition.last_stable)
+    batches = read_range(range_, topic.properties, leader_epoch=leader_epoch, timeout=10)
+    return [offset for records in batches for offset in records.offsets().to_pylist()]
+
+
+def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
+    own_stack: LocalStack, tmp_path: Path
+) -> None:
+    """Two partitions with the same life, but one loses offsets 50..99 and gets others in their place.
+
+    Each of the broker's starts raises the leader's epoch.
+    """
+    broker = own_stack.broker
+    log = KafkaLog(broker.kafka_properties)
+    cut, whole = (Topic(name, broker.kafka_properties) for name in ("cut", "whole"))
+    created = AdminClient(broker.kafka_properties)
+    for each in created.create_topics([NewTopic(name, 1, 1) for name in ("cut", "whole")]).values():
+        each.result(30)
+    for topic in (cut, whole):
+        topic.produce(*numbered(50))
+    [first] = log.partitions(["cut"])
+    broker.stop()
+    shutil.copytree(broker.data_dir / "cut-0", tmp_path / "cut-0")
+    broker.start()
+    for topic in (cut, whole):
+        topic.produce(*numbered(50))
+    [noted] = log.partitions(["cut"])
+    assert noted.last_stable == 100
+    assert noted.leader_epoch is not None
+    assert first.leader_epoch is not None
+    assert noted.leader_epoch > first.leader_epoch
+    broker.stop()
+    shutil.rmtree(broker.data_dir / "cut-0")
+    shutil.copytree(tmp_path / "cut-0", broker.data_dir / "cut-0")
+    broker.start()
+    for topic in (cut, whole):
+        topic.produce(*numbered(100))
+    assert [p.last_stable for p in log.partitions(["cut", "whole"])] == [150, 200]
+
+    with pytest.raises(LogTruncated) as failed:
+        read(log, cut, 100, leader_epoch=noted.leader_epoch)
+    assert not failed.value.retryable
+    message = str(failed.value)
+    assert message.startswith(
+        "cut[0] 100..150: expected the log that was processed up to 100, found that it was cut below that "
+        "offset and has grown again ("
+    )
+    assert "Compare the target with the log by `exactbatch audit`" in message
+
+    # What was processed before the cut is still there, and a restart alone is no cut.
+    assert read(log, cut, 50, leader_epoch=first.leader_epoch) == list(range(50, 150))
+    assert read(log, whole, 100, leader_epoch=noted.leader_epoch) == list(range(100, 200))
+    assert read(log, whole, 0, leader_epoch=first.leader_epoch) == list(range(200))
+    # Only the epoch tells: without it, other records are taken for those that follow.
+    assert read(log, cut, 100, leader_epoch=None) == list(range(100, 150))
