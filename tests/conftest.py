@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,11 +15,15 @@ import psycopg2
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+
 from exactbatch import Append, Json, Pipeline
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
 from exactbatch.settings import Settings
+
+# A run that is told to end stops its servers, as one that is interrupted does.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".local"))
 
@@ -77,6 +83,11 @@ def make_topic(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
         name = name or f"t{uuid.uuid4().hex[:12]}"
         new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
         admin.create_topics([new])[name].result(30)
+        # The controller has created it; the broker learns of it a moment later.
+        deadline = time.monotonic() + 30
+        while name not in admin.list_topics(timeout=30).topics:
+            assert time.monotonic() < deadline, f"the broker does not know {name}"
+            time.sleep(0.05)
         return Topic(name, dict(stack.kafka_properties))
 
     return make

@@ -9,8 +9,9 @@ from typing import Any, Final
 import psycopg2
 import psycopg2.errors
 from psycopg2 import sql
+from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
-from pyspark.errors import PythonException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from exactbatch.errors import ExactbatchError, TasksFailed, TooManyRejects
@@ -172,9 +173,11 @@ def _stage(
 
     try:
         outcomes = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(run).collect()
-    except PythonException as error:
-        import pathlib; pathlib.Path("/tmp/tf.txt").write_text(repr(type(error).__mro__)+str(error))
-        raise TasksFailed(f"expected every task to stage its range, found: {_last_line(error)}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise TasksFailed(
+            f"expected every task to stage its range, found: {_cause(error)}. The next try reads the same "
+            f"ranges; the log of the executors has the trace."
+        ) from error
     staged = []
     for outcome in map(load, outcomes):
         if isinstance(outcome, ExactbatchError):
@@ -207,7 +210,11 @@ def _check_rejects(
     )
 
 
-def _last_line(error: Exception) -> str:
-    """What a Python worker raised, without the trace of Spark around it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return next((line for line in lines if line.startswith("exactbatch.errors.")), lines[-1] if lines else "")
+def _cause(error: PySparkException | Py4JJavaError) -> str:
+    """What a task raised, without the trace around it; for a worker that died, what Spark says of it."""
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.getMessage()).splitlines()[0]
+    lines = str(error).splitlines()
+    trace = [number for number, line in enumerate(lines) if line.startswith((" ", "\t"))]
+    after = [line.strip() for line in lines[trace[-1] + 1 if trace else 0 :] if line.strip()]
+    return "; ".join(after or lines[:1])

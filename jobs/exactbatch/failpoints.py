@@ -1,8 +1,9 @@
 """Named moments at which a test lets the program fail. Off, and free, unless the environment names one.
 
-EXACTBATCH_FAILPOINTS="publish.after_commit=kill; stage.after_copy=hold:/tmp/go" — actions:
+EXACTBATCH_FAILPOINTS="publish.after_commit=kill; job.after_stage=hold:/tmp/go" — actions:
 
 kill          SIGKILL this process
+kill:PATH     SIGKILL this process, if it is the first that creates the file PATH
 error         raise RuntimeError
 sleep:S       go on after S seconds
 hold:PATH     write PATH.held, and go on when the file PATH exists
@@ -31,8 +32,10 @@ def failpoint(name: str) -> None:
 
 def _act(name: str, action: str, argument: str = "") -> None:
     match action:
-        case "kill":
+        case "kill" if not argument or _is_first(Path(argument)):
             os.kill(os.getpid(), signal.SIGKILL)
+        case "kill":
+            pass
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case "error":
@@ -45,3 +48,11 @@ def _act(name: str, action: str, argument: str = "") -> None:
                 time.sleep(0.05)
         case _:
             raise ValueError(f"expected an action of EXACTBATCH_FAILPOINTS for {name}, found {action!r}")
+
+
+def _is_first(path: Path) -> bool:
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

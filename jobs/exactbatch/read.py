@@ -13,6 +13,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from exactbatch.errors import (
+    ExactbatchError,
     LogEndedEarly,
     LogTruncated,
     LogWentBackwards,
@@ -31,6 +32,8 @@ _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 50_000
 _FIRST_RECORDS: Final = 16
 _GROWTH: Final = 16
+# A log that was cut comes as _AUTO_OFFSET_RESET, too; only librdkafka's own words tell it from a lost offset.
+_TRUNCATION: Final = KafkaError(KafkaError._LOG_TRUNCATION).str()
 # These come to error_cb, never as an event of consume(), and may pass while a broker restarts.
 _MISSING: Final = {
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -183,21 +186,9 @@ def _sort_out(
     return records, end_of_log
 
 
-def _refused(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> Exception:
-    match error.code():
-        case KafkaError._AUTO_OFFSET_RESET | KafkaError.OFFSET_OUT_OF_RANGE:
-            return _out_of_range(consumer, range_, error)
-        case KafkaError._LOG_TRUNCATION:
-            return LogTruncated(
-                f"{range_}: expected the log that was processed up to {range_.from_offset}, found that it was "
-                f"cut below that offset and has grown again ({error.str()}): other records stand there now. "
-                f"Compare the target with the log by `exactbatch audit`, and register a pipeline under a new "
-                f"name to load the log as it is now."
-            )
-    return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
-
-
-def _out_of_range(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> Exception:
+def _refused(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> ExactbatchError:
+    if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+        return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
     earliest, end = consumer.get_watermark_offsets(TopicPartition(range_.topic, range_.partition), timeout=10)
     if range_.from_offset < earliest:
         return OffsetsLost(
@@ -209,14 +200,22 @@ def _out_of_range(consumer: Consumer, range_: OffsetRange, error: KafkaError) ->
     if range_.from_offset > end:
         return LogWentBackwards(
             f"{range_}: expected the log to reach it, found its end at {end}: records that were there when "
-            f"the batch was planned are gone (an unclean leader election?)."
+            f"the batch was planned are gone (an unclean leader election?). Compare the target with the log "
+            f"by `exactbatch audit`."
+        )
+    if _TRUNCATION in error.str():
+        return LogTruncated(
+            f"{range_}: expected the log that was processed up to {range_.from_offset}, found that it was cut "
+            f"below that offset and has grown again ({error.str()}): other records stand there now. "
+            f"Compare the target with the log by `exactbatch audit`, and register a pipeline under a new "
+            f"name to load the log as it is now."
         )
     return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
 
 
 def _no_progress(
     range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: deque[KafkaError]
-) -> Exception:
+) -> ExactbatchError:
     if end_of_log is not None:
         return LogEndedEarly(
             f"{range_}: expected the log to reach {range_.until_offset}, found its end at {end_of_log} for "

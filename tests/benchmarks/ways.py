@@ -25,6 +25,7 @@ CORES = 2
 # The same for every way: what a Spark batch needs on one machine, and no more.
 SPARK_CONF = {
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "2g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

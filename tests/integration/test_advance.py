@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
+
 from conftest import Topic, record
 from exactbatch import Limits, Pipeline
 from exactbatch.advance import plan, preview_advance
@@ -44,7 +45,9 @@ def advance(connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None 
     return plan(connection, log, pipeline, origin="cli", run=run and Run("dag", run))
 
 
-def planned(connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None = None) -> list[tuple[int, int, int]]:
+def planned(
+    connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None = None
+) -> list[tuple[int, int, int]]:
     """Plan; the ranges as (partition, from_offset, until_offset)."""
     batch_id = advance(connection, log, pipeline, run)
     assert batch_id is not None
@@ -110,7 +113,10 @@ def test_a_group_without_offsets_is_not_taken_for_a_first_run(
 ) -> None:
     pipeline = make_pipeline(topic, start="group:nobody")
     message = refused(ConfigurationError, connection, kafka_log, pipeline)
-    assert f"expected the consumer group 'nobody' to have committed offsets for {topic.name}, found none" in message
+    assert (
+        f"expected the consumer group 'nobody' to have committed offsets for {topic.name}, found none"
+        in message
+    )
     assert stands(connection, pipeline) == []
 
 

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import psycopg2.errors
 import pytest
+
 from exactbatch import Append, Json, OffsetRange, Pipeline
 from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, PostgresUnavailable
 from exactbatch.ledger import Ledger, Run, check_schema, connect, migrate, transaction
@@ -96,7 +97,9 @@ def with_another_version(folder: Path, statements: str) -> Path:
 def test_a_ledger_moves_forward_and_keeps_what_it_knows(
     connection: Any, ledger: Ledger, tmp_path: Path
 ) -> None:
-    newer = with_another_version(tmp_path, "alter table exactbatch.pipeline add column note text default 'x';")
+    newer = with_another_version(
+        tmp_path, "alter table exactbatch.pipeline add column note text default 'x';"
+    )
     assert migrate(connection, newer) == [migrations()[-1][0] + 1]
     assert query(connection, "select name, note from exactbatch.pipeline") == [("flights", "x")]
 
@@ -125,14 +128,18 @@ def test_an_empty_database_is_not_taken_for_a_first_run(empty: Any) -> None:
     with pytest.raises(NotRegistered) as caught:
         check_schema(empty)
     assert f"expected a ledger in the database '{empty.info.dbname}', found none" in str(caught.value)
-    assert "Check the connection string; if this is the right database, run `exactbatch init`" in str(caught.value)
+    assert "Check the connection string; if this is the right database, run `exactbatch init`" in str(
+        caught.value
+    )
 
 
 def test_a_server_that_is_too_old_is_refused(empty: Any) -> None:
     class Old:
         server_version = 150004
 
-    with pytest.raises(ConfigurationError, match="expected Postgres 16 or newer, found 15. Upgrade the server"):
+    with pytest.raises(
+        ConfigurationError, match="expected Postgres 16 or newer, found 15. Upgrade the server"
+    ):
         migrate(Old())
 
 
@@ -171,7 +178,10 @@ def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: 
         first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
         ledger.cover(ledger.batch(first))
         second = ledger.write_advance(pipeline(), plan((9, 12)), origin="cli", run=None)
-    with pytest.raises(psycopg2.errors.ExclusionViolation, match="coverage_counts_once"), transaction(connection):
+    with (
+        pytest.raises(psycopg2.errors.ExclusionViolation, match="coverage_counts_once"),
+        transaction(connection),
+    ):
         ledger.cover(ledger.batch(second))
     assert [(each.from_offset, each.until_offset) for each in ledger.coverage(pipeline())] == [(0, 10)]
 
@@ -181,14 +191,17 @@ def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection: An
         ledger.register(pipeline("other"))
         for name, life in (("flights", 1), ("flights", 2), ("other", 1)):
             cursor.execute(
-                "insert into exactbatch.coverage values (%s, 't', %s, 0, '[0,10)', 'loss')", (name, UUID(int=life))
+                "insert into exactbatch.coverage values (%s, 't', %s, 0, '[0,10)', 'loss')",
+                (name, UUID(int=life)),
             )
     assert len(ledger.coverage(pipeline())) == 2
 
 
 def test_an_empty_coverage_is_refused(connection: Any, ledger: Ledger) -> None:
     with pytest.raises(psycopg2.errors.CheckViolation), transaction(connection) as cursor:
-        cursor.execute("insert into exactbatch.coverage values ('flights', 't', %s, 0, '[5,5)', 'loss')", (ID,))
+        cursor.execute(
+            "insert into exactbatch.coverage values ('flights', 't', %s, 0, '[5,5)', 'loss')", (ID,)
+        )
 
 
 def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: Any, ledger: Ledger) -> None:
@@ -198,7 +211,10 @@ def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: 
         )
         assert [ledger.batch(each).status for each in (first, second)] == ["superseded", "planned"]
         assert ledger.successor(ledger.batch(first)) == second
-    with pytest.raises(psycopg2.errors.UniqueViolation, match="batch_planned_advance"), transaction(connection) as c:
+    with (
+        pytest.raises(psycopg2.errors.UniqueViolation, match="batch_planned_advance"),
+        transaction(connection) as c,
+    ):
         c.execute("update exactbatch.batch set status = 'planned' where batch_id = %s", (first,))
 
 
@@ -213,7 +229,10 @@ def test_one_generation_of_a_run_has_one_batch(connection: Any, ledger: Ledger) 
 
 
 def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> None:
-    with transaction(connection), pytest.raises(NotRegistered, match="expected batch 999 in the ledger, found none"):
+    with (
+        transaction(connection),
+        pytest.raises(NotRegistered, match="expected batch 999 in the ledger, found none"),
+    ):
         ledger.batch(999)
 
 
@@ -231,7 +250,9 @@ def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(
     begin = time.monotonic()
     with transaction(connection):
         ledger.lock(pipeline())
-        with pytest.raises(PostgresUnavailable, match="expected a lock within the publish_timeout, found another"):
+        with pytest.raises(
+            PostgresUnavailable, match="expected a lock within the publish_timeout, found another"
+        ):
             lock(other)
     assert time.monotonic() - begin < 5
     lock(other)

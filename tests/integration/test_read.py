@@ -322,22 +322,20 @@ def test_a_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothin
     own_stack: LocalStack,
 ) -> None:
     topic = Topic("killed", own_stack.kafka_properties)
-    AdminClient(topic.properties).create_topics([NewTopic(topic.name, 1, 1)])[topic.name].result(30)
+    admin = AdminClient(topic.properties)
+    admin.create_topics([NewTopic(topic.name, 1, 1)])[topic.name].result(30)
     topic.produce(*[b"%d" % number + b"x" * 1000 for number in range(20_000)])
     # A short queue, so that most of the range is still in the broker when it dies.
     slow = {**topic.properties, "queued.max.messages.kbytes": 500, "queued.min.messages": 100}
     slow["fetch.message.max.bytes"] = 100_000
-    records = read_range(range_of(topic, 0, 20_000), slow, leader_epoch=0, timeout=30)
+    records = read_range(range_of(topic, 0, 20_000), slow, leader_epoch=0, timeout=120)
     batches = [next(records)]
+    assert len(batches[0]) < 1000
     own_stack.broker.kill()
     start = threading.Timer(1, own_stack.broker.start)
     start.start()
-    read_while_down = 0
-    for each in records:
-        batches.append(each)
-        read_while_down += not own_stack.broker.pid
+    batches += records
     start.join()
-    assert read_while_down < len(batches) - 1
     assert offsets(batches) == list(range(20_000))
 
 

@@ -3,6 +3,7 @@
 import pickle
 
 import pytest
+
 from exactbatch import errors
 from exactbatch.errors import ExactbatchError, RetryableError
 from exactbatch.exit_status import exit_status

@@ -7,10 +7,11 @@ from itertools import pairwise
 from uuid import UUID
 
 import pytest
-from exactbatch import OffsetRange
-from exactbatch.offsets import merge, split
 from hypothesis import given
 from hypothesis import strategies as st
+
+from exactbatch import OffsetRange
+from exactbatch.offsets import merge, split
 
 LIVES = (UUID(int=1), UUID(int=2))
 
@@ -72,7 +73,9 @@ def test_split_makes_no_piece_smaller_than_the_smallest(
     ranges: list[OffsetRange], parts: int, smallest: int
 ) -> None:
     for piece in split(ranges, parts=parts, smallest=smallest):
-        whole = next(r for r in ranges if r.log == piece.log and r.from_offset <= piece.from_offset < r.until_offset)
+        whole = next(
+            r for r in ranges if r.log == piece.log and r.from_offset <= piece.from_offset < r.until_offset
+        )
         assert len(piece) >= min(smallest, len(whole))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from exactbatch import Append, Json, Pipeline, Raw
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import load_pipeline
@@ -71,7 +72,9 @@ def test_a_target_names_a_table_as_postgres_does(target: str, name: tuple[str, s
 
 @pytest.mark.parametrize("target", ["", "Flight", "a.b.c", "a.", '"a', "a b", "a; drop table b", '""'])
 def test_what_is_no_table_name_is_refused(target: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected a target as 'schema.table', lower-case or in double"):
+    with pytest.raises(
+        ConfigurationError, match="expected a target as 'schema.table', lower-case or in double"
+    ):
         Append(target)
 
 
@@ -91,15 +94,21 @@ def test_a_pipeline_is_loaded_by_module_and_name() -> None:
     assert load_pipeline("pipelines.flights:flights").name == "flights"
 
 
-@pytest.mark.parametrize("reference", ["", "pipelines.flights", "pipelines.flights:", ":flights", ".flights:x"])
+@pytest.mark.parametrize(
+    "reference", ["", "pipelines.flights", "pipelines.flights:", ":flights", ".flights:x"]
+)
 def test_a_reference_without_module_and_name_is_refused(reference: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected a pipeline as 'module:name', for example 'pipelines"):
+    with pytest.raises(
+        ConfigurationError, match="expected a pipeline as 'module:name', for example 'pipelines"
+    ):
         load_pipeline(reference)
 
 
 @pytest.mark.parametrize("name", ["pipelines.flihgts", "pipleines.flights", "jobs/pipelines/flights.py"])
 def test_a_module_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"expected a module '{name}' for '{name}:flights', found none"):
+    with pytest.raises(
+        ConfigurationError, match=f"expected a module '{name}' for '{name}:flights', found none"
+    ):
         load_pipeline(f"{name}:flights")
 
 

@@ -5,6 +5,9 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from exactbatch import Limits
 from exactbatch.errors import (
     ExactbatchError,
@@ -16,8 +19,6 @@ from exactbatch.errors import (
 )
 from exactbatch.offsets import OffsetRange
 from exactbatch.planner import LogPartition, StoredOffset, plan_advance, share
-from hypothesis import given
-from hypothesis import strategies as st
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 

@@ -3,6 +3,7 @@
 import traceback
 
 import pytest
+
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import connect
 from exactbatch.settings import KAFKA, POSTGRES, Settings
@@ -50,7 +51,9 @@ def test_kafka_properties_that_are_no_json_object_are_refused_without_being_show
     environment: pytest.MonkeyPatch, text: str, found: str
 ) -> None:
     environment.setenv(KAFKA, text)
-    with pytest.raises(ConfigurationError, match=f"expected {KAFKA} to be a JSON object.*found {found}") as caught:
+    with pytest.raises(
+        ConfigurationError, match=f"expected {KAFKA} to be a JSON object.*found {found}"
+    ) as caught:
         Settings.from_environment()
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 

@@ -66,6 +66,24 @@ def test_a_missing_or_null_json_field_is_null() -> None:
     ]
 
 
+def test_a_block_without_any_value_for_a_column_is_as_good_as_another() -> None:
+    types = (
+        "smallint",
+        "bigint",
+        "real",
+        "float8",
+        "bool",
+        "text",
+        "bytea",
+        "date",
+        "timestamp",
+        "numeric(5,2)",
+    )
+    for type_ in types:
+        assert rows(Json(f"a {type_}"), b"{}") == [{"a": None}]
+        assert rows(Json(f"a {type_}"), b"{}", b'{"a":null}') == [{"a": None}, {"a": None}]
+
+
 def test_a_null_value_is_a_tombstone_for_json() -> None:
     decoded = decode(Json("a int"), None, b'{"a":1}', None, b"x", b'{"a":2}')
     assert decoded.tombstones == 2
@@ -328,7 +346,8 @@ VALUES = st.lists(OBJECTS | OBJECTS | BROKEN | PIECES | st.none() | st.binary(ma
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES)
 def test_a_block_decodes_as_its_values_do_one_by_one(values: list[bytes | None]) -> None:
-    for format_ in (Json("a int, b text, c real, d numeric(5,2), e timestamptz"), Text(), Raw()):
+    schema = "a int, b text, c real, d numeric(5,2), e timestamptz"
+    for format_ in (Json(schema), Json("c float8, e date"), Text(), Raw()):
         block = decode(format_, *values)
         alone = [decode(format_, value) for value in values]
         assert block.rows.to_pylist() == [row for each in alone for row in each.rows.to_pylist()]

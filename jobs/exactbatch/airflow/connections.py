@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow.sdk import BaseHook
+from psycopg2.extensions import make_dsn
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings
@@ -51,9 +52,6 @@ def _kafka(connection: Any) -> dict[str, Any]:
 
 
 def _postgres(connection: Any) -> str:
-    # Imported here, since a DAG file that is parsed must not load a database driver.
-    from psycopg2.extensions import make_dsn
-
     if not connection.host and not connection.extra_dejson:
         raise ConfigurationError(
             f"expected the Airflow connection {connection.conn_id!r} to have a host, found none. Set its host, "

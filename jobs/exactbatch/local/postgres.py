@@ -43,7 +43,6 @@ class Postgres(Server):
     name: ClassVar[str] = "postgres"
     title: ClassVar[str] = "Postgres"
     usual_ports: ClassVar[Mapping[str, int]] = {"client": 5432}
-    ready_timeout_s: ClassVar[float] = 120  # crash recovery reads the log since the last checkpoint
 
     @property
     def dsn(self) -> str:

@@ -29,7 +29,7 @@ class Server(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     usual_ports: ClassVar[Mapping[str, int]]  # by purpose; the first one is where clients connect
-    ready_timeout_s: ClassVar[float] = 60
+    ready_timeout_s: ClassVar[float] = 120
 
     def __init__(self, folder: Path, state: StateFile, progress: Progress = silent) -> None:
         self.folder = folder

@@ -157,7 +157,7 @@ def _refuse_what_does_not_fit(table: "pa.Table") -> None:
     for column in table.columns:
         if pa.types.is_decimal(column.type):
             column.validate(full=True)
-        elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
+        elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
             raise ValueError("expected a number in the range of the type, found NaN or infinity")
 
 

@@ -1,0 +1,218 @@
+"""One pipeline through a real Airflow: killed, skipped, failed and reported, with secrets planted."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg2
+import pytest
+
+from exactbatch.audit import audit
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.local.airflow import LocalAirflow
+from exactbatch.local.flights import create_topic, flights, send
+from exactbatch.settings import Settings
+from pipelines.flights import flights as pipeline
+
+DAGS = Path(__file__).parents[2] / "dags"
+PASSWORD = "planted-pa55word"  # Postgres trusts its clients here, so any will do
+KEY_PASSWORD = "planted-k3yword"
+SENT = 2000
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The job waits after staging until this file exists."""
+    return tmp_path_factory.mktemp("failpoint") / "go"
+
+
+@pytest.fixture(scope="module")
+def settings(stack: LocalStack) -> Settings:
+    """The stack's own database: Airflow's connections point there."""
+    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+
+
+@pytest.fixture(scope="module")
+def airflow(stack: LocalStack, settings: Settings, hold: Path) -> Iterator[LocalAirflow]:
+    """Airflow with the flights pipeline, SENT records in its topic, and secrets in its connections."""
+    create_topic(settings.kafka, "flights")
+    send(settings.kafka, "flights", [value for value, _ in zip(flights(), range(SENT), strict=False)])
+    connection = connect(settings.postgres, application="tests")
+    migrate(connection)
+    with transaction(connection):
+        Ledger(connection).register(pipeline)
+    connection.close()
+    secret = {
+        "kafka_default": {
+            "conn_type": "kafka",
+            "extra": {**settings.kafka, "ssl.key.password": KEY_PASSWORD},
+        },
+        "postgres_default": {
+            "conn_type": "postgres",
+            "host": "127.0.0.1",
+            "port": stack.postgres.port,
+            "schema": "exactbatch",
+            "login": psycopg2.extensions.parse_dsn(stack.postgres_dsn)["user"],
+            "password": PASSWORD,
+        },
+    }
+    airflow = LocalAirflow(
+        stack,
+        DAGS,
+        connections=secret,
+        environment={"EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}"},
+    )
+    try:
+        airflow.up(pools={"exactbatch_flights": 1})
+        airflow.wait_for_dag("flights")
+        yield airflow
+    finally:
+        airflow.down()
+
+
+@pytest.fixture(scope="module")
+def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
+    """A run whose driver is killed after staging; what could be seen of it while it was alive."""
+    run_id = airflow.trigger("flights")
+    _wait(lambda: Path(f"{hold}.held").exists(), "the driver to hold after staging", airflow)
+    seen = {
+        "arguments": [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])],
+        "spark_ui": _spark_ui_pages(),
+    }
+    hold.touch()
+    for driver in _drivers():
+        driver.kill()
+    return {**seen, "state": airflow.wait_for_run("flights", run_id, timeout_s=240), "run_id": run_id}
+
+
+def test_a_killed_driver_is_tried_again_and_the_result_is_exact(
+    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
+) -> None:
+    batch = _newest_batch(settings)
+    assert killed_run["state"] == "success"
+    assert airflow.task_states("flights", batch.run_id)["process_batch"] == ("success", 2)
+    results = audit(pipeline, settings)
+    assert all(each.is_exact for each in results), results
+    assert sum(each.rows for each in results) == SENT
+    assert (batch.records, batch.rows, batch.rejected) == (SENT, SENT, 0)
+
+
+def test_the_asset_event_holds_the_ranges(
+    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
+) -> None:
+    assert killed_run["state"] == "success"
+    events = airflow.request("GET", "/assets/events")["asset_events"]
+    batch = _newest_batch(settings)
+    extra = next(each["extra"] for each in events if each["extra"].get("batch_id") == batch.batch_id)
+    assert extra["rows"] == SENT
+    assert {(r["partition"], r["from_offset"], r["until_offset"]) for r in extra["ranges"]} == {
+        (partition, 0, SENT // 4) for partition in range(4)
+    }
+
+
+def test_a_run_with_nothing_new_is_skipped_without_a_jvm(
+    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
+) -> None:
+    assert killed_run["state"] == "success"
+    before = _newest_batch(settings)
+    run_id = airflow.trigger("flights")
+    airflow.wait_for_run("flights", run_id)
+    states = airflow.task_states("flights", run_id)
+    assert states["plan_batch"][0] == "skipped"
+    assert states["process_batch"] == ("skipped", 0)  # never tried, so nothing was launched
+    assert _newest_batch(settings) == before
+
+
+def test_a_terminal_error_ends_the_task_after_one_try_and_names_the_record(
+    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
+) -> None:
+    assert killed_run["state"] == "success"
+    offset = SENT // 4
+    send(settings.kafka, "flights", [b"not json"], partitions=1)
+    run_id = airflow.trigger("flights")
+    assert airflow.wait_for_run("flights", run_id) == "failed"
+    batch = _newest_batch(settings)
+    assert airflow.task_states("flights", batch.run_id)["process_batch"] == ("failed", 1)
+    log = airflow.request("GET", f"/dags/flights/dagRuns/{batch.run_id}/taskInstances/process_batch/logs/1")
+    text = json.dumps(log)
+    assert "TooManyRejects" in text
+    assert f"flights[0] offset {offset}" in text
+    assert batch.status == "planned"
+    assert sum(each.rows for each in audit(pipeline, settings)) == SENT
+
+
+def test_secrets_are_in_no_argument_log_xcom_template_or_spark_page(
+    airflow: LocalAirflow, killed_run: dict[str, Any]
+) -> None:
+    assert killed_run["state"] == "success"
+    assert any("process_batch.py" in " ".join(each or ()) for each in killed_run["arguments"])
+    assert "spark.app.name" in killed_run["spark_ui"]
+    places = {
+        "arguments": json.dumps(killed_run["arguments"]),
+        "spark ui": killed_run["spark_ui"],
+        "logs": "".join(path.read_text(errors="replace") for path in airflow.home.rglob("*.log")),
+        "api": _everything_the_api_tells(airflow),
+    }
+    assert "batch_id" in places["api"]
+    for place, text in places.items():
+        assert len(text) > 100, place
+        assert PASSWORD not in text, place
+        assert KEY_PASSWORD not in text, place
+
+
+def _everything_the_api_tells(airflow: LocalAirflow) -> str:
+    """Runs, task instances with their rendered templates, and XComs."""
+    told: list[Any] = [airflow.request("GET", "/assets/events")]
+    for run in airflow.request("GET", "/dags/flights/dagRuns")["dag_runs"]:
+        path = f"/dags/flights/dagRuns/{run['dag_run_id']}/taskInstances"
+        told.append(tasks := airflow.request("GET", path)["task_instances"])
+        for each in tasks:
+            entries = airflow.request("GET", f"{path}/{each['task_id']}/xcomEntries")["xcom_entries"]
+            told += [
+                airflow.request("GET", f"{path}/{each['task_id']}/xcomEntries/{entry['key']}")
+                for entry in entries
+            ]
+    return json.dumps(told)
+
+
+def _spark_ui_pages() -> str:
+    """What the driver's Spark UI shows, on whichever port it got."""
+    for port in range(4040, 4060):
+        try:
+            pages = [
+                httpx.get(f"http://127.0.0.1:{port}/{name}/", timeout=10) for name in ("environment", "jobs")
+            ]
+        except httpx.TransportError:
+            continue
+        return "".join(page.text for page in pages)
+    return ""
+
+
+def _drivers() -> list[psutil.Process]:
+    processes = psutil.process_iter(["cmdline"])
+    return [
+        p for p in processes if any(part.endswith("/process_batch.py") for part in p.info["cmdline"] or ())
+    ]
+
+
+def _newest_batch(settings: Settings) -> Any:
+    connection = connect(settings.postgres, application="tests")
+    try:
+        with transaction(connection):
+            return Ledger(connection).batches(pipeline, most=1)[0]
+    finally:
+        connection.close()
+
+
+def _wait(condition: Callable[[], bool], what: str, airflow: LocalAirflow) -> None:
+    deadline = time.monotonic() + 180
+    while not condition():
+        assert time.monotonic() < deadline, f"expected {what} within 180 s; logs are in {airflow.home}"
+        time.sleep(0.1)

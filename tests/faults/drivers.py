@@ -1,0 +1,211 @@
+"""Drivers as processes of their own, which a test may kill, stop and hold."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2.extensions
+
+from conftest import Topic
+from exactbatch import Pipeline
+from exactbatch.advance import plan
+from exactbatch.audit import audit
+from exactbatch.batch_job import process_batch
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Batch, Ledger, transaction
+from exactbatch.publish import Published
+from exactbatch.settings import Settings
+
+JOBS: Final = Path(__file__).parents[2] / "jobs"
+SECRET: Final = "s3cret-that-nobody-may-see"
+# A JVM that starts fast: these processes live for seconds.
+_SPARK: Final = (
+    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
+    '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
+)
+
+
+class Driver:
+    """`python process_batch.py` in a session of its own; what it prints is in `log`."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, str(JOBS / "process_batch.py"), *arguments],
+                env={**os.environ, **environment},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The driver's process."""
+        return self._process.pid
+
+    @property
+    def output(self) -> str:
+        """What was printed so far."""
+        return self._log.read_text(errors="replace")
+
+    def wait(self, timeout: float = 120) -> int:
+        """The exit status; negative for a signal. Also checks that no secret was printed."""
+        try:
+            status = self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"expected the driver to end within {timeout} s:\n{self.output}") from None
+        assert SECRET not in self.output
+        return status
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command lines of the driver and its JVM, as anyone on the machine can read them."""
+        lines = []
+        for folder in Path("/proc").iterdir():
+            try:
+                if folder.name.isdigit() and os.getsid(int(folder.name)) == self.pid:
+                    lines.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except (ProcessLookupError, FileNotFoundError):
+                continue
+        return lines
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the driver, not its JVM, a signal."""
+        self._process.send_signal(number)
+
+    def error_line(self, name: str) -> str:
+        """The one line of the log that names an error."""
+        lines = [line for line in self.output.splitlines() if re.search(rf" ERROR \S+: {name}: ", line)]
+        assert len(lines) == 1, self.output
+        assert "Traceback" not in self.output
+        return lines[0]
+
+    def close(self) -> None:
+        """End it and whatever it started."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+
+
+def wait_for(condition: Callable[[], Any], *, timeout: float = 120, driver: Driver | None = None) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, driver.output if driver else "timed out"
+        time.sleep(0.05)
+
+
+class World:
+    """Plans, launches and looks at batches of one test."""
+
+    def __init__(self, spark: Any, connection: Any, settings: Settings, folder: Path) -> None:
+        self.spark, self.connection, self.folder = spark, connection, folder
+        # No server asks for these, but every process has them.
+        self.settings = Settings(
+            kafka={**settings.kafka, "sasl.password": SECRET, "sasl.username": "u"},
+            postgres=psycopg2.extensions.make_dsn(settings.postgres, password=SECRET),
+        )
+        self.log = KafkaLog(settings.kafka)
+        self.drivers: list[Driver] = []
+
+    def plan(self, pipeline: Pipeline) -> int:
+        """Plan an advance that must not be empty."""
+        batch_id = plan(self.connection, self.log, pipeline, origin="cli")
+        assert batch_id is not None
+        return batch_id
+
+    def launch(
+        self, pipeline: Pipeline, batch_id: int, failpoints: str = "", settings: Settings | None = None
+    ) -> Driver:
+        """Start a driver for a batch."""
+        self._write_module(pipeline)
+        return self.start(
+            ["--pipeline", f"{_module(pipeline)}:pipeline", "--batch-id", str(batch_id)],
+            {"EXACTBATCH_FAILPOINTS": failpoints, **(settings or self.settings).as_environment()},
+        )
+
+    def start(self, arguments: list[str], environment: dict[str, str]) -> Driver:
+        """Start a driver with these arguments."""
+        path = os.pathsep.join(map(str, (self.folder, JOBS)))
+        environment = {"PYTHONPATH": path, "PYSPARK_SUBMIT_ARGS": _SPARK, **environment}
+        driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log")
+        self.drivers.append(driver)
+        return driver
+
+    def retry(self, pipeline: Pipeline, batch_id: int) -> Published:
+        """Process a batch in this process."""
+        return process_batch(self.spark, pipeline, batch_id, self.settings)
+
+    def batch(self, batch_id: int) -> Batch:
+        """A batch as the ledger has it."""
+        with transaction(self.connection):
+            return Ledger(self.connection).batch(batch_id)
+
+    def rows(self, pipeline: Pipeline, columns: str = "id") -> list[tuple[Any, ...]]:
+        """What the target holds; nothing where it does not exist yet."""
+        table = pipeline.sink.table.as_string(self.connection)
+        with transaction(self.connection) as cursor:
+            cursor.execute("select to_regclass(%s) is null", (table,))
+            if cursor.fetchone()[0]:
+                return []
+            cursor.execute(f"select {columns} from {table} order by kafka_partition, kafka_offset")
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def staged(self) -> int:
+        """How many rows all staging tables hold."""
+        with transaction(self.connection) as cursor:
+            tables = [each for each in Ledger(self.connection).staging_tables() if each.endswith("_rows")]
+            total = 0
+            for each in tables:
+                cursor.execute(f"select count(*) from exactbatch_staging.{each}")
+                total += cursor.fetchone()[0]
+            return total
+
+    def assert_nothing_written(self, pipeline: Pipeline, batch_id: int) -> None:
+        """No row, no coverage, no moved offset and no status."""
+        assert self.rows(pipeline) == []
+        assert self.batch(batch_id).status in ("planned", "superseded")
+        with transaction(self.connection) as cursor:
+            ledger = Ledger(self.connection)
+            assert ledger.coverage(pipeline) == []
+            assert {each.next_offset for each in ledger.stored_offsets(pipeline)} == {0}
+            cursor.execute(
+                "select count(*) from exactbatch.rejected_record where pipeline = %s", (pipeline.name,)
+            )
+            assert cursor.fetchone()[0] == 0
+
+    def assert_exact(self, pipeline: Pipeline, *, rows: int, rejected: int = 0) -> None:
+        """The auditor finds nothing, and the counts are these."""
+        found = audit(pipeline, self.settings)
+        assert found
+        assert all(each.is_exact for each in found), found
+        assert (sum(e.rows for e in found), sum(e.rejected for e in found)) == (rows, rejected)
+        assert len(self.rows(pipeline)) == rows
+
+    def _write_module(self, pipeline: Pipeline) -> None:
+        (self.folder / f"{_module(pipeline)}.py").write_text(
+            "from exactbatch import Append, Json, Pipeline\n"
+            f"pipeline = Pipeline(name={pipeline.name!r}, topics={pipeline.topics!r}, value=Json('id int'), "
+            f"sink=Append({pipeline.sink.target!r}), max_rejects={pipeline.max_rejects}, "
+            f"publish_timeout={pipeline.publish_timeout}, read_timeout={pipeline.read_timeout})\n"
+        )
+
+
+def _module(pipeline: Pipeline) -> str:
+    return f"pipeline_{pipeline.name}"
+
+
+def load(topic: Topic) -> None:
+    """30 good records and 2 bad ones."""
+    topic.produce(*[json.dumps({"id": n}).encode() for n in range(20)], b"bad")
+    topic.produce(*[json.dumps({"id": n}).encode() for n in range(20, 30)], b"worse", partition=1)

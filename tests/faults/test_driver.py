@@ -1,0 +1,202 @@
+"""Drivers that are killed, stopped, doubled and overtaken: the target stays exact, and the log says why."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drivers import SECRET, World, load, wait_for
+
+from conftest import Topic
+from exactbatch import Json, Pipeline
+from exactbatch.settings import Settings
+
+MakeLoaded = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
+    """Drivers over the test's broker and database; none of them outlives the test."""
+    world = World(spark, connection, settings, tmp_path)
+    yield world
+    for each in world.drivers:
+        each.close()
+
+
+@pytest.fixture
+def make_loaded(
+    make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
+) -> Callable[..., Pipeline]:
+    """A pipeline whose topic has two partitions with 30 good records and 2 bad ones."""
+
+    def make(**changes: Any) -> Pipeline:
+        topic = make_topic(2)
+        load(topic)
+        return make_pipeline(topic, value=Json("id int"), max_rejects=2, **changes)
+
+    return make
+
+
+BEFORE_COMMIT = (
+    "job.after_stage",
+    "publish.after_advance",
+    "publish.after_insert",
+    "publish.before_commit",
+)
+
+
+def test_a_driver_that_is_killed_before_its_commit_wrote_nothing_and_its_retry_is_exact(
+    world: World, make_loaded: MakeLoaded
+) -> None:
+    """Killed after staging and at each step of publish, two at a time."""
+    for pair in (BEFORE_COMMIT[:2], BEFORE_COMMIT[2:]):
+        launched = []
+        for moment in pair:
+            pipeline = make_loaded()
+            batch_id = world.plan(pipeline)
+            launched.append((pipeline, batch_id, world.launch(pipeline, batch_id, f"{moment}=kill")))
+        for pipeline, batch_id, driver in launched:
+            assert driver.wait() == -signal.SIGKILL, driver.output
+            world.assert_nothing_written(pipeline, batch_id)
+            published = world.retry(pipeline, batch_id)
+            assert (published.wrote, published.batch.records) == (True, 32)
+            world.assert_exact(pipeline, rows=30, rejected=2)
+
+
+def test_a_driver_that_is_killed_before_it_hears_of_its_commit_committed_and_its_retry_writes_nothing(
+    world: World, make_loaded: MakeLoaded
+) -> None:
+    pipeline = make_loaded()
+    batch_id = world.plan(pipeline)
+    assert world.launch(pipeline, batch_id, "publish.after_commit=kill").wait() == -signal.SIGKILL
+    batch = world.batch(batch_id)
+    assert batch.status == "committed"
+    rows = world.rows(pipeline, "xmin::text, ctid::text, id")
+    again = world.retry(pipeline, batch_id)
+    assert (again.wrote, again.batch) == (False, batch)
+    assert world.rows(pipeline, "xmin::text, ctid::text, id") == rows
+    world.assert_exact(pipeline, rows=30, rejected=2)
+
+
+def test_an_executor_that_is_killed_around_its_copy_leaves_rows_that_do_not_count(
+    world: World, make_loaded: MakeLoaded, tmp_path: Path
+) -> None:
+    """Spark tries the task again; after the commit of its COPY, the first attempt's rows are still there."""
+    launched = []
+    for moment in ("stage.before_copy_commit", "stage.after_copy_commit"):
+        pipeline = make_loaded()
+        once, held = tmp_path / f"{moment}.once", tmp_path / f"{moment}.go"
+        batch_id = world.plan(pipeline)
+        failpoints = f"{moment}=kill:{once}; job.after_stage=hold:{held}"
+        launched.append((pipeline, batch_id, world.launch(pipeline, batch_id, failpoints), once, held))
+    for *_, driver, _once, held in launched:
+        wait_for(Path(f"{held}.held").exists, driver=driver)
+    twice = world.staged()
+    assert twice > 60, "the rows of the attempt that was killed after its commit are there twice"
+    for pipeline, batch_id, driver, once, held in launched:
+        held.touch()
+        assert driver.wait() == 0, driver.output
+        assert once.exists()
+        assert world.batch(batch_id).rows == 30
+        world.assert_exact(pipeline, rows=30, rejected=2)
+
+
+def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
+    world: World, make_loaded: MakeLoaded, tmp_path: Path
+) -> None:
+    pipeline = make_loaded()
+    batch_id = world.plan(pipeline)
+    gates = [tmp_path / "one", tmp_path / "two"]
+    drivers = [world.launch(pipeline, batch_id, f"job.after_stage=hold:{gate}") for gate in gates]
+    for gate, driver in zip(gates, drivers, strict=True):
+        wait_for(Path(f"{gate}.held").exists, driver=driver)
+    assert SECRET not in " ".join(drivers[0].arguments)
+    assert "org.apache.spark" in " ".join(drivers[0].arguments)
+    assert world.staged() == 60, "neither launch dropped the other's staging tables"
+    for gate in gates:
+        gate.touch()
+    assert [driver.wait() for driver in drivers] == [0, 0], drivers[0].output + drivers[1].output
+    committed = f"batch {batch_id} committed: 32 records, 30 rows, 2 rejected, 0 tombstones"
+    nothing = f"batch {batch_id} was committed before: nothing written"
+    assert sorted((committed in driver.output, nothing in driver.output) for driver in drivers) == [
+        (False, True),
+        (True, False),
+    ]
+    assert len(world.rows(pipeline, "distinct xmin::text, kafka_partition, kafka_offset")) == 30
+    world.assert_exact(pipeline, rows=30, rejected=2)
+    assert world.staged() == 0
+
+
+def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_long(
+    world: World, make_loaded: MakeLoaded, tmp_path: Path
+) -> None:
+    """One driver is held back until its successor has committed; another one hangs inside publish."""
+    late, hung = make_loaded(), make_loaded(publish_timeout=3)
+    late_id, hung_id = world.plan(late), world.plan(hung)
+    gate = tmp_path / "gate"
+    late_driver = world.launch(late, late_id, f"job.after_stage=hold:{gate}")
+    hung_driver = world.launch(hung, hung_id, "publish.before_commit=stop")
+    wait_for(Path(f"{gate}.held").exists, driver=late_driver)
+    successor = world.plan(late)
+    assert world.retry(late, successor).wrote
+    gate.touch()
+
+    wait_for(lambda: _state(hung_driver.pid) == "T", driver=hung_driver)
+    begin = time.monotonic()
+    while True:
+        # As Airflow would: a plan that finds the pipeline locked is tried again.
+        try:
+            next_id = world.plan(hung)
+            assert world.retry(hung, next_id).wrote
+            break
+        except Exception as error:
+            assert getattr(error, "retryable", False), error
+            assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 3 + 8
+    hung_driver.signal(signal.SIGCONT)
+
+    assert late_driver.wait() == 42, late_driver.output
+    line = late_driver.error_line("Fenced")
+    assert f"expected it to be planned, found it superseded by batch {successor}" in line
+    assert hung_driver.wait() == 1, hung_driver.output
+    assert "expected the connection to Postgres to last" in hung_driver.error_line("PostgresUnavailable")
+    for pipeline, batch_id in ((late, late_id), (hung, hung_id)):
+        assert world.batch(batch_id).status == "superseded"
+        world.assert_exact(pipeline, rows=30, rejected=2)
+
+
+def _state(pid: int) -> str:
+    """R, S, D or T (stopped), as the kernel says."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_driver_tells_by_its_status_whether_a_retry_can_help(
+    world: World, make_loaded: MakeLoaded, make_topic: Callable[..., Topic]
+) -> None:
+    """And by one line of its log what happened."""
+    nowhere = world.start(["--pipeline", "pipelines.flihgts:flights", "--batch-id", "1"], {})
+    unset = world.start(
+        ["--pipeline", "pipelines.flights:flights", "--batch-id", "1"], {"EXACTBATCH_KAFKA": ""}
+    )
+    assert nowhere.wait() == 42, nowhere.output
+    assert "expected a module 'pipelines.flihgts'" in nowhere.error_line("ConfigurationError")
+    assert unset.wait() == 42, unset.output
+    assert "expected the environment variable EXACTBATCH_KAFKA" in unset.error_line("ConfigurationError")
+
+    strict, down = make_loaded(), make_loaded()
+    for topic in strict.topics:
+        load(Topic(topic, dict(world.settings.kafka)))
+    batch_id, other_id = world.plan(strict), world.plan(down)
+    rejecting = world.launch(strict, batch_id)
+    settings = type(world.settings)(
+        kafka=world.settings.kafka, postgres=f"host=127.0.0.1 port=1 dbname=x user=u password={SECRET}"
+    )
+    unreachable = world.launch(down, other_id, settings=settings)
+    assert rejecting.wait() == 42, rejecting.output
+    assert "expected at most 2 records that do not decode, found" in rejecting.error_line("TooManyRejects")
+    world.assert_nothing_written(strict, batch_id)
+    assert unreachable.wait() == 1, unreachable.output
+    assert "expected Postgres to accept a connection" in unreachable.error_line("PostgresUnavailable")
+    assert world.staged() == 0
