@@ -68,11 +68,22 @@ class Topic:
         for value in values:
             producer.produce(self.name, value, partition=partition)
         producer.flush(30)
+        if end in ("commit", "abort"):
+            self.end_transaction(producer, end, partition)
+        return producer
+
+    def end_transaction(self, producer: Producer, end: str, partition: int = 0) -> None:
+        """Commit or abort. The broker answers before it has written the marker: wait for that, too."""
+        log = KafkaLog(self.properties)
+        before = log.partitions([self.name])[partition].high_watermark
         if end == "commit":
             producer.commit_transaction(30)
-        elif end == "abort":
+        else:
             producer.abort_transaction(30)
-        return producer
+        deadline = time.monotonic() + 30
+        while log.partitions([self.name])[partition].high_watermark == before:
+            assert time.monotonic() < deadline, "the broker has written no marker"
+            time.sleep(0.02)
 
 
 @pytest.fixture

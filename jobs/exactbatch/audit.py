@@ -14,7 +14,7 @@ from typing import Any, Final
 import adbc_driver_postgresql.dbapi
 import numpy as np
 import numpy.typing as npt
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg2 import sql
 
 from exactbatch.errors import ReadFailed
@@ -22,13 +22,15 @@ from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Covered, Ledger, check_schema, connect, transaction
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import LogPartition
+from exactbatch.planner import LogPartition, check_same_logs
 from exactbatch.settings import Settings
 
 Offsets = npt.NDArray[np.int64]
 
 _WINDOW: Final = 200_000  # offsets that are compared at a time
 _SHOWN: Final = 10  # offsets that a finding names
+# Instead of all offsets that a query finds, the first of them and how many there are.
+_FIRST: Final = f"select q.o, count(*) over () from ({{}}) q (o, batch_id) order by 1 limit {_SHOWN}"
 
 
 @dataclass(slots=True)
@@ -56,6 +58,7 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, in a lost or uncovered offset, or of another batch than
                   the one that covers their offset
+    gaps          offsets below the stored one that the ledger accounts for neither as processed nor as lost
     """
 
     topic: str
@@ -71,11 +74,12 @@ class PartitionAudit:
     missing: Finding = field(default_factory=Finding)
     duplicated: Finding = field(default_factory=Finding)
     unexpected: Finding = field(default_factory=Finding)
+    gaps: Finding = field(default_factory=Finding)
 
     @property
     def is_exact(self) -> bool:
         """Every record is accounted for once, and nothing else is there."""
-        return not (self.missing.count or self.duplicated.count or self.unexpected.count)
+        return not any(each.count for each in (self.missing, self.duplicated, self.unexpected, self.gaps))
 
 
 def audit(
@@ -83,30 +87,43 @@ def audit(
 ) -> list[PartitionAudit]:
     """Compare log and target of a pipeline, partition by partition.
 
-    `progress` is told how many offsets are done, of how many. Raises KafkaUnavailable, PostgresUnavailable,
-    NotRegistered, TopicMissing, ReadFailed.
+    Ledger and target are read in one snapshot, so batches may commit meanwhile. `progress` is told how many
+    offsets are done, of how many.
+
+    Raises KafkaUnavailable, PostgresUnavailable, NotRegistered, TopicMissing, ReadFailed, and TopicRecreated
+    or PartitionGone where the log that was processed is not there to compare with.
     """
     connection = connect(settings.postgres, application="exactbatch audit")
     try:
         check_schema(connection)
         kafka = KafkaLog(settings.kafka)
-        # The ledger first: what is committed while the log is asked is past every stored offset seen here.
-        with transaction(connection):
-            ledger = Ledger(connection)
-            ledger.check_registered(pipeline)
-            coverage = ledger.coverage(pipeline)
-            heads = {(o.topic, o.partition, o.topic_id): o.next_offset for o in ledger.stored_offsets(pipeline)}
-        partitions = kafka.partitions(pipeline.topics)
-        compacted = kafka.compacted(pipeline.topics)
-        reads = [
-            _Audit(pipeline, settings, connection, each, covered, head, compacted=each.topic in compacted)
-            for each in partitions
-            if (head := heads.get((each.topic, each.partition, each.topic_id))) is not None
-            and (covered := [c for c in coverage if _is_of(c, each)]) is not None
-        ]
-        total, done = sum(read.span for read in reads), 0
-        results = []
         with adbc_driver_postgresql.dbapi.connect(settings.postgres) as results_connection:
+            with transaction(connection) as cursor:
+                cursor.execute("set transaction isolation level repeatable read")
+                ledger = Ledger(connection)
+                ledger.check_registered(pipeline)
+                coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
+                _share_snapshot(cursor, results_connection)
+            # The log is asked after the ledger: it holds every stored offset that was seen.
+            partitions = kafka.partitions(pipeline.topics)
+            check_same_logs([each for each in stored if each.topic in pipeline.topics], partitions)
+            heads = {(each.topic, each.partition): each.next_offset for each in stored}
+            compacted = kafka.compacted(pipeline.topics)
+            reads = [
+                _Audit(
+                    pipeline,
+                    settings,
+                    connection,
+                    each,
+                    [covered for covered in coverage if _is_of(covered, each)],
+                    heads[each.topic, each.partition],
+                    compacted=each.topic in compacted,
+                )
+                for each in partitions
+                if (each.topic, each.partition) in heads
+            ]
+            total, done = sum(read.span for read in reads), 0
+            results = []
             for read in reads:
                 for span in read.run(results_connection):
                     done += span
@@ -115,6 +132,15 @@ def audit(
         return results
     finally:
         connection.close()
+
+
+def _share_snapshot(cursor: Any, results: Any) -> None:
+    """Let the connection that reads the results see what this transaction sees, for as long as it lasts."""
+    cursor.execute("select pg_export_snapshot()")
+    (snapshot,) = cursor.fetchone()
+    with results.cursor() as other:
+        other.execute("set transaction isolation level repeatable read")
+        other.execute(f"set transaction snapshot '{snapshot}'")
 
 
 class _Audit:
@@ -146,6 +172,7 @@ class _Audit:
         """Compare window by window, each time telling how many offsets that was."""
         begin, head = self.result.from_offset, self.result.until_offset
         self._outside(results, begin, head)
+        self._gaps(begin, head)
         log = _LogWindows(self._settings.kafka, self._log, begin, head)
         with closing(log):
             for start in range(begin, head, _WINDOW):
@@ -156,7 +183,18 @@ class _Audit:
     def _outside(self, results: Any, begin: int, head: int) -> None:
         """Nothing may lie below where the pipeline began, or at or past its stored offset."""
         for low, high in ((0, begin), (head, np.iinfo(np.int64).max)):
-            self.result.unexpected.add(self._rows(results, low, high, most=_SHOWN)[0])
+            for query in (self._rows, self._rejects):
+                offsets, counts = query(results, low, high, _FIRST)
+                self.result.unexpected.add(offsets)
+                self.result.unexpected.count += int(counts[0]) - len(offsets) if len(counts) else 0
+
+    def _gaps(self, begin: int, head: int) -> None:
+        """Coverage reaches without a gap from where the pipeline began to its stored offset."""
+        ends = [begin, *(each.until_offset for each in self._coverage)]
+        for end, start in zip(ends, [*self._starts, head], strict=True):
+            if end < start:
+                self.result.gaps.count += start - end
+                self.result.gaps.first += range(end, min(start, end + _SHOWN - len(self.result.gaps.first)))
 
     def _compare(self, start: int, end: int, records: Offsets, nulls: Offsets, results: Any) -> None:
         result, earliest = self.result, max(start, min(self._log.earliest, end))
@@ -189,7 +227,7 @@ class _Audit:
         """Whether a null value is a tombstone: then no row is expected of it."""
         return self._pipeline.value.null_is_tombstone
 
-    def _rows(self, results: Any, start: int, end: int, most: int | None = None) -> tuple[Offsets, Offsets]:
+    def _rows(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
         """Offset and batch of the rows that this pipeline wrote for this life of the topic."""
         query = sql.SQL(
             "select t.kafka_offset, coalesce(t.batch_id, -1) from {} t "
@@ -200,22 +238,22 @@ class _Audit:
             "and (b.pipeline <> $5 or r.topic_id <> $6::uuid))"
         ).format(self._pipeline.sink.table)
         identity = (self._pipeline.name, str(self._log.topic_id))
-        return self._fetch(results, query, (self._log.topic, self._log.partition, start, end, *identity), most)
+        return self._fetch(results, query, (self._log.topic, self._log.partition, start, end, *identity), form)
 
-    def _rejects(self, results: Any, start: int, end: int) -> tuple[Offsets, Offsets]:
+    def _rejects(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
+        """Offset and batch of the records that this pipeline rejected in this life of the topic."""
         query = sql.SQL(
             'select "offset", batch_id from exactbatch.rejected_record where pipeline = $1 '
             'and topic_id = $2::uuid and partition = $3 and "offset" >= $4 and "offset" < $5'
         )
         identity = (self._pipeline.name, str(self._log.topic_id))
-        return self._fetch(results, query, (*identity, self._log.partition, start, end), None)
+        return self._fetch(results, query, (*identity, self._log.partition, start, end), form)
 
     def _fetch(
-        self, results: Any, query: sql.Composable, parameters: tuple[Any, ...], most: int | None
+        self, results: Any, query: sql.Composable, parameters: tuple[Any, ...], form: str
     ) -> tuple[Offsets, Offsets]:
-        text = query.as_string(self._connection) + (f" limit {most:d}" if most else "")
         with results.cursor() as cursor:
-            cursor.execute(text, parameters)
+            cursor.execute(sql.SQL(form).format(query).as_string(self._connection), parameters)
             table = cursor.fetch_arrow_table()
         return table.column(0).to_numpy(), table.column(1).to_numpy()
 
@@ -277,7 +315,10 @@ class _LogWindows:
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self._position = max(self._position, offset)
                 else:
-                    raise KafkaException(error)
+                    raise ReadFailed(
+                        f"{self._log}: expected the log from {self._position} to {end}, found "
+                        f"{error.name()}: {error.str()}. Try again."
+                    )
                 deadline = time.monotonic() + self._TIMEOUT
             if time.monotonic() > deadline:
                 raise ReadFailed(

@@ -126,6 +126,14 @@ def plan_advance(
     return Plan(seeds=tuple(seeds), losses=tuple(losses), ranges=ranges)
 
 
+def check_same_logs(stored: Sequence[StoredOffset], log: Sequence[LogPartition]) -> None:
+    """Raise TopicRecreated, PartitionGone or LogWentBackwards unless the log is the one that was processed."""
+    _check_partitions_are_there(stored, log)
+    there = {(each.topic, each.partition): each for each in log}
+    for offset in stored:
+        _check_same_log(offset, there[offset.topic, offset.partition])
+
+
 def share(available: Sequence[int], limits: Limits) -> list[int]:
     """How many offsets each partition gives, in the order of `available`.
 

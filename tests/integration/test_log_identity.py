@@ -35,7 +35,7 @@ def test_partitions_say_where_the_log_starts_ends_and_is_stable(
     topic.produce(b"after", partition=2)
     admin.delete_records([TopicPartition(topic.name, 0, 4)])[TopicPartition(topic.name, 0)].result(30)
     partitions = kafka_log.partitions([topic.name])
-    producer.abort_transaction(30)
+    topic.end_transaction(producer, "abort", partition=2)
     assert [(p.partition, p.earliest, p.last_stable, p.high_watermark) for p in partitions] == [
         (0, 4, 10, 10),
         (1, 0, 0, 0),
@@ -66,7 +66,7 @@ def test_the_transactions_that_hold_the_log_back_are_named(
     [partition] = kafka_log.partitions([topic.name])
     found = kafka_log.open_transactions(partition)
     for producer in producers:
-        producer.abort_transaction(30)
+        topic.end_transaction(producer, "abort")
     assert [offset for _, offset in sorted(found, key=lambda each: each[1])] == [3, 4]
     assert len({producer_id for producer_id, _ in found}) == 2
     assert partition.last_stable == 3

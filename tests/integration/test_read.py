@@ -153,7 +153,7 @@ def test_a_range_up_to_an_open_transaction_is_read_and_no_further(
     error, _ = failure(topic, 0, 7, timeout=1)
     assert isinstance(error, LogEndedEarly)
     assert "expected the log to reach 7, found its end at 5" in str(error)
-    producer.commit_transaction(30)
+    topic.end_transaction(producer, "commit")
     assert offsets(read(topic, 0, 8)) == list(range(7))
 
 

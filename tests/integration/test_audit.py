@@ -1,0 +1,303 @@
+"""The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from conftest import Topic, record
+from exactbatch import Append, Pipeline, audit
+from exactbatch.advance import plan
+from exactbatch.audit import PartitionAudit
+from exactbatch.errors import TopicRecreated
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.settings import Settings
+
+MakeTopic = Callable[..., Topic]
+MakePipeline = Callable[..., Pipeline]
+
+
+class World:
+    """A pipeline, its target, and hands that can spoil both."""
+
+    def __init__(self, connection: Any, settings: Settings, pipeline: Pipeline) -> None:
+        self.connection, self.settings, self.pipeline = connection, settings, pipeline
+        self.table = pipeline.sink.table.as_string(connection)
+
+    def execute(self, statement: str, *arguments: Any) -> int:
+        """Run a statement in which {t} is the target; return how many rows it touched."""
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement.replace("{t}", self.table), arguments)
+            return int(cursor.rowcount)
+
+    def load(self, *holes: int, tombstones: tuple[int, ...] = (), rejects: tuple[int, ...] = ()) -> int:
+        """Commit an advance by plain SQL: a row for each offset but these; the batch_id."""
+        batch_id = plan(self.connection, KafkaLog(self.settings.kafka), self.pipeline, origin="cli")
+        assert batch_id is not None
+        with transaction(self.connection) as cursor:
+            self.pipeline.sink.prepare(cursor, self.pipeline.value.columns)
+            ledger = Ledger(self.connection)
+            batch = ledger.batch(batch_id)
+            assert ledger.advance_stored_offsets(batch)
+            ledger.cover(batch)
+            ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
+        self.execute(
+            "insert into {t} select o, 'x', r.topic, r.partition, o, null, r.batch_id from exactbatch.batch_range r, "
+            "generate_series(from_offset, until_offset - 1) o where batch_id = %s and not o = any(%s)",
+            batch_id,
+            [*holes, *tombstones, *rejects],
+        )
+        for offset in rejects:
+            self.reject(offset, batch_id)
+        return batch_id
+
+    def reject(self, offset: int, batch_id: int) -> None:
+        """Write a reject."""
+        self.execute(
+            "insert into exactbatch.rejected_record select b.pipeline, r.topic_id, r.partition, %s, r.topic, null, "
+            "null, '[]', 'bad', b.batch_id from exactbatch.batch b join exactbatch.batch_range r using (batch_id) "
+            "where batch_id = %s",
+            offset,
+            batch_id,
+        )
+
+    def audit(self) -> PartitionAudit:
+        """The audit of the only partition."""
+        (found,) = audit.audit(self.pipeline, self.settings)
+        return found
+
+
+def findings(found: PartitionAudit) -> dict[str, tuple[int, list[int]]]:
+    """What is wrong, by its kind: how many offsets, and the first of them."""
+    kinds = {name: getattr(found, name) for name in ("missing", "duplicated", "unexpected", "gaps")}
+    wrong = {name: (each.count, each.first) for name, each in kinds.items() if each.count}
+    assert found.is_exact == (not wrong)
+    return wrong
+
+
+@pytest.fixture
+def make_world(
+    connection: Any, settings: Settings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., World]:
+    """A pipeline over a topic; the auditor looks at seven offsets at a time."""
+    monkeypatch.setattr(audit, "_WINDOW", 7)
+    return lambda topic, **changes: World(connection, settings, make_pipeline(topic, **changes))
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """A topic with one partition of thirty records."""
+    topic = make_topic()
+    topic.produce(*map(record, range(30)))
+    return topic
+
+
+def test_a_target_that_holds_what_the_log_holds_is_exact(
+    make_world: Callable[..., World], topic: Topic
+) -> None:
+    world = make_world(topic)
+    world.load()
+    found = world.audit()
+    assert findings(found) == {}
+    assert (found.from_offset, found.until_offset, found.records, found.rows) == (0, 30, 30, 30)
+
+
+def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: Topic) -> None:
+    """Each is planted in a sound target and taken back again."""
+    world = make_world(topic)
+    first = world.load()
+    topic.produce(*map(record, range(5)))
+    second = world.load()
+    row = "insert into {t} values (0, '', %s, 0, %s, null, %s)"
+    name = topic.name
+    faults: list[tuple[tuple[Any, ...], dict[str, tuple[int, list[int]]]]] = [
+        (("delete from {t} where kafka_offset in (3, 20)",), {"missing": (2, [3, 20])}),
+        (("insert into {t} select * from {t} where kafka_offset = 9",), {"duplicated": (1, [9])}),
+        ((row, name, 40, second), {"unexpected": (1, [40])}),
+        (
+            (
+                "insert into {t} select 0, '', %s, 0, o, null, %s from generate_series(35, 59) o",
+                name,
+                second,
+            ),
+            {"unexpected": (25, list(range(35, 45)))},
+        ),
+        (("update {t} set batch_id = %s where kafka_offset = 4", second), {"unexpected": (1, [4])}),
+        (("update {t} set batch_id = %s where kafka_offset = 33", first), {"unexpected": (1, [33])}),
+        (
+            ("update {t} set kafka_offset = kafka_offset + 1 where kafka_offset >= 30",),
+            {"missing": (1, [30]), "unexpected": (1, [35])},
+        ),
+        (
+            ("update {t} set kafka_offset = kafka_offset + 1 where kafka_offset = 6",),
+            {"missing": (1, [6]), "duplicated": (1, [7])},
+        ),
+        (("update {t} set kafka_partition = 1 where kafka_offset = 6",), {"missing": (1, [6])}),
+        (
+            ("update exactbatch.stored_offset set next_offset = 33",),
+            {"unexpected": (2, [33, 34])},
+        ),
+        (
+            ("delete from exactbatch.coverage where batch_id = %s", second),
+            {"unexpected": (5, [30, 31, 32, 33, 34]), "gaps": (5, [30, 31, 32, 33, 34])},
+        ),
+        (
+            ("update exactbatch.coverage set offsets = '[0,25)' where batch_id = %s", first),
+            {"unexpected": (5, [25, 26, 27, 28, 29]), "gaps": (5, [25, 26, 27, 28, 29])},
+        ),
+        (
+            (
+                "update exactbatch.coverage set kind = 'loss', batch_id = null where batch_id = %s",
+                second,
+            ),
+            {"unexpected": (5, [30, 31, 32, 33, 34])},
+        ),
+    ]
+    tables = ("{t}", "exactbatch.coverage", "exactbatch.stored_offset")
+    for number, table in enumerate(tables):
+        world.execute(f"create table saved_{number} as select * from {table}")
+    for fault, expected in faults:
+        assert world.execute(*fault) > 0
+        assert findings(world.audit()) == expected, fault
+        for number, table in enumerate(tables):
+            world.execute(f"delete from {table}")
+            world.execute(f"insert into {table} select * from saved_{number}")
+    assert findings(world.audit()) == {}
+
+
+def test_tombstones_and_rejects_are_accounted_for(
+    make_world: Callable[..., World], make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    topic.produce(record(0), None, b"bad", None, record(4), *[None] * 10, record(15))
+    world = make_world(topic)
+    batch_id = world.load(tombstones=(1, 3, *range(5, 15)), rejects=(2,))
+    found = world.audit()
+    assert findings(found) == {}
+    assert (found.records, found.rows, found.rejected, found.tombstones) == (16, 3, 1, 12)
+    world.reject(4, batch_id)
+    world.reject(20, batch_id)
+    assert findings(world.audit()) == {"duplicated": (1, [4]), "unexpected": (1, [20])}
+
+
+def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
+    make_world: Callable[..., World], make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    topic.transaction(record(0), record(1))  # 2 is the marker
+    topic.transaction(record(3), record(4), end="abort")  # 5 is the marker
+    topic.produce(record(6))
+    world = make_world(topic)
+    log = KafkaLog(world.settings.kafka)
+    while log.partitions([topic.name])[0].last_stable < 7:
+        pass
+    world.load(2, 3, 4, 5)
+    assert findings(world.audit()) == {}
+    world.execute("update {t} set kafka_offset = 4 where kafka_offset = 1")
+    assert findings(world.audit()) == {"missing": (1, [1]), "unexpected": (1, [4])}
+
+
+def test_records_that_retention_removed_after_they_were_processed_prove_nothing_and_break_nothing(
+    make_world: Callable[..., World], topic: Topic, admin: AdminClient
+) -> None:
+    world = make_world(topic)
+    world.load()
+    for future in admin.delete_records([TopicPartition(topic.name, 0, 10)]).values():
+        future.result(30)
+    found = world.audit()
+    assert findings(found) == {}
+    assert (found.rows, found.records, found.removed) == (30, 20, 10)
+    world.execute("delete from {t} where kafka_offset = 15")
+    assert findings(world.audit()) == {"missing": (1, [15])}
+
+
+def test_a_row_in_offsets_that_were_lost_is_found(
+    make_world: Callable[..., World], topic: Topic, admin: AdminClient
+) -> None:
+    world = make_world(topic, on_loss="record")
+    world.load()
+    topic.produce(*map(record, range(20)))
+    for future in admin.delete_records([TopicPartition(topic.name, 0, 40)]).values():
+        future.result(30)
+    batch_id = world.load()
+    found = world.audit()
+    assert findings(found) == {}
+    assert (found.lost, found.rows) == (10, 40)
+    world.execute("insert into {t} values (0, '', %s, 0, 33, null, %s)", topic.name, batch_id)
+    assert findings(world.audit()) == {"unexpected": (1, [33])}
+
+
+def test_holes_that_compaction_made_break_nothing(
+    make_world: Callable[..., World], make_topic: MakeTopic
+) -> None:
+    """On a compacted topic a row without a record was right when it was written."""
+    topic = make_topic(cleanup_policy="compact")
+    topic.transaction(
+        *[record(n) for n in range(8)], end="abort"
+    )  # offsets without records, as compaction leaves
+    topic.produce(*map(record, range(5)), key=b"k")
+    world = make_world(topic)
+    log = KafkaLog(world.settings.kafka)
+    while log.partitions([topic.name])[0].last_stable < 14:
+        pass
+    world.load()
+    found = world.audit()
+    assert findings(found) == {}
+    assert (found.rows, found.records, found.removed) == (14, 5, 9)
+    world.execute("delete from {t} where kafka_offset = 11")
+    assert findings(world.audit()) == {"missing": (1, [11])}
+
+
+def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(
+    make_world: Callable[..., World], topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    world = make_world(topic)
+    world.load()
+    other = World(
+        world.connection,
+        world.settings,
+        make_pipeline(topic, name="other", sink=Append(world.pipeline.sink.target)),
+    )
+    other.load()
+    assert findings(world.audit()) == findings(other.audit()) == {}
+    assert world.audit().rows == 30
+
+
+def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(
+    make_world: Callable[..., World], topic: Topic
+) -> None:
+    world = make_world(topic)
+    world.load()
+    world.execute("update exactbatch.stored_offset set topic_id = %s", UUID(int=1))
+    with pytest.raises(TopicRecreated, match=f"topic '{topic.name}', partition 0: expected topic id"):
+        world.audit()
+
+
+def test_batches_that_commit_during_an_audit_do_not_disturb_it(
+    make_world: Callable[..., World], topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(topic)
+    world.load()
+    topic.produce(*map(record, range(5)))
+
+    def commit(_done: int, _all: int) -> None:
+        monkeypatch.undo()
+        if not committed:
+            committed.append(world.load())
+
+    committed: list[int] = []
+    (found,) = audit.audit(world.pipeline, world.settings, progress=commit)
+    assert committed
+    assert findings(found) == {}
+    assert found.rows == 30
+
+
+def test_an_audit_tells_how_far_it_is(make_world: Callable[..., World], topic: Topic) -> None:
+    world = make_world(topic)
+    world.load()
+    told: list[tuple[int, int]] = []
+    audit.audit(world.pipeline, world.settings, progress=lambda done, whole: told.append((done, whole)))
+    assert told == [(7, 30), (14, 30), (21, 30), (28, 30), (30, 30)]
