@@ -30,7 +30,7 @@ Offsets = npt.NDArray[np.int64]
 _WINDOW: Final = 200_000  # offsets that are compared at a time
 _SHOWN: Final = 10  # offsets that a finding names
 # Instead of all offsets that a query finds, the first of them and how many there are.
-_FIRST: Final = f"select q.o, count(*) over () from ({{}}) q (o, batch_id) order by 1 limit {_SHOWN}"
+_FIRST: Final = "select q.o, count(*) over () from ({}) q (o, batch_id) order by 1 limit " + str(_SHOWN)
 
 
 @dataclass(slots=True)
@@ -238,7 +238,9 @@ class _Audit:
             "and (b.pipeline <> $5 or r.topic_id <> $6::uuid))"
         ).format(self._pipeline.sink.table)
         identity = (self._pipeline.name, str(self._log.topic_id))
-        return self._fetch(results, query, (self._log.topic, self._log.partition, start, end, *identity), form)
+        return self._fetch(
+            results, query, (self._log.topic, self._log.partition, start, end, *identity), form
+        )
 
     def _rejects(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
         """Offset and batch of the records that this pipeline rejected in this life of the topic."""
@@ -265,7 +267,8 @@ class _Audit:
         ends = np.array([each.until_offset for each in self._coverage])
         batches = np.array([each.batch_id or -2 for each in self._coverage])
         is_covered = (index >= 0) & (offsets < ends[index])
-        return np.asarray(np.where(is_covered, batches[index], -2), np.int64)
+        covered: Offsets = np.asarray(np.where(is_covered, batches[index], -2), np.int64)
+        return covered
 
     def _lost(self, start: int, end: int) -> int:
         return sum(

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from exactbatch.errors import ExactbatchError, TasksFailed, TooManyRejects
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, check_schema, connect, transaction
+from exactbatch.ledger import Batch, Ledger, check_schema, connect, transaction, with_timeouts
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
@@ -148,6 +148,9 @@ def _stage(
 ) -> list[Staged]:
     """Stage every range on the executors; return the outcome of each attempt that Spark accepted."""
     first_offsets = {(each.topic, each.partition, each.from_offset) for each in ranges}
+    postgres = with_timeouts(
+        settings.postgres, application="exactbatch task", timeout=pipeline.publish_timeout
+    )
     tasks = [
         StageTask(
             range=piece,
@@ -157,7 +160,7 @@ def _stage(
             else None,
             tables=tables,
             kafka=settings.kafka,
-            postgres=settings.postgres,
+            postgres=postgres,
             value=pipeline.value,
             max_rejects=pipeline.max_rejects,
             read_timeout=pipeline.read_timeout,

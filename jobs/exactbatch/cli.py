@@ -80,6 +80,7 @@ def init(
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
+    out.print(f"For Airflow: airflow pools set exactbatch_{pipeline.name} 1 {pipeline.name}", highlight=False)
 
 
 @_command

@@ -65,7 +65,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
 
     admin_properties(properties)
     try:
-        Consumer(reader_properties(properties)).close()
+        Consumer({**reader_properties(properties), "log_level": 0}).close()
     except KafkaException as error:
         raise ConfigurationError(
             f"expected Kafka client properties that librdkafka, which reads, accepts; it says: "

@@ -53,7 +53,8 @@ def publish(
     ranges. `topic_ids` are the topics' ids as the broker told them after the last record was read.
 
     Raises Fenced when another batch took this one's place, TopicRecreated, StagedRowsDiffer, TargetMismatch
-    when the target refuses rows, and PostgresUnavailable, after which the outcome is unknown and the ledger knows it.
+    when the target refuses rows, and PostgresUnavailable, after which the outcome is unknown and the ledger
+    knows it.
     """
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
@@ -146,7 +147,9 @@ def _check_staged(cursor: Any, table: str, reported: Iterable[tuple[int, int]]) 
     expected: Counter[int] = Counter()
     for attempt, rows in reported:
         expected[attempt] += rows
-    query = sql.SQL("select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt")
+    query = sql.SQL(
+        "select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt"
+    )
     try:
         cursor.execute(query.format(identifier(table)), (list(expected),))
     except psycopg2.errors.UndefinedTable:

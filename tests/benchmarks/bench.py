@@ -20,7 +20,7 @@ from typing import Any
 from flights_log import FLIGHTS, PARTITIONS, ensure_topic
 from rich.console import Console
 from rich.table import Table
-from runner import Measured, Runner, Servers, benchmark_servers
+from runner import Measured, Runner, Servers, benchmark_servers, progress_on
 from ways import AVAILABLE_NOW, CORES, EXACTBATCH, JDBC, KAFKA_SOURCE, SPARK_CONF, WAYS, Place
 
 from exactbatch.local.jars import fetch_jars
@@ -41,8 +41,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds of each way (3)")
     arguments = parser.parse_args()
     console = Console()
-    with console.status("starting") as status:
-        rounds, facts = measure(arguments.rows, arguments.rounds, status.update)
+    with progress_on(console) as progress:
+        rounds, facts = measure(arguments.rows, arguments.rounds, progress)
     report = {**summary(rounds, arguments.rows), "facts": facts}
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=2) + "\n")

@@ -16,7 +16,7 @@ from bench import check
 from flights_log import FLIGHTS, drop_topic, ensure_topic
 from rich.console import Console
 from rich.table import Table
-from runner import Measured, Runner, Servers, benchmark_servers
+from runner import Measured, Runner, Servers, benchmark_servers, progress_on
 from ways import EXACTBATCH
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +37,8 @@ def main() -> None:
     )
     small, large = parser.parse_args().rows
     console = Console()
-    with console.status("starting") as status, benchmark_servers(HOME, status.update) as servers:
-        peaks = {rows: measure(servers, rows, status.update) for rows in (small, large)}
+    with progress_on(console) as progress, benchmark_servers(HOME, progress) as servers:
+        peaks = {rows: measure(servers, rows, progress) for rows in (small, large)}
     report = {str(rows): _numbers(peak) for rows, peak in peaks.items()}
     growth = round(peaks[large].peak_mb / peaks[small].peak_mb, 2)
     REPORT.parent.mkdir(exist_ok=True)

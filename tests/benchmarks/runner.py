@@ -2,6 +2,7 @@
 
 import multiprocessing
 import multiprocessing.connection
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import psycopg2
 import usage
+from rich.console import Console
 from ways import Place, Way, exactbatch_pipeline, register
 
 from exactbatch import Append
@@ -55,7 +57,7 @@ class Servers:
 
     def cpu_seconds(self) -> float:
         """CPU time of the broker and of Postgres with its backends, those that ended too."""
-        return sum(usage.cpu_seconds(server.pid) for server in self.stack.servers if server.pid)
+        return sum(usage.cpu_seconds_with_ended(server.pid) for server in self.stack.servers if server.pid)
 
     def prepare(self, place: Place, target: str | None) -> None:
         """An empty target, a pipeline that has read nothing, and no work left over from the last round."""
@@ -96,7 +98,10 @@ class Servers:
 
 
 class Runner:
-    """A way's own process: it opens its session, then runs a round each time that it is asked to."""
+    """A way's own process: it opens its session, then runs a round each time that it is asked to.
+
+    What it prints is in <scratch>/<way>.log.
+    """
 
     def __init__(self, way: Way, place: Place) -> None:
         self.way = way
@@ -122,20 +127,21 @@ class Runner:
                 process.kill()
 
     def run(self, servers: Servers) -> Measured:
-        """One round, measured from outside."""
+        """One round, measured from outside. What Spark let go of while it was idle is there again before."""
         pid = self._process.pid
         assert pid is not None
-        own, others = usage.cpu_seconds(pid), servers.cpu_seconds()
-        with usage.watch_memory(pid) as memory:
+        self._pipe.send("warm")
+        self._answer()
+        servers_before = servers.cpu_seconds()
+        with usage.watch(pid) as used:
             self._pipe.send("run")
             seconds = self._answer()
-        cpu = usage.cpu_seconds(pid) - own
         return Measured(
             seconds=seconds,
-            cpu=cpu,
-            cpu_with_servers=cpu + servers.cpu_seconds() - others,
-            peak_mb=memory.total,
-            peak_mb_by_kind=memory.by_kind,
+            cpu=used.cpu,
+            cpu_with_servers=used.cpu + servers.cpu_seconds() - servers_before,
+            peak_mb=used.peak_mb,
+            peak_mb_by_kind=used.peak_mb_by_kind,
         )
 
     def _answer(self) -> float:
@@ -163,15 +169,26 @@ def benchmark_servers(home: Path, progress: Callable[[str], None]) -> Iterator[S
 
 
 def _serve(way: Way, place: Place, pipe: multiprocessing.connection.Connection) -> None:
-    """In the way's process: send 0 when it is open, then the seconds of each round, or a traceback."""
+    """In the way's process: send 0 when it is open or warm, the seconds of each round, or a traceback."""
+    with (place.scratch / f"{way.name}.log").open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)  # what the JVM says, too
     try:
-        run = way.open(place)
+        session = way.open(place)
         pipe.send(0.0)
-        while pipe.recv() == "run":
+        while True:
+            step = session.run if pipe.recv() == "run" else session.warm
             started = time.perf_counter()
-            run()
+            step()
             pipe.send(time.perf_counter() - started)
     except EOFError:
         return
     except Exception:
         pipe.send(traceback.format_exc())
+
+
+@contextmanager
+def progress_on(console: Console) -> Iterator[Callable[[str], None]]:
+    """A function that says which step is going on: in one line of a terminal, else in a line for each."""
+    with console.status("starting") as status:
+        yield status.update if console.is_terminal else console.print

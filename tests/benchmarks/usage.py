@@ -1,14 +1,15 @@
-"""CPU seconds and resident memory of process trees."""
+"""CPU seconds and resident memory of process trees, looked at from outside."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psutil
 
-# Seconds between two looks at memory; a look costs a few ms of one core.
-INTERVAL = 0.2
+# Seconds between two looks; a look costs a few ms of one core.
+INTERVAL = 0.25
 MB = 1024 * 1024
 
 
@@ -21,12 +22,15 @@ def tree(pid: int) -> list[psutil.Process]:
         return []
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a tree since it was started, with that of its processes that have ended."""
+def cpu_seconds_with_ended(pid: int) -> float:
+    """CPU time of a server's tree since it was started.
+
+    A process that has ended counts as its parent's from then on: this needs a parent that waits for its
+    children, as Postgres does.
+    """
     total = 0.0
     for process in tree(pid):
         try:
-            # A process that has ended counts as its parent's child from then on, once it was waited for.
             total += sum(process.cpu_times()[:4])
         except psutil.Error:
             continue
@@ -34,49 +38,66 @@ def cpu_seconds(pid: int) -> float:
 
 
 @dataclass(slots=True)
-class Memory:
-    """The largest resident sizes seen, in MB: of all processes of a tree at one moment, and by kind."""
+class Usage:
+    """What a tree of processes took while it was watched.
 
-    total: float = 0.0
-    by_kind: dict[str, float] = field(default_factory=dict)
+    `peak_mb` is the largest resident size of all of them at one moment, `peak_mb_by_kind` that of each kind.
+    A page that several processes share counts for each.
+    """
 
-    def look(self, pid: int) -> None:
-        """Take the sizes of now into account."""
-        now: dict[str, float] = {}
-        for process in tree(pid):
+    root: int
+    peak_mb: float = 0.0
+    peak_mb_by_kind: dict[str, float] = field(default_factory=dict)
+    _before: dict[psutil.Process, float] = field(default_factory=dict)
+    _now: dict[psutil.Process, float] = field(default_factory=dict)
+
+    @property
+    def cpu(self) -> float:
+        """CPU seconds of all processes, also of those that were started or have ended meanwhile."""
+        return sum(self._now.values()) - sum(self._before.values())
+
+    def start(self) -> None:
+        """The CPU time that the processes had before does not count."""
+        self.look()
+        self._before = dict(self._now)
+
+    def look(self) -> None:
+        """Take the numbers of now into account."""
+        sizes: dict[str, float] = defaultdict(float)
+        for process in tree(self.root):
             try:
-                kind = _kind(process, pid)
-                now[kind] = now.get(kind, 0.0) + process.memory_info().rss / MB
+                with process.oneshot():
+                    self._now[process] = sum(process.cpu_times()[:2])
+                    sizes[self._kind(process)] += process.memory_info().rss / MB
             except psutil.Error:
                 continue
-        self.total = max(self.total, sum(now.values()))
-        for kind, size in now.items():
-            self.by_kind[kind] = max(self.by_kind.get(kind, 0.0), size)
+        self.peak_mb = max(self.peak_mb, sum(sizes.values()))
+        for kind, size in sizes.items():
+            self.peak_mb_by_kind[kind] = max(self.peak_mb_by_kind.get(kind, 0.0), size)
 
-
-def _kind(process: psutil.Process, root: int) -> str:
-    """The driver's Python, its JVM, or a Python worker (the daemon that forks them is one of them)."""
-    if process.pid == root:
-        return "driver_python"
-    return "jvm" if process.name() == "java" else "python_workers"
+    def _kind(self, process: psutil.Process) -> str:
+        """The driver's Python, its JVM, or a Python worker (the daemon that forks them is one of them)."""
+        if process.pid == self.root:
+            return "driver_python"
+        return "python_workers" if process.name().startswith("python") else "jvm"
 
 
 @contextmanager
-def watch_memory(pid: int) -> Iterator[Memory]:
-    """Look at the tree's memory until the block ends."""
-    memory = Memory()
+def watch(pid: int) -> Iterator[Usage]:
+    """Look at a tree until the block ends."""
+    usage = Usage(pid)
+    usage.start()
     ended = threading.Event()
 
-    def watch() -> None:
+    def look_again() -> None:
         while not ended.wait(INTERVAL):
-            memory.look(pid)
+            usage.look()
 
-    memory.look(pid)
-    watcher = threading.Thread(target=watch, name="memory", daemon=True)
+    watcher = threading.Thread(target=look_again, name="usage", daemon=True)
     watcher.start()
     try:
-        yield memory
+        yield usage
     finally:
         ended.set()
         watcher.join()
-        memory.look(pid)
+        usage.look()

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,26 +64,38 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Session:
+    """A way that is open: `run` does all of its work once.
+
+    `warm` comes before each round, unmeasured: Spark ends Python workers that were idle for a minute, and how
+    long the other ways take must not decide whether a round starts them anew.
+    """
+
+    run: Callable[[], None]
+    warm: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way: `open` makes what a round needs in a new process; a round does all of the work once."""
+    """One way: `open` makes, in a new process, what a round needs."""
 
     name: str
     title: str
     target: str | None
-    open: "Callable[[Place], Callable[[], None]]" = field(repr=False)
+    open: Callable[[Place], Session] = field(repr=False)
 
 
-def spark_noop(place: Place) -> Callable[[], None]:
+def spark_noop(place: Place) -> Session:
     """Spark's own Kafka source, whose records go nowhere: the most that the source can give."""
     spark = _session(place, jars=True)
 
     def run() -> None:
         _source(spark.read, place).load().write.format("noop").mode("overwrite").save()
 
-    return run
+    return Session(run=run)
 
 
-def available_now_jdbc(place: Place) -> Callable[[], None]:
+def available_now_jdbc(place: Place) -> Session:
     """Structured Streaming, trigger AvailableNow, foreachBatch, from_json and a JDBC append."""
     spark = _session(place, jars=True)
     checkpoint = place.scratch / "checkpoint"
@@ -99,10 +112,10 @@ def available_now_jdbc(place: Place) -> Callable[[], None]:
         query = stream.trigger(availableNow=True).option("checkpointLocation", str(checkpoint)).start()
         query.awaitTermination()
 
-    return run
+    return Session(run=run)
 
 
-def exactbatch_batch(place: Place) -> Callable[[], None]:
+def exactbatch_batch(place: Place) -> Session:
     """exactbatch: plan a batch over the topic, stage it and publish it."""
     spark = _session(place, jars=False)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
@@ -111,7 +124,16 @@ def exactbatch_batch(place: Place) -> Callable[[], None]:
     def run() -> None:
         run_batch(spark, exactbatch_pipeline(place), settings)
 
-    return run
+    def import_staging(_: Any) -> None:  # on an executor, which does not know this module
+        import exactbatch.staging
+
+        assert exactbatch.staging
+        time.sleep(0.5)  # long enough that the other task gets a worker of its own
+
+    def warm() -> None:
+        spark.sparkContext.parallelize(range(CORES), CORES).foreachPartition(import_staging)
+
+    return Session(run=run, warm=warm)
 
 
 def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:

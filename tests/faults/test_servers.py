@@ -20,6 +20,7 @@ def postgres() -> Iterator[Any]:
     """A Postgres of this test alone."""
     stack = LocalStack(HOME, name=f"test-{os.getpid()}-postgres")
     try:
+        stack.postgres.configure({}, None)
         stack.postgres.start()
         yield stack.postgres
     finally:

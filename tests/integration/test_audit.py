@@ -1,12 +1,14 @@
 """The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
 from conftest import Topic, record
 from exactbatch import Append, Pipeline, audit
 from exactbatch.advance import plan
@@ -76,6 +78,14 @@ def findings(found: PartitionAudit) -> dict[str, tuple[int, list[int]]]:
     wrong = {name: (each.count, each.first) for name, each in kinds.items() if each.count}
     assert found.is_exact == (not wrong)
     return wrong
+
+
+def settle(log: KafkaLog, topic: Topic, offset: int) -> None:
+    """Wait until the broker has written the markers of all transactions."""
+    deadline = time.monotonic() + 30
+    while (found := log.partitions([topic.name])[0].last_stable) < offset:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -192,8 +202,7 @@ def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
     topic.produce(record(6))
     world = make_world(topic)
     log = KafkaLog(world.settings.kafka)
-    while log.partitions([topic.name])[0].last_stable < 7:
-        pass
+    settle(log, topic, 7)
     world.load(2, 3, 4, 5)
     assert findings(world.audit()) == {}
     world.execute("update {t} set kafka_offset = 4 where kafka_offset = 1")
@@ -231,18 +240,20 @@ def test_a_row_in_offsets_that_were_lost_is_found(
 
 
 def test_holes_that_compaction_made_break_nothing(
-    make_world: Callable[..., World], make_topic: MakeTopic
+    make_world: Callable[..., World], make_topic: MakeTopic, admin: AdminClient
 ) -> None:
     """On a compacted topic a row without a record was right when it was written."""
-    topic = make_topic(cleanup_policy="compact")
+    topic = make_topic()
     topic.transaction(
         *[record(n) for n in range(8)], end="abort"
     )  # offsets without records, as compaction leaves
     topic.produce(*map(record, range(5)), key=b"k")
     world = make_world(topic)
     log = KafkaLog(world.settings.kafka)
-    while log.partitions([topic.name])[0].last_stable < 14:
-        pass
+    settle(log, topic, 14)
+    compact = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[compact])
+    admin.incremental_alter_configs([resource])[resource].result(30)
     world.load()
     found = world.audit()
     assert findings(found) == {}

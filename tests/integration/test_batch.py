@@ -21,6 +21,7 @@ from exactbatch.batch_job import process_batch
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
+    Fenced,
     OffsetsLost,
     StagedRowsDiffer,
     TargetMismatch,
@@ -273,6 +274,22 @@ def test_a_committed_batch_is_left_as_it_is(
     assert (again.wrote, again.batch) == (False, batch)
     assert str(again) == f"batch {batch.batch_id} was committed before: nothing written"
     assert world.target(pipeline, "xmin::text, ctid::text") == rows
+
+
+def test_a_batch_whose_stored_offset_has_moved_is_fenced(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(2)
+    topic.produce(record(1), record(2))
+    topic.produce(record(3), partition=1)
+    pipeline = make_pipeline(topic)
+    batch_id = world.plan(pipeline)
+    world.execute("update exactbatch.stored_offset set next_offset = 1 where partition = 0")
+    with pytest.raises(Fenced) as caught:
+        world.process(pipeline, batch_id)
+    assert f"{topic.name}[0] 0..2: expected the stored offset 0, found 1" in str(caught.value)
+    assert world.target(pipeline, "1") == []
+    assert world.rows("select next_offset from exactbatch.stored_offset order by partition") == [(1,), (0,)]
 
 
 def test_a_batch_of_another_pipeline_is_refused(

@@ -7,6 +7,7 @@ from typing import Any, Final
 import psycopg2
 import psycopg2.errors
 import psycopg2.extras
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 
@@ -29,32 +30,46 @@ def connect(dsn: str, *, application: str, timeout: float = 60.0) -> Any:
     `timeout`, in seconds, is how long a statement waits for a lock, how long the server lets a transaction
     sit idle before it ends the connection, and how long sent data may stay unacknowledged.
 
-    Raises PostgresUnavailable, and ConfigurationError for a text that is no connection string.
+    Raises PostgresUnavailable.
     """
-    ms = max(1, round(timeout * 1000))
+    ms = _milliseconds(timeout)
+    options = (
+        f"-c lock_timeout={ms} -c idle_in_transaction_session_timeout={ms} "
+        f"-c default_transaction_isolation=read\\ committed -c timezone=UTC"
+    )
     try:
         return psycopg2.connect(
-            dsn,
-            application_name=application,
-            connect_timeout=CONNECT_TIMEOUT,
-            tcp_user_timeout=ms,
+            with_timeouts(dsn, application=application, timeout=timeout, options=options),
             cursor_factory=psycopg2.extras.NamedTupleCursor,
-            options=f"-c lock_timeout={ms} -c idle_in_transaction_session_timeout={ms} "
-            f"-c default_transaction_isolation=read\\ committed -c timezone=UTC",
-            **_KEEPALIVES,
         )
-    except psycopg2.ProgrammingError:
-        # libpq quotes what it could not parse, which may be a part of the password.
-        raise ConfigurationError(
-            "expected a connection string that libpq accepts, found one that it cannot parse (not shown: it may "
-            "hold a password). Write host=… port=… dbname=… user=… password='…', or a URL with special "
-            "characters in percent-encoding."
-        ) from None
     except psycopg2.OperationalError as error:
         raise PostgresUnavailable(
             f"expected Postgres to accept a connection, found: {_text(error)}. Check the connection string "
             f"(EXACTBATCH_POSTGRES, or Airflow's postgres_default) and that the server is up."
         ) from None
+    except psycopg2.ProgrammingError as error:
+        raise ConfigurationError(
+            f"expected EXACTBATCH_POSTGRES to be a libpq connection string, as 'host=… dbname=…', found one "
+            f"that does not parse: {_text(error)}"
+        ) from None
+
+
+def with_timeouts(dsn: str, *, application: str, timeout: float, options: str = "") -> str:
+    """A connection string whose connection notices, after `timeout` seconds, that its server has vanished.
+
+    Server options that the string has already are kept.
+    """
+    own = parse_dsn(dsn).get("options", "")
+    return str(
+        make_dsn(
+            dsn,
+            application_name=application,
+            connect_timeout=CONNECT_TIMEOUT,
+            tcp_user_timeout=_milliseconds(timeout),
+            options=f"{own} {options}".strip(),
+            **_KEEPALIVES,
+        )
+    )
 
 
 @contextmanager
@@ -77,6 +92,10 @@ def transaction(connection: Any) -> Iterator[Any]:
             f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
             f"The next try finds in the ledger whether it was committed."
         ) from error
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
 def _text(error: Exception) -> str:

@@ -74,7 +74,7 @@ class Append:
         Raises TargetMismatch, which names the column and both types.
         """
         # Two launches that create the same target at once: the second waits here and then finds it.
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", ('.'.join(self.table_name),))
+        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.table_name),))
         found = self._columns_found(cursor)
         if not found:
             self._create(cursor, columns)
