@@ -29,8 +29,8 @@ Offsets = npt.NDArray[np.int64]
 
 _WINDOW: Final = 200_000  # offsets that are compared at a time
 _SHOWN: Final = 10  # offsets that a finding names
-# Instead of all offsets that a query finds, the first of them and how many there are.
-_FIRST: Final = "select q.o, count(*) over () from ({}) q (o, batch_id) order by 1 limit " + str(_SHOWN)
+# Instead of all offsets that a query finds, the first _SHOWN of them and how many there are.
+_FIRST: Final = "select q.o, count(*) over () from ({}) q (o, batch_id) order by 1 limit 10"
 
 
 @dataclass(slots=True)
@@ -280,8 +280,9 @@ class _Audit:
     def _not_lost(self, offsets: Offsets) -> Offsets:
         if not self._coverage:
             return offsets
-        lost = [self._is_lost(int(each)) for each in offsets]
-        return offsets[~np.array(lost, bool)]
+        lost = np.array([self._is_lost(int(each)) for each in offsets], bool)
+        kept: Offsets = offsets[~lost]
+        return kept
 
     def _is_lost(self, offset: int) -> bool:
         index = bisect_right(self._starts, offset) - 1

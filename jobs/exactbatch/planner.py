@@ -221,7 +221,7 @@ def _check_same_log(offset: StoredOffset, partition: LogPartition) -> None:
 
 
 def _loss(offset: StoredOffset, partition: LogPartition, on_loss: OnLoss) -> OffsetRange:
-    # With the log's epoch, not the stored one: that may end before the range which follows the loss.
+    # With the log's epoch, not the stored one, which is that of records that are gone.
     lost = partition.range(offset.next_offset, partition.earliest)
     if on_loss == "fail":
         raise OffsetsLost(

@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 HOME = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
 REPORT = ROOT / "build" / "bench.json"
 ROWS = 6 * FLIGHTS
+# The share of the CPU time used that other processes may have before the report says so.
+QUIET = 0.1
 PACKAGES = ("pyspark", "confluent-kafka", "pyarrow", "adbc-driver-postgresql", "psycopg2-binary")
 
 Rounds = list[dict[str, Measured]]
@@ -102,6 +104,7 @@ def summary(rounds: Rounds, rows: int) -> dict[str, Any]:
             f"exactbatch / {AVAILABLE_NOW.name}": _ratio(rounds, lambda m: 1 / m.seconds),
             f"cpu: {AVAILABLE_NOW.name} / exactbatch": 1 / _ratio(rounds, lambda m: m.cpu_with_servers),
         },
+        "cpu_share_of_others": _share_of_others(rounds),
         "rounds": [{name: asdict(took) for name, took in each.items()} for each in rounds],
         "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
     }
@@ -124,6 +127,13 @@ def _ratio(rounds: Rounds, quantity: Callable[[Measured], float]) -> float:
     """The median over the rounds of exactbatch's quantity to that of AvailableNow + JDBC."""
     ratios = [quantity(each[EXACTBATCH.name]) / quantity(each[AVAILABLE_NOW.name]) for each in rounds]
     return round(statistics.median(ratios), 2)
+
+
+def _share_of_others(rounds: Rounds) -> float:
+    """Of the CPU time used during the rounds, what was used by neither a way nor the servers: 0 to 1."""
+    measured = [took for each in rounds for took in each.values()]
+    others = sum(each.cpu_others for each in measured)
+    return round(others / (others + sum(each.cpu_with_servers for each in measured)), 2)
 
 
 def _facts(place: Place) -> dict[str, Any]:
@@ -159,6 +169,11 @@ def show(console: Console, report: dict[str, Any]) -> None:
         f"CPU is of driver, JVM and Python workers; with servers: and of Kafka and Postgres.",
         highlight=False,
     )
+    if report["cpu_share_of_others"] > QUIET:
+        console.print(
+            f"[yellow]Other processes took {report['cpu_share_of_others']:.0%} of the CPU time that was used "
+            f"during the rounds: seconds and rows/s are not those of a quiet machine.[/yellow]"
+        )
     console.print(f"Settings and every round: {REPORT.relative_to(ROOT)}", highlight=False)
 
 

@@ -89,6 +89,7 @@ def _produce(
             "batch.size": 1_000_000,
             "batch.num.messages": 10_000,
             "queue.buffering.max.messages": 500_000,
+            "log_level": 3,  # errors: that a new broker is not ready yet is none
             "enable.idempotence": True,  # no record twice: the counts must be exact
         }
     )
@@ -101,6 +102,7 @@ def _produce(
                 producer.poll(0.1)
         if number % 100_000 == 0:
             producer.poll(0)
+        if number % 500_000 == 0:
             progress(f"producing flights to {topic}: {number:,} of {records:,}")
     if left := producer.flush(120):
         raise SystemExit(f"expected the broker to take {records:,} records, {left:,} are left")

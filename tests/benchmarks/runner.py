@@ -29,11 +29,13 @@ POSTGRES_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one round took: seconds, CPU seconds (of the way itself; with broker and Postgres) and MB."""
+    """What one round took: seconds, CPU seconds (of the way itself; with broker and Postgres; and what all
+    else on the machine took meanwhile) and MB."""
 
     seconds: float
     cpu: float
     cpu_with_servers: float
+    cpu_others: float
     peak_mb: float
     peak_mb_by_kind: dict[str, float]
 
@@ -132,14 +134,16 @@ class Runner:
         assert pid is not None
         self._pipe.send("warm")
         self._answer()
-        servers_before = servers.cpu_seconds()
+        servers_before, machine_before = servers.cpu_seconds(), usage.machine_cpu_seconds()
         with usage.watch(pid) as used:
             self._pipe.send("run")
             seconds = self._answer()
+        with_servers = used.cpu + servers.cpu_seconds() - servers_before
         return Measured(
             seconds=seconds,
             cpu=used.cpu,
-            cpu_with_servers=used.cpu + servers.cpu_seconds() - servers_before,
+            cpu_with_servers=with_servers,
+            cpu_others=max(0.0, usage.machine_cpu_seconds() - machine_before - with_servers),
             peak_mb=used.peak_mb,
             peak_mb_by_kind=used.peak_mb_by_kind,
         )

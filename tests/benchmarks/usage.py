@@ -37,6 +37,12 @@ def cpu_seconds_with_ended(pid: int) -> float:
     return total
 
 
+def machine_cpu_seconds() -> float:
+    """CPU time of everything on this machine since it was started."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+
+
 @dataclass(slots=True)
 class Usage:
     """What a tree of processes took while it was watched.

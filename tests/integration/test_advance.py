@@ -281,7 +281,7 @@ def test_a_loss_is_recorded_although_nothing_is_left_to_process(
 def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
     connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
-    """The epoch of the lost offsets ends before the range: a reader would take that for a log that was cut."""
+    """A later cut of the log is found by the epoch of the records that are still there."""
     pipeline = make_pipeline(topic, on_loss="record")
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
     with transaction(connection) as cursor:

@@ -47,10 +47,12 @@ def connect(dsn: str, *, application: str, timeout: float = 60.0) -> Any:
             f"expected Postgres to accept a connection, found: {_text(error)}. Check the connection string "
             f"(EXACTBATCH_POSTGRES, or Airflow's postgres_default) and that the server is up."
         ) from None
-    except psycopg2.ProgrammingError as error:
+    except psycopg2.ProgrammingError:
+        # libpq quotes what it could not parse, which may be a part of the password.
         raise ConfigurationError(
-            f"expected EXACTBATCH_POSTGRES to be a libpq connection string, as 'host=… dbname=…', found one "
-            f"that does not parse: {_text(error)}"
+            "expected EXACTBATCH_POSTGRES to be a libpq connection string, as 'host=… dbname=…', found one that "
+            "does not parse (not shown: it may hold a password). Quote a value that has spaces, as "
+            "password='a b', and percent-encode special characters in a URL."
         ) from None
 
 

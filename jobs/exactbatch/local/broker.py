@@ -49,7 +49,8 @@ class Broker(Server):
     def _format(self) -> None:
         self._progress("creating the Kafka data directory")
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        arguments = ("format", "-t", cluster_id, "-c", self._properties_file)
+        # One argument: an id may begin with "-", and would be taken for an option.
+        arguments = ("format", f"--cluster-id={cluster_id}", "-c", self._properties_file)
         answer = subprocess.run(
             self._java("kafka.tools.StorageTool", *arguments), capture_output=True, text=True
         )

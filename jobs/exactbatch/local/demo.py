@@ -108,12 +108,15 @@ def _process(
     if kill:
         _kill_driver(settings, status)
         _say("[red]SIGKILL[/red] to the Spark driver in mid-batch; Airflow tries again")
-    state = airflow.wait_for_run(pipeline.name, run_id)
-    tries = airflow.task_states(pipeline.name, run_id)["process_batch"][1]
+    airflow.wait_for_run(pipeline.name, run_id)
     with _connection(settings) as connection, transaction(connection):
         newest = Ledger(connection).batches(pipeline, most=1)[0]
+    # The schedule may have been faster than the trigger: the batch tells which run it belongs to.
+    assert newest.run_id is not None
+    state = airflow.wait_for_run(pipeline.name, newest.run_id)
+    tries = airflow.task_states(pipeline.name, newest.run_id)["process_batch"][1]
     report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, newest.batch_id)
-    _say(f"run {run_id}: {state}, process_batch in {tries} {'try' if tries == 1 else 'tries'}")
+    _say(f"run {newest.run_id}: {state}, process_batch in {tries} {'try' if tries == 1 else 'tries'}")
     console.print(report.as_table(), markup=False)
 
 
