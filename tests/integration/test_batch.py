@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from conftest import Topic, record
 from exactbatch import Append, Json, Limits, Pipeline, Raw, Text, batch_job
@@ -531,8 +532,11 @@ def test_a_loss_across_a_restart_of_the_broker_is_not_taken_for_a_log_that_was_c
     stack.broker.stop()
     stack.broker.start()  # its partitions have a new leader epoch now
     topic.produce(*map(record, range(9)))
-    for future in admin.delete_records([TopicPartition(topic.name, 0, 5)]).values():
-        future.result(30)
+    # The admin client may not have heard of the new leader yet.
+    for attempt in Retrying(stop=stop_after_delay(30), wait=wait_fixed(0.5), reraise=True):
+        with attempt:
+            for future in admin.delete_records([TopicPartition(topic.name, 0, 5)]).values():
+                future.result(30)
     assert world.run(pipeline).batch.records == 5
     assert world.is_exact(pipeline)
 

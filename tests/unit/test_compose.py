@@ -7,7 +7,9 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
-REQUIREMENTS = dict(re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+REQUIREMENTS = dict(
+    re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+)
 
 
 def test_the_image_installs_requirements_txt() -> None:
