@@ -183,15 +183,16 @@ def _everything_the_api_tells(airflow: LocalAirflow) -> str:
 
 
 def _spark_ui_pages() -> str:
-    """What the driver's Spark UI shows, on whichever port it got."""
+    """What the driver's Spark UI shows, and the API that fills its pages, on whichever port it got."""
     for port in range(4040, 4060):
+        base = f"http://127.0.0.1:{port}"
         try:
-            pages = [
-                httpx.get(f"http://127.0.0.1:{port}/{name}/", timeout=10) for name in ("environment", "jobs")
-            ]
+            applications = httpx.get(f"{base}/api/v1/applications", timeout=10).json()
         except httpx.TransportError:
             continue
-        return "".join(page.text for page in pages)
+        environments = [f"api/v1/applications/{each['id']}/environment" for each in applications]
+        pages = [httpx.get(f"{base}/{path}", timeout=10) for path in ("environment/", "jobs/", *environments)]
+        return "".join(page.raise_for_status().text for page in pages)
     return ""
 
 
