@@ -17,18 +17,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flights_log import FLIGHTS, PARTITIONS, ensure_topic
+from flights_log import PARTITIONS, ensure_topic
 from rich.console import Console
 from rich.table import Table
 from runner import Measured, Runner, Servers, benchmark_servers, progress_on
 from ways import AVAILABLE_NOW, CORES, EXACTBATCH, JDBC, KAFKA_SOURCE, SPARK_CONF, WAYS, Place
 
+from exactbatch.local.flights import COUNT
 from exactbatch.local.jars import fetch_jars
 
 ROOT = Path(__file__).parents[2]
 HOME = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
 REPORT = ROOT / "build" / "bench.json"
-ROWS = 6 * FLIGHTS
+ROWS = 6 * COUNT
 # The share of the CPU time used that other processes may have before the report says so.
 QUIET = 0.1
 PACKAGES = ("pyspark", "confluent-kafka", "pyarrow", "adbc-driver-postgresql", "psycopg2-binary")

