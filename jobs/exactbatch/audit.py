@@ -77,9 +77,19 @@ class PartitionAudit:
     gaps: Finding = field(default_factory=Finding)
 
     @property
+    def findings(self) -> dict[str, Finding]:
+        """All kinds of differences there are, by their names."""
+        return {
+            "missing": self.missing,
+            "duplicated": self.duplicated,
+            "unexpected": self.unexpected,
+            "gaps": self.gaps,
+        }
+
+    @property
     def is_exact(self) -> bool:
         """Every record is accounted for once, and nothing else is there."""
-        return not any(each.count for each in (self.missing, self.duplicated, self.unexpected, self.gaps))
+        return not any(each.count for each in self.findings.values())
 
 
 def audit(

@@ -77,7 +77,8 @@ def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Tabl
         for name in ("rejected", "tombstones", "lost", "removed")
         if any(getattr(each, name) for each in results)
     )
-    findings = ("missing", "duplicated", "unexpected")
+    totals = _totals(results)
+    findings = [name for name, count in totals.items() if count or name != "gaps"]
     table = _table(
         f"audit of {pipeline.name} → {pipeline.sink.target}",
         text=("partition",),
@@ -85,7 +86,7 @@ def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Tabl
     )
     for each in results:
         counts = [getattr(each, name) for name in ("from_offset", "until_offset", *usual, *rare)]
-        found = [_finding(getattr(each, name)) for name in findings]
+        found = [_finding(each.findings[name]) for name in findings]
         table.add_row(_partition(each), *map(str, counts), *found)
     return table
 
@@ -93,21 +94,28 @@ def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Tabl
 def verdict(results: "Sequence[PartitionAudit]") -> Text:
     """The audit in a few lines: exact, or where it differs."""
     records, rows = sum(r.records for r in results), sum(r.rows for r in results)
-    missing, duplicated = sum(r.missing.count for r in results), sum(r.duplicated.count for r in results)
-    unexpected = sum(r.unexpected.count for r in results)
-    summary = (
-        f"{records} records in the log, {rows} rows: {missing} missing, {duplicated} duplicated, "
-        f"{unexpected} unexpected"
+    differences = ", ".join(
+        f"{count} {name}" for name, count in _totals(results).items() if count or name != "gaps"
     )
-    if not (missing or duplicated or unexpected):
+    summary = f"{records} records in the log, {rows} rows: {differences}"
+    if all(each.is_exact for each in results):
         return Text(f"exact: {summary}", style="bold green")
     lines = [
         f"{each.topic}[{each.partition}] {name}: {finding.count}, at offset {', '.join(map(str, finding.first))}"
         for each in results
-        for name in ("missing", "duplicated", "unexpected")
-        if (finding := getattr(each, name)).count
+        for name, finding in each.findings.items()
+        if finding.count
     ]
     return Text("\n".join([f"NOT exact: {summary}", *lines]), style="bold red")
+
+
+def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:
+    """How many offsets differ in each way, over all partitions."""
+    totals = dict.fromkeys(("missing", "duplicated", "unexpected", "gaps"), 0)
+    for each in results:
+        for name, finding in each.findings.items():
+            totals[name] += finding.count
+    return totals
 
 
 def _finding(finding: "Finding") -> str:
