@@ -39,6 +39,18 @@ def stack() -> Iterator[LocalStack]:
         stack.down(delete=True)
 
 
+@pytest.fixture(scope="module")
+def own_stack() -> Iterator[LocalStack]:
+    """A broker that may be stopped or killed, and its log cut, without disturbing other tests."""
+    stack = LocalStack(HOME, name=f"broker-{os.getpid()}")
+    try:
+        stack.broker.configure({}, None)
+        stack.broker.start()
+        yield stack
+    finally:
+        stack.down(delete=True)
+
+
 @pytest.fixture(scope="session")
 def admin(stack: LocalStack) -> AdminClient:
     """An admin client of the broker."""

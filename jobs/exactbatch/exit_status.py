@@ -4,7 +4,6 @@ from typing import Final
 
 from exactbatch.errors import ExactbatchError
 
-OK: Final = 0
 RETRYABLE: Final = 1
 DIFFERS: Final = 1  # an audit that found a difference
 TERMINAL: Final = 42  # an error that no retry can mend

@@ -1,10 +1,9 @@
 """What the broker says of the log is true, and a log that is not the one that was processed is noticed."""
 
-import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from conftest import HOME, Topic
+from conftest import Topic
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogTruncated, TopicMissing
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
@@ -170,18 +169,6 @@ def test_only_topics_that_are_compacted_are_said_to_be(make_topic: MakeTopic, ka
     )
     assert kafka_log.compacted([plain, compacted, both]) == {compacted, both}
     assert kafka_log.compacted([plain]) == set()
-
-
-@pytest.fixture(scope="module")
-def own_stack() -> Iterator[LocalStack]:
-    """A broker that may be stopped, and its log cut, without disturbing other tests."""
-    stack = LocalStack(HOME, name=f"log-{os.getpid()}")
-    try:
-        stack.broker.configure({}, None)
-        stack.broker.start()
-        yield stack
-    finally:
-        stack.down(delete=True)
 
 
 def read(log: KafkaLog, topic: Topic, from_offset: int, *, leader_epoch: int | None) -> list[int]:

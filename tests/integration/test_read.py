@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from conftest import HOME, Topic
+from conftest import Topic
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -304,18 +304,6 @@ def test_a_topic_that_is_gone_is_an_error(make_topic: MakeTopic) -> None:
 def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> None:
     with pytest.raises(TopicMissing, match=r"\[7\] 0\.\.1: expected the topic and partition"):
         read(make_topic(), 0, 1, partition=7, timeout=3)
-
-
-@pytest.fixture(scope="module")
-def own_stack() -> Iterator[LocalStack]:
-    """A broker that may be killed without disturbing other tests."""
-    stack = LocalStack(HOME, name=f"read-{os.getpid()}")
-    try:
-        stack.broker.configure({}, None)
-        stack.broker.start()
-        yield stack
-    finally:
-        stack.down(delete=True)
 
 
 def test_a_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
