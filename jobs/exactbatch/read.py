@@ -1,16 +1,22 @@
 """Reading exactly one offset range with librdkafka, on an executor, in bounded memory."""
 
-import gc
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from operator import methodcaller
 from typing import Any, Final
 
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 
 from exactbatch.errors import (
     ExactbatchError,
@@ -69,7 +75,9 @@ class Records:
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1)."""
         # timestamp() is a pair (type, milliseconds); an unset one has the type TIMESTAMP_NOT_AVAILABLE, 0.
-        milliseconds = [ms if kind else None for kind, ms in map(_timestamp, self.messages)]
+        types, milliseconds = map(list, zip(*map(_timestamp, self.messages), strict=True))
+        if TIMESTAMP_NOT_AVAILABLE in types:
+            milliseconds = [ms if kind else None for kind, ms in zip(types, milliseconds, strict=True)]
         return pa.array(milliseconds, pa.timestamp("ms", "UTC"))
 
 
@@ -109,8 +117,7 @@ def _read(
     end_of_log: int | None = None
     deadline = time.monotonic() + timeout
     while position < range_.until_offset:
-        with _collector_paused():
-            messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
+        messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
         if any(map(_error, messages)):
             messages, end_of_log = _sort_out(consumer, range_, messages, end_of_log)
         reached = position
@@ -128,19 +135,6 @@ def _read(
             position, deadline = reached, time.monotonic() + timeout
         elif time.monotonic() > deadline:
             raise _no_progress(range_, position, end_of_log, timeout, troubles)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Many messages come at once, and none is part of a cycle: looking for cycles among them, again and
-    again while they come, would take a third of the reading's time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _assignment(range_: OffsetRange, leader_epoch: int | None) -> TopicPartition:
