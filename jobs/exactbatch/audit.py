@@ -20,9 +20,9 @@ from psycopg2 import sql
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Covered, Ledger, check_schema, connect, transaction
+from exactbatch.ledger import Ledger, check_schema, connect, transaction
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import LogPartition, check_same_logs
+from exactbatch.planner import Covered, LogPartition, check_same_logs
 from exactbatch.settings import Settings
 
 Offsets = npt.NDArray[np.int64]

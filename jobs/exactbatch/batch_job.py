@@ -85,8 +85,10 @@ def _load(
         ledger.check_registered(pipeline)
         batch = ledger.batch(batch_id)
         check_publishable(ledger, pipeline, batch)
-        epochs = {(each.topic, each.partition): each.leader_epoch for each in ledger.stored_offsets(pipeline)}
-        return batch, ledger.ranges(batch_id), epochs
+        ranges, stored = ledger.ranges(batch_id), ledger.stored_offsets(pipeline)
+        # A replay reads the log as it is now: what was cut off and written anew is what it shall hold.
+        epochs = {(e.topic, e.partition): e.leader_epoch for e in stored if batch.kind == "advance"}
+        return batch, ranges, epochs
 
 
 @contextmanager

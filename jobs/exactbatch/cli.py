@@ -1,4 +1,4 @@
-"""The command line: exactbatch init, plan, run, status, audit and local."""
+"""The command line: exactbatch init, plan, run, replay, status, audit and local."""
 
 import json
 import os
@@ -15,7 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from exactbatch import advance, tables
-from exactbatch.errors import ExactbatchError
+from exactbatch import replay as replays
+from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.exit_status import DIFFERS, exit_status
 from exactbatch.kafka_client import check_properties
 from exactbatch.kafka_log import KafkaLog
@@ -23,6 +24,8 @@ from exactbatch.ledger import Ledger, check_schema, connect, migrate, transactio
 from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.pipeline import Pipeline, load_pipeline
+from exactbatch.replay import preview_replay
+from exactbatch.replay_request import parse_range, request_of
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.status import load_status
 
@@ -80,7 +83,13 @@ def init(
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
-    out.print(f"For Airflow: airflow pools set exactbatch_{pipeline.name} 1 {pipeline.name}", highlight=False)
+    pool = f"exactbatch_{pipeline.name}"
+    out.print(
+        f"For Airflow: airflow pools set {pool} 1 'moves {pipeline.name} forward'\n"
+        f"             airflow pools set {pool}_replay 2 'replays of {pipeline.name}, two at a time'",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 @_command
@@ -108,6 +117,64 @@ def run(
     if batch_id is None:
         _print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
         return
+    _process(pipeline, settings, batch_id, master, as_json=as_json)
+
+
+@_command
+def replay(
+    reference: Reference,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range", metavar="TOPIC:PARTITION:FROM-UNTIL", help="Offsets, UNTIL not included; repeatable."
+        ),
+    ] = None,
+    start: Annotated[str | None, typer.Option(help="Start of a window of message timestamps.")] = None,
+    end: Annotated[str | None, typer.Option(help="End of the window; not included.")] = None,
+    batch_ids: Annotated[
+        list[int] | None, typer.Option("--batch", metavar="ID", help="A committed batch; repeatable.")
+    ] = None,
+    available_only: Annotated[
+        bool, typer.Option("--available-only", help="Replay what retention has left of it.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
+    as_json: AsJson = False,
+) -> None:
+    """Process ranges, a time window or batches again: take back what they gave and write it anew."""
+    request = request_of(
+        {
+            "ranges": [asdict(parse_range(each)) for each in ranges or ()],
+            "start": start,
+            "end": end,
+            "batch_ids": batch_ids,
+            "available_only": available_only,
+        }
+    )
+    if request is None:
+        raise ConfigurationError("expected --range, --start with --end, or --batch, found none of them")
+    pipeline, settings = _load(reference)
+    kafka = KafkaLog(settings.kafka)
+    with _connection(settings, pipeline) as connection:
+        preview = preview_replay(connection, kafka, pipeline, request)
+        if dry_run and as_json:
+            _print_json({"pipeline": pipeline.name, **asdict(preview)})
+        elif not as_json:
+            out.print(tables.replay_table(pipeline, preview))
+            for each in tables.replay_notes(preview):
+                out.print(f"[yellow]![/yellow] {each}", highlight=False)
+        if dry_run or preview.plan.is_empty:
+            return
+        if not yes and sys.stdin.isatty() and not typer.confirm("Take back and process again?"):
+            raise typer.Abort
+        batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
+    if batch_id is not None:
+        _process(pipeline, settings, batch_id, master, as_json=as_json)
+
+
+def _process(pipeline: Pipeline, settings: Settings, batch_id: int, master: str, *, as_json: bool) -> None:
+    """Process a planned batch with Spark, and print its report."""
     # Imported when it is needed: Spark takes its time, and the other commands do without.
     from exactbatch.batch_job import process_batch
     from exactbatch.report import load_report

@@ -59,6 +59,10 @@ class StartOutOfRange(ExactbatchError):
     """An explicit start offset is outside the log."""
 
 
+class ReplayRefused(ExactbatchError):
+    """What was asked to be processed again is not what was processed."""
+
+
 class TargetMismatch(ExactbatchError):
     """The target's columns are not those that the pipeline writes."""
 

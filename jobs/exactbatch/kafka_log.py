@@ -1,6 +1,8 @@
 """What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
 
+import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -52,6 +54,22 @@ class KafkaLog:
             )
             for each in sorted(partitions)
         )
+
+    def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[TopicPartition, int]:
+        """The offset of the first committed record at or after a time, by its timestamp.
+
+        A partition without such a record is left out. (Kafka's ListOffsets by timestamp, in milliseconds.)
+        """
+        from kafka import TopicPartition as KafkaPartition
+        from kafka.protocol.consumer import IsolationLevel
+
+        asked = {
+            KafkaPartition(each.topic, each.partition): math.ceil(at.timestamp() * 1000)
+            for each in partitions
+        }
+        with admin_client(self._properties) as client:
+            found = client.list_partition_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {(each.topic, each.partition): told.offset for each, told in found.items() if told.offset >= 0}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         """The ids of the topics as they are now. Raises TopicMissing."""

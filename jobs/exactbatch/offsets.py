@@ -34,6 +34,22 @@ class OffsetRange:
         """The partition of the topic's life that the offsets belong to."""
         return self.topic, self.partition, self.topic_id
 
+    def cut(self, offset: int) -> "tuple[OffsetRange | None, OffsetRange | None]":
+        """What lies below an offset, and what lies at or above it; None for nothing."""
+        if offset <= self.from_offset:
+            return None, self
+        if offset >= self.until_offset:
+            return self, None
+        return replace(self, until_offset=offset), replace(self, from_offset=offset)
+
+    def without(self, other: "OffsetRange") -> "list[OffsetRange]":
+        """What is left of this range without another one."""
+        if self.log != other.log:
+            return [self]
+        below, rest = self.cut(other.from_offset)
+        above = rest.cut(other.until_offset)[1] if rest is not None else None
+        return [each for each in (below, above) if each is not None]
+
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.from_offset}..{self.until_offset}"
 
@@ -69,6 +85,17 @@ def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
         else:
             raise ValueError(f"expected ranges that do not overlap, found {last} and {each}")
     return merged
+
+
+def union(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """The offsets that are in any of the ranges; as merge(), but ranges of one log may overlap."""
+    disjoint: list[OffsetRange] = []
+    for each in ranges:
+        pieces = [each]
+        for other in disjoint:
+            pieces = [piece for one in pieces for piece in one.without(other)]
+        disjoint += pieces
+    return merge(disjoint)
 
 
 def _cut(range_: OffsetRange, *, pieces: int) -> Iterable[OffsetRange]:

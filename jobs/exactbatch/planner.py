@@ -53,6 +53,28 @@ class StoredOffset:
     topic_id: UUID
 
 
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """A row of exactbatch.coverage: offsets [from_offset, until_offset) of one life of a partition."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    from_offset: int
+    until_offset: int
+    kind: Literal["batch", "loss"]
+    batch_id: int | None
+
+    @property
+    def log(self) -> tuple[str, int, UUID]:
+        """The partition of the topic's life that the offsets belong to."""
+        return self.topic, self.partition, self.topic_id
+
+    def overlaps(self, range_: OffsetRange) -> bool:
+        """Whether they have an offset in common, of the same log or not."""
+        return self.from_offset < range_.until_offset and range_.from_offset < self.until_offset
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How many offsets one batch may span. None sets no limit.
@@ -132,6 +154,27 @@ def check_same_logs(stored: Sequence[StoredOffset], log: Sequence[LogPartition])
     there = {(each.topic, each.partition): each for each in log}
     for offset in stored:
         _check_same_log(offset, there[offset.topic, offset.partition])
+
+
+def covered_parts(
+    ranges: Sequence[OffsetRange], coverage: Sequence[Covered]
+) -> list[tuple[OffsetRange, tuple[int, ...]]]:
+    """Each range, and the batches whose results stand for some of its offsets."""
+    return [
+        (
+            range_,
+            tuple(
+                sorted(
+                    {
+                        each.batch_id
+                        for each in coverage
+                        if each.batch_id is not None and each.log == range_.log and each.overlaps(range_)
+                    }
+                )
+            ),
+        )
+        for range_ in ranges
+    ]
 
 
 def share(available: Sequence[int], limits: Limits) -> list[int]:

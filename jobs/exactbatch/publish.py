@@ -20,6 +20,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger, transaction
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
+from exactbatch.planner import Covered, covered_parts
 from exactbatch.staging import Staged, StagingTables, identifier
 
 
@@ -65,8 +66,12 @@ def publish(
         ranges = ledger.ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
         _check_complete(ranges, staged)
-        _advance(ledger, pipeline, batch, ranges)
-        failpoint("publish.after_advance")
+        if batch.kind == "advance":
+            _advance(ledger, pipeline, batch, ranges)
+            failpoint("publish.after_advance")
+        else:
+            _take_back(cursor, ledger, pipeline, batch, ranges)
+            failpoint("publish.after_take_back")
         _check_staged(cursor, tables.rows, [(each.attempt, each.rows) for each in staged])
         _check_staged(cursor, tables.rejects, [(each.attempt, each.rejects) for each in staged])
         attempts = [each.attempt for each in staged]
@@ -110,7 +115,21 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
             f"superseded by batch {ledger.successor(batch)}, which was planned later over the same offsets. "
             f"Nothing was written and nothing is lost; this batch needs no retry."
         )
+    if batch.kind == "replay" and batch.status == "planned":
+        _check_not_overtaken(batch, ledger.covering(batch))
     return batch.status == "committed"
+
+
+def _check_not_overtaken(batch: Batch, covered: Sequence[Covered]) -> None:
+    """An old program must not overwrite the corrected result of a later replay."""
+    for each in covered:
+        if each.batch_id is not None and each.batch_id > batch.batch_id:
+            raise Fenced(
+                f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: expected results in "
+                f"{each.topic}[{each.partition}] {each.from_offset}..{each.until_offset} that are older than this "
+                f"replay, found those of batch {each.batch_id}, which was planned later and has committed. "
+                f"Nothing was written, and the later result stays. To replace it, plan the replay again."
+            )
 
 
 def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]) -> None:
@@ -136,6 +155,26 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
                 f"batch {batch.batch_id}, {each}: expected the stored offset {each.from_offset}, found "
                 f"{stored.get((each.topic, each.partition))}: another batch has moved it since this one was "
                 f"planned. Nothing was written; plan again."
+            )
+
+
+def _take_back(
+    cursor: Any, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
+) -> None:
+    """Take back what the ranges had produced: rows, rejects and coverage."""
+    covered = ledger.covering(batch)
+    parts = covered_parts(ranges, covered)
+    pipeline.sink.take_back(cursor, parts)
+    for range_, batch_ids in parts:
+        ledger.delete_rejects(pipeline, range_, batch_ids)
+    ledger.uncover(batch)
+    if pipeline.sink.lineage == "batch":
+        replaced = sorted({each.batch_id for each in covered if each.batch_id is not None})
+        if cut := ledger.still_covering(pipeline, replaced):
+            raise Fenced(
+                f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: expected to replace whole batches, as "
+                f"planned, found that batch {cut[0]} has results beyond this replay's ranges: another replay "
+                f"has committed since this one was planned. Nothing was written; plan the replay again."
             )
 
 

@@ -16,6 +16,9 @@ from exactbatch.status import Status
 
 if TYPE_CHECKING:
     from exactbatch.audit import Finding, PartitionAudit
+    from exactbatch.replay import Preview
+
+_BATCHES_SHOWN = 4
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -39,6 +42,36 @@ def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> T
         numbers = (each.from_offset, each.until_offset, len(each), left)
         table.add_row(_partition(each), "processes", *map(str, numbers))
     return table
+
+
+def replay_table(pipeline: Pipeline, preview: "Preview") -> Table:
+    """What a replay would take back and write again, range by range."""
+    total = sum(map(len, preview.plan.ranges))
+    what = f"{total} offsets, {preview.rows} rows to take back" if total else "nothing to process again"
+    table = _table(
+        f"replay of {pipeline.name} → {pipeline.sink.target}: {what}",
+        text=("partition",),
+        numbers=("from", "until", "offsets", "rows taken back", "rejects taken back"),
+    )
+    table.add_column("of batches", overflow="fold")
+    for each in preview.taken_back:
+        rows = "–" if each.rows is None else str(each.rows)
+        numbers = (each.range.from_offset, each.range.until_offset, len(each.range), rows, each.rejects)
+        table.add_row(_partition(each.range), *map(str, numbers), _batch_ids(each.batch_ids))
+    return table
+
+
+def replay_notes(preview: "Preview") -> list[str]:
+    """What else one should know of a replay: what it leaves out, and what it takes in."""
+    notes = [
+        f"{each}: removed from the log by retention; its results stay as they are"
+        for each in preview.plan.removed
+    ]
+    notes += [
+        f"{each.range}: taken in, because batch {each.batch_id} can only be replayed as a whole (lineage='batch')"
+        for each in preview.plan.widened
+    ]
+    return notes
 
 
 def status_table(status: Status) -> Table:
@@ -116,6 +149,13 @@ def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:
         for name, finding in each.findings.items():
             totals[name] += finding.count
     return totals
+
+
+def _batch_ids(batch_ids: Sequence[int]) -> str:
+    """The first few, and how many more."""
+    shown = ", ".join(map(str, batch_ids[:_BATCHES_SHOWN]))
+    more = len(batch_ids) - _BATCHES_SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown or "none: not covered yet"
 
 
 def _finding(finding: "Finding") -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from airflow.sdk import BaseHook
 from psycopg2.extensions import make_dsn
@@ -18,11 +19,14 @@ class Connections:
                and password, stand for bootstrap.servers, sasl.username and sasl.password
     postgres   host, port, schema (the database), login and password; its extra holds further libpq parameters
     spark      the master, as Airflow's Spark connection has it
+    airflow    Airflow's own REST API, host (with http:// or https://), port, login and password; when it is
+               given, what a task has to tell about its run is in its note, too
     """
 
     kafka: str = "kafka_default"
     postgres: str = "postgres_default"
     spark: str = "spark_default"
+    airflow: str | None = None
 
     def settings(self) -> Settings:
         """Ask Airflow for the connections, inside a task; their passwords are masked in its logs.
@@ -33,6 +37,27 @@ class Connections:
             kafka=_kafka(BaseHook.get_connection(self.kafka)),
             postgres=_postgres(BaseHook.get_connection(self.postgres)),
         )
+
+    def note(self, ti: Any, text: str) -> None:
+        """Write a task's note, where there is a connection to Airflow's API: a task cannot do so by itself.
+
+        Raises httpx.HTTPError when Airflow refuses.
+        """
+        if self.airflow is None:
+            return
+        import httpx  # not at the top: a DAG file that is parsed has no use for it
+
+        connection = BaseHook.get_connection(self.airflow)
+        host = connection.host or "http://localhost"
+        base = f"{host}:{connection.port}" if connection.port else host
+        with httpx.Client(base_url=base, timeout=30) as client:
+            login = {"username": connection.login, "password": connection.password}
+            token = client.post("/auth/token", json=login).raise_for_status().json()["access_token"]
+            client.patch(
+                f"/api/v2/dags/{ti.dag_id}/dagRuns/{quote(ti.run_id, safe='')}/taskInstances/{ti.task_id}",
+                headers={"Authorization": f"Bearer {token}"},
+                json={"note": text},
+            ).raise_for_status()
 
 
 def _kafka(connection: Any) -> dict[str, Any]:

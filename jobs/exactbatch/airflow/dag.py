@@ -1,4 +1,4 @@
-"""A pipeline as a DAG: plan_batch → process_batch → report_batch.
+"""A pipeline as a DAG: plan_batch → process_batch or process_replay → report_batch.
 
 A DAG file is parsed again and again, so nothing heavy is imported here and nothing is asked of a server:
 that happens inside the tasks.
@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.airflow.parameters import parameters, replay_of
 from exactbatch.errors import ExactbatchError
 from exactbatch.pipeline import Pipeline, reference_of
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Airflow's run types; every other one is some kind of schedule.
 _ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
+_BATCH_ID: Final = "{{ ti.xcom_pull('plan_batch', key='batch_id') }}"
 
 
 def pipeline_dag(
@@ -33,17 +35,22 @@ def pipeline_dag(
     retries: int = 3,
     retry_delay: timedelta = timedelta(seconds=30),
     pool: str | None = None,
+    replay_pool: str | None = None,
     **dag_arguments: Any,
 ) -> DAG:
     """The DAG of a pipeline; its dag_id is the pipeline's name.
 
     `schedule` is a cron text in UTC, whose runs then have the data interval from one time to the next, or
-    anything else that Airflow's DAG takes. `pool` is a pool with one slot, `exactbatch_<name>` unless given:
-    it keeps two runs of the pipeline, of whatever kind, from processing at the same time. Create it once with
-    `airflow pools set exactbatch_<name> 1 "<name>"`.
+    anything else that Airflow's DAG takes. `pool` is a pool with one slot, `exactbatch_<name>` unless given,
+    for the batches that move the pipeline forward; `replay_pool`, `exactbatch_<name>_replay`, has as many
+    slots as replays may run at a time. Create both once: `exactbatch init` says how.
+
+    A run that is triggered with parameters processes ranges again; so do the runs of a backfill, each over its
+    data interval, and a run that is cleared after its batch had committed.
     """
     reference = reference_of(pipeline)
     pool = pool or f"exactbatch_{pipeline.name}"
+    replay_pool = replay_pool or f"exactbatch_{pipeline.name}_replay"
     with DAG(
         dag_id=pipeline.name,
         schedule=CronDataIntervalTimetable(schedule, timezone="UTC")
@@ -51,23 +58,29 @@ def pipeline_dag(
         else schedule,
         start_date=start_date,
         catchup=False,
+        # One advance at a time: a newer plan supersedes an older one that has not committed. Backfills are
+        # counted apart.
         max_active_runs=1,
         default_args={"retries": retries, "retry_delay": retry_delay},
-        doc_md=_documentation(pipeline, pool),
+        doc_md=_documentation(pipeline, pool, replay_pool),
+        params=parameters(),
         tags=["exactbatch"],
         **dag_arguments,
     ) as dag:
-        planned = _plan_task(reference, connections, pool)
-        process = ProcessBatchOperator(
-            task_id="process_batch",
-            connections=connections,
-            name=f"exactbatch-{pipeline.name}",
-            conf={"spark.log.level": "WARN", **pipeline.spark_conf},
-            application_args=["--pipeline", reference, "--batch-id", "{{ ti.xcom_pull('plan_batch') }}"],
-            pool=pool,
-        )
-        process >> _report_task(reference, connections, pipeline, planned)
-        planned >> process
+        planned = _plan_task(reference, connections)
+        processed = [
+            ProcessBatchOperator(
+                task_id=task_id,
+                connections=connections,
+                name=f"exactbatch-{pipeline.name}",
+                conf={"spark.log.level": "WARN", **pipeline.spark_conf},
+                pipeline=reference,
+                batch_id=_BATCH_ID,
+                pool=its_pool,
+            )
+            for task_id, its_pool in (("process_batch", pool), ("process_replay", replay_pool))
+        ]
+        planned >> processed >> _report_task(reference, connections, pipeline)
     return dag
 
 
@@ -76,11 +89,11 @@ def pipeline_asset(pipeline: Pipeline) -> Asset:
     return Asset(name=f"exactbatch.{pipeline.name}", extra={"target": pipeline.sink.target})
 
 
-def _plan_task(reference: str, connections: Connections, pool: str) -> Any:
-    @task(pool=pool)
-    def plan_batch(dag_run: Any = None) -> int:
-        """Plan the next batch and freeze it in the ledger; skip the run when there is nothing new."""
-        from exactbatch import advance
+def _plan_task(reference: str, connections: Connections) -> Any:
+    @task.branch
+    def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
+        """Plan the run's batch and freeze it in the ledger; skip the run when there is nothing to process."""
+        from exactbatch import replay
         from exactbatch.kafka_client import check_properties
         from exactbatch.kafka_log import KafkaLog
         from exactbatch.ledger import Run, check_schema, connect
@@ -89,34 +102,39 @@ def _plan_task(reference: str, connections: Connections, pool: str) -> Any:
         with _errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             check_properties(settings.kafka)
+            request = replay_of(dag_run, params)
             connection = connect(
                 settings.postgres, application="exactbatch plan", timeout=pipeline.publish_timeout
             )
             try:
                 check_schema(connection)
-                batch_id = advance.plan(
+                batch = replay.plan_run(
                     connection,
                     KafkaLog(settings.kafka),
                     pipeline,
+                    Run(dag_run.dag_id, dag_run.run_id, dag_run.clear_number, dag_run.start_date),
+                    request,
                     origin=_ORIGINS.get(dag_run.run_type, "schedule"),
-                    run=Run(dag_run.dag_id, dag_run.run_id),
                 )
             finally:
                 connection.close()
-        if batch_id is None:
+        if batch is None:
             raise AirflowSkipException(
                 f"nothing new in {', '.join(pipeline.topics)}: every offset up to the last stable one is stored"
+                if request is None
+                else "nothing to process again: no offset below the stored ones belongs to what is asked for"
             )
-        return batch_id
+        ti.xcom_push(key="batch_id", value=batch.batch_id)
+        return "process_batch" if batch.kind == "advance" else "process_replay"
 
     return plan_batch()
 
 
-def _report_task(reference: str, connections: Connections, pipeline: Pipeline, planned: Any) -> Any:
+def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -> Any:
     asset = pipeline_asset(pipeline)
 
-    @task(outlets=[asset])
-    def report_batch(batch_id: int, outlet_events: Any = None) -> None:
+    @task(outlets=[asset], trigger_rule="none_failed_min_one_success")
+    def report_batch(batch_id: str, outlet_events: Any = None) -> None:
         """Log what the batch did, tell it to whoever waits for the asset, and show progress to lag tools.
 
         The batch is committed by now: whatever fails here, it stays so.
@@ -128,12 +146,12 @@ def _report_task(reference: str, connections: Connections, pipeline: Pipeline, p
         with _errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             kafka = KafkaLog(settings.kafka)
-            report: Report = load_report(settings.postgres, kafka, pipeline, batch_id)
+            report: Report = load_report(settings.postgres, kafka, pipeline, int(batch_id))
             print(report.as_table())  # noqa: T201 - a task's output is its log
             outlet_events[asset].extra = report.as_json()
             kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
 
-    return report_batch(planned)
+    return report_batch(_BATCH_ID)
 
 
 @contextmanager
@@ -147,7 +165,7 @@ def _errors_of_airflow() -> Iterator[None]:
         raise AirflowFailException(f"{type(error).__name__}: {error}") from error
 
 
-def _documentation(pipeline: Pipeline, pool: str) -> str:
+def _documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
     columns = "\n".join(f"| {column.name} | {column.type} |" for column in pipeline.value.columns)
     return f"""\
 ### {pipeline.name}
@@ -157,13 +175,18 @@ Exactly-once batches from **{", ".join(pipeline.topics)}** to **{pipeline.sink.t
 1. **plan_batch** reads the stored offsets, asks Kafka for the latest and freezes the ranges in the ledger;
    nothing new, and the run is skipped.
 2. **process_batch** reads exactly these ranges with Spark and commits rows, rejects and offsets in one
-   Postgres transaction.
+   Postgres transaction. For ranges that are processed again **process_replay** does the same, and takes back
+   in that transaction what they had given before.
 3. **report_batch** logs the batch and updates the asset `exactbatch.{pipeline.name}`.
 
 A retry processes the same ranges; a batch that is committed is never written twice.
 
-`exactbatch status`, `exactbatch audit` and the tables of the schema `exactbatch` tell the state. Both working
-tasks use the pool `{pool}`: create it with one slot.
+To process again: trigger a run with offset ranges, a time window or batch ids; start a backfill, each of whose
+runs takes the offsets of its data interval; or clear plan_batch (with downstream tasks) of a run that has
+committed. The stored offsets never move by it, and scheduled runs go on.
+
+`exactbatch status`, `exactbatch audit` and the tables of the schema `exactbatch` tell the state. Pools:
+`{pool}` with one slot, and `{replay_pool}` with as many as replays may run at a time.
 
 | column | type |
 | --- | --- |

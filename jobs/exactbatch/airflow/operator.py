@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.exit_status import TERMINAL
+from exactbatch.settings import Settings
 
 APPLICATION = Path(__file__).parents[2] / "process_batch.py"
 
@@ -24,18 +26,36 @@ class ProcessBatchOperator(SparkSubmitOperator):
     the operator's `env_vars`: those are rendered for the UI, and YARN and Kubernetes put them into arguments.
     """
 
-    def __init__(self, *, connections: Connections, application: str = "", **kwargs: Any) -> None:
+    template_fields = (*SparkSubmitOperator.template_fields, "batch_id")
+
+    def __init__(
+        self, *, connections: Connections, pipeline: str, batch_id: str, application: str = "", **kwargs: Any
+    ) -> None:
         # durable=False: a retry asks the ledger, not Spark, how far the batch has come.
         super().__init__(
-            application=application or str(APPLICATION), conn_id=connections.spark, durable=False, **kwargs
+            application=application or str(APPLICATION),
+            application_args=["--pipeline", pipeline, "--batch-id", batch_id],
+            conn_id=connections.spark,
+            durable=False,
+            **kwargs,
         )
         self.connections = connections
+        self.batch_id = batch_id
 
     def execute(self, context: Any) -> None:
-        """Submit the job and wait for it.
+        """Submit the job and wait for it; a batch that is committed already needs none.
 
         Raises AirflowFailException for a terminal error of the batch, AirflowException for any other.
         """
+        settings = self.connections.settings()
+        if committed := _committed_at(settings, int(self.batch_id)):
+            said = (
+                f"Batch {self.batch_id} was committed at {committed:%Y-%m-%d %H:%M:%S} UTC: nothing was launched "
+                f"or written. To process its ranges again, clear plan_batch with its downstream tasks."
+            )
+            self.log.info(said)
+            self.connections.note(context["ti"], said)
+            return
         BaseHook.get_connection(self.connections.spark)  # without it the hook would quietly turn to YARN
         self._hook = hook = self._get_hook()
         if hook._connection["deploy_mode"] == "cluster":
@@ -44,7 +64,7 @@ class ProcessBatchOperator(SparkSubmitOperator):
                 f"deploy-mode cluster: secrets reach the driver by the environment of this task. Remove "
                 f"deploy-mode from the connection's extra."
             )
-        with _environment(self.connections.settings().as_environment()):
+        with _environment(settings.as_environment()):
             try:
                 super().execute(context)
             except AirflowException as error:
@@ -53,6 +73,18 @@ class ProcessBatchOperator(SparkSubmitOperator):
                         f"the batch cannot succeed by trying again; the log above says why. {error}"
                     ) from None
                 raise
+
+
+def _committed_at(settings: Settings, batch_id: int) -> datetime | None:
+    """When the batch was committed; None when it was not."""
+    from exactbatch.ledger import Ledger, connect, transaction
+
+    connection = connect(settings.postgres, application="exactbatch launch")
+    try:
+        with transaction(connection):
+            return Ledger(connection).batch(batch_id).committed_at
+    finally:
+        connection.close()
 
 
 @contextmanager

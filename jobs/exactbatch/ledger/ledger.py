@@ -12,7 +12,7 @@ import aiosql
 from exactbatch.errors import IdentityChanged, NotRegistered
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import Plan, StoredOffset
+from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
 
@@ -34,6 +34,8 @@ class Batch:
     dag_id: str | None
     run_id: str | None
     generation: int
+    clear_number: int
+    run_started_at: datetime | None
     status: Literal["planned", "committed", "superseded"]
     records: int | None
     rows: int | None
@@ -44,25 +46,18 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
-    """A row of exactbatch.coverage: offsets [from_offset, until_offset) of one life of a partition."""
-
-    topic: str
-    topic_id: UUID
-    partition: int
-    from_offset: int
-    until_offset: int
-    kind: Literal["batch", "loss"]
-    batch_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
-    """Which DAG run asks for a plan. `generation` tells apart the lives of a run with the same id."""
+    """Which DAG run asks for a plan.
+
+    `clear_number` counts how often the run was cleared, and `started_at` is when it began: it changes when a
+    run that had ended is cleared, and when it is deleted and created again under the same id. An automatic
+    retry leaves both as they are.
+    """
 
     dag_id: str
     run_id: str
-    generation: int = 0
+    clear_number: int = 0
+    started_at: datetime | None = None
 
 
 class Ledger:
@@ -122,23 +117,56 @@ class Ledger:
         if plan.is_empty:
             return None
         list(_queries.supersede_planned_advance(self._connection, pipeline=pipeline.name))
+        return self._write_batch(pipeline, "advance", plan.ranges, origin=origin, run=run)
+
+    def write_replay(
+        self, pipeline: Pipeline, ranges: Sequence[OffsetRange], *, origin: Origin, run: Run | None
+    ) -> int:
+        """Write a batch that processes these ranges again; return its batch_id."""
+        return self._write_batch(pipeline, "replay", ranges, origin=origin, run=run)
+
+    def _write_batch(
+        self,
+        pipeline: Pipeline,
+        kind: Literal["advance", "replay"],
+        ranges: Sequence[OffsetRange],
+        *,
+        origin: Origin,
+        run: Run | None,
+    ) -> int:
+        if run is not None:
+            list(
+                _queries.supersede_run(
+                    self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
+                )
+            )
         batch_id = _queries.insert_batch(
             self._connection,
             pipeline=pipeline.name,
-            kind="advance",
+            kind=kind,
             origin=origin,
             dag_id=run and run.dag_id,
             run_id=run and run.run_id,
-            generation=run.generation if run else 0,
+            clear_number=run.clear_number if run else 0,
+            run_started_at=run and run.started_at,
         )
-        for each in plan.ranges:
+        for each in ranges:
             _queries.insert_batch_range(self._connection, batch_id=batch_id, **asdict(each))
         return int(batch_id)
 
+    def batches_of_run(self, pipeline: Pipeline, run: Run) -> list[Batch]:
+        """All batches that were planned for a run of this id, whatever life of it, newest first."""
+        rows = _queries.batches_of_run(
+            self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
+        )
+        return [Batch(**row._asdict()) for row in rows]
+
     def batch_of_run(self, pipeline: Pipeline, run: Run) -> int | None:
-        """The batch that was planned for this run, if there is one."""
-        found = _queries.batch_of_run(self._connection, pipeline=pipeline.name, **asdict(run))
-        return None if found is None else int(found)
+        """The batch that was planned for this run as it is now, if there is one."""
+        for each in self.batches_of_run(pipeline, run):
+            if (each.clear_number, each.run_started_at) == (run.clear_number, run.started_at):
+                return each.batch_id
+        return None
 
     def batch(self, batch_id: int, *, lock: bool = False) -> Batch:
         """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always)."""
@@ -171,11 +199,8 @@ class Ledger:
         return [Covered(**row._asdict()) for row in rows]
 
     def successor(self, batch: Batch) -> int | None:
-        """The newest advance that was planned after this batch."""
-        return cast(
-            "int | None",
-            _queries.successor_of_batch(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id),
-        )
+        """The newest batch that took this one's place."""
+        return cast("int | None", _queries.successor_of_batch(self._connection, batch_id=batch.batch_id))
 
     def advance_stored_offsets(self, batch: Batch) -> set[tuple[str, int]]:
         """Move the stored offsets over the batch's ranges; return the partitions that stood where planned."""
@@ -187,6 +212,62 @@ class Ledger:
     def cover(self, batch: Batch) -> None:
         """Let the batch's results stand for its ranges."""
         _queries.cover_batch(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id)
+
+    def covering(self, batch: Batch) -> list[Covered]:
+        """What accounts for the offsets of the batch's ranges now, each cut to a range."""
+        rows = _queries.covering(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id)
+        return [Covered(**row._asdict()) for row in rows]
+
+    def uncover(self, batch: Batch) -> None:
+        """Take the batch's ranges out of the coverage; other batches keep their other offsets."""
+        cut = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
+        # Put back only now: the database checks at once that no offset is covered twice.
+        for row in cut:
+            _queries.cover_rest(self._connection, pipeline=batch.pipeline, **row._asdict())
+
+    def delete_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> None:
+        """Delete the rejects of these batches in a range."""
+        _queries.delete_rejects(self._connection, **_part(pipeline, range_, batch_ids))
+
+    def count_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> int:
+        """How many rejects of these batches lie in a range."""
+        return int(_queries.count_rejects(self._connection, **_part(pipeline, range_, batch_ids)))
+
+    def still_covering(self, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[int]:
+        """Those of the batches that account for any offset."""
+        rows = _queries.still_covering(self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids))
+        return [row.batch_id for row in rows]
+
+    def boundary(
+        self, pipeline: Pipeline, partition: LogPartition, at: datetime, found: int, *, keep: bool
+    ) -> int:
+        """The offset that a time stands for in a partition.
+
+        That is what it was resolved to before, or else `found`, set between the offsets of the times before
+        and after that were. With `keep` it is resolved to that from now on.
+        """
+        where = {
+            "pipeline": pipeline.name,
+            "topic_id": partition.topic_id,
+            "partition": partition.partition,
+            "boundary": at,
+        }
+        kept = _queries.time_boundary(self._connection, **where)
+        if kept is not None:
+            return int(kept)
+        # Retention, and records that came late, can make a time's first offset move: intervals would overlap.
+        near = _queries.neighbouring_boundaries(self._connection, **where)
+        offset = max(found, near.before or 0)
+        if near.after is not None:
+            offset = min(offset, near.after)
+        if keep:
+            _queries.insert_time_boundary(self._connection, topic=partition.topic, offset=offset, **where)
+        return int(offset)
+
+    def first_advanced(self, pipeline: Pipeline) -> dict[tuple[UUID, int], int]:
+        """Where the pipeline began, by topic id and partition; below that lies history."""
+        rows = _queries.first_advanced(self._connection, pipeline=pipeline.name)
+        return {(row.topic_id, row.partition): row.from_offset for row in rows}
 
     def commit(
         self,
@@ -241,8 +322,24 @@ class Ledger:
         _check_identity(pipeline, registered)
 
 
+def _part(pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline.name,
+        "topic_id": range_.topic_id,
+        "partition": range_.partition,
+        "from_offset": range_.from_offset,
+        "until_offset": range_.until_offset,
+        "batch_ids": list(batch_ids),
+    }
+
+
 def _identity_of(pipeline: Pipeline) -> dict[str, Any]:
-    return {"target": pipeline.sink.target, "sink": "append", "key": [], "lineage": "record"}
+    return {
+        "target": pipeline.sink.target,
+        "sink": "append",
+        "key": [],
+        "lineage": pipeline.sink.lineage,
+    }
 
 
 def _identity(registered: Any) -> dict[str, Any]:

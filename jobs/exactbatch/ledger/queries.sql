@@ -51,8 +51,10 @@ returning batch_id;
 
 -- name: insert_batch$
 -- A new planned batch.
-insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, generation)
-values (:pipeline, :kind, :origin, :dag_id, :run_id, :generation)
+insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, clear_number, run_started_at, generation)
+values (:pipeline, :kind, :origin, :dag_id, :run_id, :clear_number, :run_started_at,
+        (select coalesce(max(generation) + 1, 0) from exactbatch.batch
+         where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id))
 returning batch_id;
 
 -- name: insert_batch_range!
@@ -60,32 +62,43 @@ returning batch_id;
 insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, topic_id, leader_epoch)
 values (:batch_id, :topic, :partition, :from_offset, :until_offset, :topic_id, :leader_epoch);
 
--- name: batch_of_run$
--- The batch that was planned for one generation of a DAG run.
-select batch_id from exactbatch.batch
-where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id and generation = :generation;
+-- name: supersede_run
+-- What earlier generations of a DAG run planned and never committed must not commit any more.
+update exactbatch.batch set status = 'superseded'
+where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id and status = 'planned'
+returning batch_id;
+
+-- name: batches_of_run
+-- All batches that were planned for a DAG run, newest first.
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+       records, rows, rejected, tombstones, planned_at, committed_at
+from exactbatch.batch
+where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
+order by generation desc;
 
 -- name: get_batch^
 -- One batch.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, status,
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id;
 
 -- name: lock_batch^
 -- One batch, held until this transaction ends.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, status,
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id
 for no key update;
 
 -- name: successor_of_batch$
--- The newest advance that was planned after this one.
-select max(batch_id) from exactbatch.batch
-where pipeline = :pipeline and kind = 'advance' and batch_id > :batch_id;
+-- The newest batch that took this one's place: an advance, or a later plan of the same DAG run.
+select max(s.batch_id) from exactbatch.batch b
+join exactbatch.batch s on s.pipeline = b.pipeline and s.batch_id > b.batch_id
+where b.batch_id = :batch_id
+  and (b.kind = 'advance' and s.kind = 'advance' or s.dag_id = b.dag_id and s.run_id = b.run_id);
 
 -- name: list_batches
 -- The newest batches of a pipeline.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, status,
+select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, planned_at, committed_at
 from exactbatch.batch where pipeline = :pipeline
 order by batch_id desc limit :most;
@@ -117,6 +130,86 @@ returning s.topic, s.partition;
 insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
 select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), 'batch', batch_id
 from exactbatch.batch_range where batch_id = :batch_id;
+
+-- name: covering
+-- Which batches' results, and which losses, stand for the offsets of a batch's ranges, cut to them.
+select c.topic, c.topic_id, c.partition, lower(c.offsets * o.range) as from_offset,
+       upper(c.offsets * o.range) as until_offset, c.kind, c.batch_id
+from exactbatch.batch_range r
+cross join lateral (select int8range(r.from_offset, r.until_offset) as range) o
+join exactbatch.coverage c on c.pipeline = :pipeline and c.topic_id = r.topic_id
+    and c.partition = r.partition and c.offsets && o.range
+where r.batch_id = :batch_id
+order by c.topic, c.partition, lower(c.offsets);
+
+-- name: uncover
+-- Take the batch's ranges out of the coverage. What each row covered beside them comes back as `rest`.
+with ranges as (
+    select topic_id, partition, range_agg(int8range(from_offset, until_offset)) as offsets
+    from exactbatch.batch_range where batch_id = :batch_id
+    group by topic_id, partition
+)
+delete from exactbatch.coverage c using ranges r
+where c.pipeline = :pipeline and c.topic_id = r.topic_id and c.partition = r.partition
+  and c.offsets && r.offsets
+returning c.topic, c.topic_id, c.partition, c.kind, c.batch_id,
+          (int8multirange(c.offsets) - r.offsets)::text as rest;
+
+-- name: cover_rest!
+-- A batch keeps the offsets that were not taken from it.
+insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
+select :pipeline, :topic, :topic_id, :partition, piece, :kind, :batch_id
+from unnest(:rest::int8multirange) piece;
+
+-- name: delete_rejects!
+-- Take back the rejects of some batches in one range.
+delete from exactbatch.rejected_record
+where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
+  and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
+
+-- name: count_rejects$
+-- How many rejects of some batches lie in one range.
+select count(*) from exactbatch.rejected_record
+where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
+  and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
+
+-- name: still_covering
+-- Those of the batches that stand for any offset.
+select distinct batch_id from exactbatch.coverage
+where pipeline = :pipeline and batch_id = any(:batch_ids)
+order by batch_id;
+
+-- name: time_boundary$
+-- The offset that a time was resolved to, if it was.
+select "offset" from exactbatch.time_boundary
+where pipeline = :pipeline and topic_id = :topic_id and partition = :partition and boundary = :boundary;
+
+-- name: neighbouring_boundaries^
+-- The offsets of the resolved times just before and just after a time.
+select (select max("offset") from exactbatch.time_boundary
+        where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
+          and boundary < :boundary) as before,
+       (select min("offset") from exactbatch.time_boundary
+        where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
+          and boundary > :boundary) as after;
+
+-- name: insert_time_boundary!
+-- Resolve a time, once and for all.
+insert into exactbatch.time_boundary (pipeline, topic, topic_id, partition, boundary, "offset")
+values (:pipeline, :topic, :topic_id, :partition, :boundary, :offset);
+
+-- name: first_advanced
+-- Where the pipeline began in each log: below that lies history, which only replays cover.
+select topic_id, partition, min(from_offset) as from_offset
+from (
+    select r.topic_id, r.partition, r.from_offset
+    from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+    where b.pipeline = :pipeline and b.kind = 'advance' and b.status = 'committed'
+    union all
+    select topic_id, partition, lower(offsets) from exactbatch.coverage
+    where pipeline = :pipeline and kind = 'loss'
+) began
+group by topic_id, partition;
 
 -- name: count_range!
 -- How many records were read from one range of a batch.

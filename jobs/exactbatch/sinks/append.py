@@ -1,16 +1,19 @@
 """Append: every row that a batch makes is inserted, with where it came from."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.offsets import OffsetRange
 
+# A range, and the batches whose results stand for some of its offsets.
+Part = tuple[OffsetRange, Sequence[int]]
 LINEAGE: Final = (
     Column("kafka_topic", "text"),
     Column("kafka_partition", "integer"),
@@ -33,13 +36,25 @@ _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 class Append:
     """Insert rows into `target`, written `schema.table`; a part that is not lower-case goes in double quotes.
 
-    Each row carries its lineage: kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id.
+    With lineage="record" each row carries where it came from: kafka_topic, kafka_partition, kafka_offset,
+    kafka_timestamp, batch_id. With lineage="batch", for rows that come from many records, it carries
+    batch_id alone, and a replay processes whole batches again.
     """
 
     target: str
+    lineage: Literal["record", "batch"] = "record"
 
     def __post_init__(self) -> None:
         _ = self.table_name
+        if self.lineage not in ("record", "batch"):
+            raise ConfigurationError(
+                f"expected the lineage of {self.target} to be 'record' or 'batch', found {self.lineage!r}"
+            )
+
+    @property
+    def lineage_columns(self) -> tuple[Column, ...]:
+        """The columns that say where a row came from."""
+        return LINEAGE if self.lineage == "record" else LINEAGE[-1:]
 
     @property
     def table_name(self) -> tuple[str, str]:
@@ -61,7 +76,8 @@ class Append:
 
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError when a column of the pipeline has a name that staging or the target needs."""
-        taken = {"task_attempt", *(column.name for column in LINEAGE)} & {column.name for column in columns}
+        lineage = {column.name for column in LINEAGE}  # all of it: the staging table has it always
+        taken = {"task_attempt", *lineage} & {column.name for column in columns}
         if taken:
             raise ConfigurationError(
                 f"expected columns beside the lineage columns of {self.target}, found {sorted(taken)} in the "
@@ -79,7 +95,7 @@ class Append:
         if not found:
             self._create(cursor, columns)
             return
-        for column in (*columns, *LINEAGE):
+        for column in (*columns, *self.lineage_columns):
             actual = found.pop(column.name, None)
             if actual is None:
                 raise TargetMismatch(
@@ -112,7 +128,7 @@ class Append:
 
         Raises TargetMismatch when a constraint of the target refuses a row.
         """
-        lineage = [column.name for column in LINEAGE[:-1]]
+        lineage = [column.name for column in self.lineage_columns[:-1]]
         names = sql.SQL(", ").join(sql.Identifier(name) for name in [*(c.name for c in columns), *lineage])
         # Literals rather than parameters: psycopg2 would look for parameters in a name with a % as well.
         statement = sql.SQL(
@@ -134,6 +150,49 @@ class Append:
                 f"constraint, or what the pipeline writes."
             ) from error
         return int(cursor.rowcount)
+
+    def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
+        """Delete what batches have written in ranges; return how many rows that was.
+
+        Each part is a range and the batches that cover some of it. With lineage="batch" all rows of these
+        batches are deleted.
+        """
+        deleted = 0
+        for condition in self._conditions(parts):
+            cursor.execute(sql.SQL("delete from {} where {}").format(self.table, condition))
+            deleted += cursor.rowcount
+        return deleted
+
+    def count(self, cursor: Any, parts: Sequence[Part]) -> int:
+        """How many rows take_back() would delete; none while there is no target."""
+        counted = 0
+        for condition in self._conditions(parts) if self._columns_found(cursor) else ():
+            cursor.execute(sql.SQL("select count(*) from {} where {}").format(self.table, condition))
+            counted += cursor.fetchone()[0]
+        return counted
+
+    def _conditions(self, parts: Sequence[Part]) -> Iterator[sql.Composable]:
+        """What is true of the rows that batches have written in ranges.
+
+        No such row lies in the range unless its batch covers it, and batch_id tells these rows from those of
+        another pipeline, and from those of an earlier topic of the same name.
+        """
+        if self.lineage == "batch":
+            batch_ids = sorted({batch_id for _, ids in parts for batch_id in ids})
+            yield sql.SQL("batch_id = any({}::bigint[])").format(sql.Literal(batch_ids))
+            return
+        for range_, ids in parts:
+            if ids:
+                yield sql.SQL(
+                    "kafka_topic = {} and kafka_partition = {} and kafka_offset >= {} and kafka_offset < {} "
+                    "and batch_id = any({}::bigint[])"
+                ).format(
+                    sql.Literal(range_.topic),
+                    sql.Literal(range_.partition),
+                    sql.Literal(range_.from_offset),
+                    sql.Literal(range_.until_offset),
+                    sql.Literal(list(ids)),
+                )
 
     def _columns_found(self, cursor: Any) -> "dict[str, _TargetColumn]":
         cursor.execute(
@@ -164,15 +223,15 @@ class Append:
                 sql.SQL(column.type),
                 sql.SQL(" not null" if column in LINEAGE and column.name != "kafka_timestamp" else ""),
             )
-            for column in (*columns, *LINEAGE)
+            for column in (*columns, *self.lineage_columns)
         ]
         cursor.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self.table_name[0])))
         cursor.execute(sql.SQL("create table {} ({})").format(self.table, sql.SQL(", ").join(definitions)))
+        indexed = [each.name for each in self.lineage_columns if each.name != "kafka_timestamp"]
         cursor.execute(
-            sql.SQL(
-                "create index on {} using brin (kafka_topic, kafka_partition, kafka_offset, batch_id) "
-                "with (pages_per_range = 32)"
-            ).format(self.table)
+            sql.SQL("create index on {} using brin ({}) with (pages_per_range = 32)").format(
+                self.table, sql.SQL(", ").join(map(sql.Identifier, indexed))
+            )
         )
 
 

@@ -1,0 +1,255 @@
+"""Planning a replay: resolve what was asked for, lock the pipeline, and freeze the ranges in the ledger."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from exactbatch import advance
+from exactbatch.errors import OffsetsLost, ReplayRefused
+from exactbatch.failpoints import failpoint
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Batch, Ledger, Run, transaction
+from exactbatch.ledger.ledger import Origin
+from exactbatch.offsets import OffsetRange, union
+from exactbatch.pipeline import Pipeline
+from exactbatch.planner import LogPartition, StoredOffset, TopicPartition, covered_parts
+from exactbatch.replay_planner import ReplayPlan, plan_replay, window_ranges
+from exactbatch.replay_request import AskedRange, ReplayRequest
+
+# For each of the two times of a window, the first offset at or after it, where there is one.
+_Found = Mapping[datetime, Mapping[TopicPartition, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """What a replay takes back in one of its ranges: the results of these batches.
+
+    `rows` is None where the target does not tell which offsets a row comes from.
+    """
+
+    range: OffsetRange
+    batch_ids: tuple[int, ...]
+    rows: int | None
+    rejects: int
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a replay would do; `rows` is what it would take back altogether."""
+
+    plan: ReplayPlan
+    taken_back: tuple[TakenBack, ...]
+    rows: int
+
+
+def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> Preview:
+    """What a replay would take back and write again; nothing is written or locked.
+
+    Raises what plan() raises.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.check_registered(pipeline)
+        stored = ledger.stored_offsets(pipeline)
+    partitions, found = _ask(log, pipeline, request)
+    with transaction(connection) as cursor:
+        planned = _plan(ledger, pipeline, request, stored, partitions, found, keep=False)
+        parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
+        taken_back = tuple(
+            TakenBack(
+                range_,
+                batch_ids,
+                pipeline.sink.count(cursor, [(range_, batch_ids)])
+                if pipeline.sink.lineage == "record"
+                else None,
+                ledger.count_rejects(pipeline, range_, batch_ids),
+            )
+            for range_, batch_ids in parts
+        )
+        return Preview(planned, taken_back, pipeline.sink.count(cursor, parts))
+
+
+def plan(
+    connection: Any,
+    log: KafkaLog,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    *,
+    origin: Origin,
+    run: Run | None = None,
+) -> int | None:
+    """Plan a replay and freeze it; return its batch_id, or None when there is nothing to process.
+
+    A run that was planned before gets the batch that it got then.
+
+    Raises the replay planner's errors, ReplayRefused for batches that have no results, NotRegistered,
+    IdentityChanged, TopicMissing, KafkaUnavailable and PostgresUnavailable.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.check_registered(pipeline)
+        # Seen before Kafka is asked, so that the log reaches every head; heads that move on meanwhile are
+        # no matter, because a replay stays below those that were seen.
+        stored = ledger.stored_offsets(pipeline)
+    partitions, found = _ask(log, pipeline, request)
+    with transaction(connection):
+        ledger.lock(pipeline)
+        if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
+            return batch_id
+        planned = _plan(ledger, pipeline, request, stored, partitions, found, keep=True)
+        if planned.is_empty:
+            return None
+        batch_id = ledger.write_replay(pipeline, planned.ranges, origin=origin, run=run)
+        failpoint("plan.before_commit")
+    failpoint("plan.after_commit")
+    return batch_id
+
+
+def plan_run(
+    connection: Any,
+    log: KafkaLog,
+    pipeline: Pipeline,
+    run: Run,
+    request: ReplayRequest | None,
+    *,
+    origin: Origin,
+) -> Batch | None:
+    """The batch of a DAG run, planned unless it was before; None when there is nothing to process.
+
+    A run that was cleared after its batch had committed processes that batch's exact ranges again, whatever
+    else it asks for; but a backfill asks for its interval each time. A run whose batch never committed plans
+    like any other, and an automatic retry keeps its plan.
+
+    Raises what plan() and advance.plan() raise.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.check_registered(pipeline)
+        batch_id = ledger.batch_of_run(pipeline, run)
+        earlier = ledger.batches_of_run(pipeline, run)
+    if batch_id is None:
+        if origin != "backfill" and (done := committed_in_this_life(run, earlier)) is not None:
+            origin, request = "clear", ReplayRequest(batch_ids=(done.batch_id,))
+        if request is None:
+            batch_id = advance.plan(connection, log, pipeline, origin=origin, run=run)
+        else:
+            batch_id = plan(connection, log, pipeline, request, origin=origin, run=run)
+    if batch_id is None:
+        return None
+    with transaction(connection):
+        return ledger.batch(batch_id)
+
+
+def committed_in_this_life(run: Run, batches: Sequence[Batch]) -> Batch | None:
+    """The newest committed batch of a run since it was created, of all batches of its id, newest first.
+
+    A run that is deleted and created again begins with clear_number 0, and each clear adds one: the batches
+    of its life are the newest ones, down to where that number no longer falls.
+    """
+    number = run.clear_number
+    for each in batches:
+        if each.clear_number >= number:
+            return None
+        if each.status == "committed":
+            return each
+        number = each.clear_number
+    return None
+
+
+def _ask(
+    log: KafkaLog, pipeline: Pipeline, request: ReplayRequest
+) -> tuple[tuple[LogPartition, ...], _Found]:
+    """What the log holds, and where the times of a window begin in it.
+
+    The ends of the log come first: a record that is late for a time, and comes between the two questions,
+    then lies beyond the offset that stands for the time.
+    """
+    partitions = log.partitions(pipeline.topics)
+    return partitions, {at: log.offsets_at(partitions, at) for at in request.window or ()}
+
+
+def _plan(
+    ledger: Ledger,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    stored: Sequence[StoredOffset],
+    partitions: Sequence[LogPartition],
+    found: _Found,
+    *,
+    keep: bool,
+) -> ReplayPlan:
+    if not stored:
+        raise ReplayRefused(
+            f"pipeline {pipeline.name!r}: expected stored offsets, found none: it has processed nothing that "
+            f"could be replayed. Run it once first; where it starts is where history ends."
+        )
+    stored = [each for each in stored if each.topic in pipeline.topics]
+    if request.window is not None:
+        asked = _window(ledger, pipeline, request, stored, partitions, found, keep=keep)
+    elif request.batch_ids:
+        asked = _batches(ledger, pipeline, request.batch_ids)
+    else:
+        asked = list(request.ranges)
+    return plan_replay(
+        asked,
+        stored,
+        partitions,
+        coverage=ledger.coverage(pipeline) if pipeline.sink.lineage == "batch" else (),
+        lineage=pipeline.sink.lineage,
+        available_only=request.available_only,
+    )
+
+
+def _batches(ledger: Ledger, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[AskedRange]:
+    ranges: list[OffsetRange] = []
+    for batch_id in batch_ids:
+        batch = ledger.batch(batch_id)
+        if batch.pipeline != pipeline.name or batch.status != "committed":
+            raise ReplayRefused(
+                f"batch {batch_id}: expected a committed batch of pipeline {pipeline.name!r}, found a "
+                f"{batch.status} one of {batch.pipeline!r}. `exactbatch status` lists the newest batches."
+            )
+        ranges += ledger.ranges(batch_id)
+    return [
+        AskedRange(each.topic, each.partition, each.from_offset, each.until_offset) for each in union(ranges)
+    ]
+
+
+def _window(
+    ledger: Ledger,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    stored: Sequence[StoredOffset],
+    partitions: Sequence[LogPartition],
+    found: _Found,
+    *,
+    keep: bool,
+) -> list[AskedRange]:
+    assert request.window is not None
+    now = datetime.now(UTC)
+    offsets: list[dict[TopicPartition, int | None]] = []
+    for at in request.window:
+        offsets.append({})
+        for partition in partitions:
+            key = partition.topic, partition.partition
+            # A time that is still to come has no offset: what belongs to it may not be there yet.
+            offsets[-1][key] = (
+                ledger.boundary(pipeline, partition, at, found[at].get(key, partition.last_stable), keep=keep)
+                if at <= now
+                else None
+            )
+    starts, ends = offsets
+    heads = {(each.topic, each.partition): each.next_offset for each in stored}
+    for partition in partitions:
+        key = partition.topic, partition.partition
+        begins_before = found[request.window[0]].get(key) == partition.earliest > 0
+        if begins_before and heads.get(key, 0) > partition.earliest and not request.available_only:
+            start, end = request.window
+            raise OffsetsLost(
+                f"{partition}: expected the log to hold all of {start:%Y-%m-%d %H:%M:%S} to "
+                f"{end:%Y-%m-%d %H:%M:%S} UTC, found that it starts, at offset {partition.earliest}, after the "
+                f"window does: retention may have removed a part of it. To replay what is left, and keep the "
+                f"results of the rest as they are, set available_only."
+            )
+    return window_ranges(stored, starts, ends)

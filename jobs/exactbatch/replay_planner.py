@@ -1,0 +1,196 @@
+"""What a replay processes: what was asked for + where the pipeline stands + the log → a plan. Pure, no I/O."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from exactbatch.errors import OffsetsLost, ReplayRefused
+from exactbatch.offsets import OffsetRange, union
+from exactbatch.planner import (
+    Covered,
+    LogPartition,
+    StoredOffset,
+    TopicPartition,
+    check_same_logs,
+)
+from exactbatch.replay_request import AskedRange
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """A part of a batch that was not asked for, and is processed again because the rest of the batch is."""
+
+    batch_id: int
+    range: OffsetRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay processes; what was asked for and is no longer in the log; what came in beside it."""
+
+    ranges: tuple[OffsetRange, ...]
+    removed: tuple[OffsetRange, ...] = ()
+    widened: tuple[Widening, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to process."""
+        return not self.ranges
+
+
+def window_ranges(
+    stored: Sequence[StoredOffset],
+    starts: Mapping[TopicPartition, int | None],
+    ends: Mapping[TopicPartition, int | None],
+) -> list[AskedRange]:
+    """The offsets of a time window, cut at the stored head.
+
+    `starts` and `ends` give the offset at which each time begins; None is a time that has not come yet.
+    """
+    asked = []
+    for each in stored:
+        key, head = (each.topic, each.partition), each.next_offset
+        start, end = starts.get(key), ends.get(key)
+        from_offset = head if start is None else start
+        until_offset = head if end is None else min(end, head)
+        if from_offset < until_offset:
+            asked.append(AskedRange(*key, from_offset, until_offset))
+    return asked
+
+
+def plan_replay(
+    asked: Sequence[AskedRange],
+    stored: Sequence[StoredOffset],
+    log: Sequence[LogPartition],
+    *,
+    coverage: Sequence[Covered] = (),
+    lineage: Literal["record", "batch"] = "record",
+    available_only: bool = False,
+) -> ReplayPlan:
+    """Plan a replay of exactly what was asked for.
+
+    With lineage="batch" nothing less than a whole batch can be taken back, so the plan is widened to all that
+    `coverage` says of every batch that it touches.
+
+    Raises ReplayRefused for ranges that are reversed, overlap, are beyond the stored head or of an unknown
+    partition, OffsetsLost for what retention has removed, unless `available_only`, and TopicRecreated,
+    PartitionGone or LogWentBackwards where the log is not the one that was processed.
+    """
+    heads = {(each.topic, each.partition): each for each in stored}
+    for each in asked:
+        _check(each, heads)
+    _check_overlaps(asked)
+    topics = {each.topic for each in asked}
+    check_same_logs([each for each in stored if each.topic in topics], log)
+    partitions = {(each.topic, each.partition): each for each in log}
+    wanted = [
+        partitions[each.topic, each.partition].range(each.from_offset, each.until_offset) for each in asked
+    ]
+    widened: list[Widening] = []
+    if lineage == "batch":
+        widened = _widen(wanted, coverage, partitions)
+    removed = []
+    ranges = []
+    for range_ in union([*wanted, *(each.range for each in widened)]):
+        earliest = partitions[range_.topic, range_.partition].earliest
+        lost, left = range_.cut(earliest)
+        if lost is not None:
+            if lineage == "batch":
+                _check_no_batch_is_lost(lost, coverage, earliest)
+            if not available_only:
+                raise OffsetsLost(_lost_message(range_, lost, left, earliest))
+            removed.append(lost)
+        if left is not None:
+            ranges.append(left)
+    return ReplayPlan(ranges=tuple(ranges), removed=tuple(removed), widened=tuple(widened))
+
+
+def _check(asked: AskedRange, heads: Mapping[TopicPartition, StoredOffset]) -> None:
+    if not 0 <= asked.from_offset < asked.until_offset:
+        raise ReplayRefused(
+            f"{asked}: expected 0 <= from_offset < until_offset (until_offset is not included), found them "
+            f"otherwise. Correct the range."
+        )
+    head = heads.get((asked.topic, asked.partition))
+    if head is None:
+        there = sorted(partition for topic, partition in heads if topic == asked.topic)
+        raise ReplayRefused(
+            f"{asked}: expected a partition that the pipeline has a stored offset for, found "
+            + (
+                f"partitions {_listed(there)} of topic {asked.topic!r}"
+                if there
+                else f"topics {', '.join(sorted({repr(topic) for topic, _ in heads})) or 'none at all'}"
+            )
+            + ". Correct the range; what the pipeline has not reached yet is processed by its next run."
+        )
+    if asked.until_offset > head.next_offset:
+        raise ReplayRefused(
+            f"{asked}: expected it to end at or below the stored offset {head.next_offset}, up to which the "
+            f"pipeline has processed the log. A replay processes again; what lies beyond is for the next run. "
+            f"End the range at {head.next_offset}."
+        )
+
+
+def _check_overlaps(asked: Sequence[AskedRange]) -> None:
+    for one, other in pairwise(sorted(asked, key=lambda a: (a.topic, a.partition, a.from_offset))):
+        if (one.topic, one.partition) == (
+            other.topic,
+            other.partition,
+        ) and other.from_offset < one.until_offset:
+            raise ReplayRefused(f"expected ranges that do not overlap, found {one} and {other}. Join them.")
+
+
+def _widen(
+    wanted: Sequence[OffsetRange],
+    coverage: Sequence[Covered],
+    partitions: Mapping[TopicPartition, LogPartition],
+) -> list[Widening]:
+    """The parts of touched batches that were not asked for."""
+    touched = {
+        each.batch_id
+        for each in coverage
+        for range_ in wanted
+        if each.batch_id is not None and each.log == range_.log and each.overlaps(range_)
+    }
+    widened = []
+    for each in coverage:
+        if each.batch_id is None or each.batch_id not in touched:
+            continue
+        partition = partitions.get((each.topic, each.partition))
+        if partition is None or partition.topic_id != each.topic_id:
+            raise ReplayRefused(
+                f"expected every topic of batch {each.batch_id}, which can only be replayed as a whole, found "
+                f"that {each.topic!r} is no longer a topic of the pipeline, or was created again"
+            )
+        rest = [partition.range(each.from_offset, each.until_offset)]
+        for range_ in wanted:
+            rest = [piece for one in rest for piece in one.without(range_)]
+        widened += [Widening(each.batch_id, piece) for piece in rest]
+    return widened
+
+
+def _check_no_batch_is_lost(lost: OffsetRange, coverage: Iterable[Covered], earliest: int) -> None:
+    for each in coverage:
+        if each.batch_id is not None and each.log == lost.log and each.overlaps(lost):
+            raise OffsetsLost(
+                f"{lost}: expected all of batch {each.batch_id} in the log, whose rows can only be replaced as "
+                f"a whole (lineage='batch'), found that retention has removed its offsets below {earliest}. "
+                f"The replay is refused: it would lose what these offsets had given."
+            )
+
+
+def _lost_message(range_: OffsetRange, lost: OffsetRange, left: OffsetRange | None, earliest: int) -> str:
+    return (
+        f"{range_}: expected all of it in the log, found that the log starts at {earliest}: retention has "
+        f"removed {len(lost)} of its {len(range_)} offsets. "
+        + (
+            f"To replay what is left, {left}, and keep the results of the rest as they are, set available_only."
+            if left is not None
+            else "Nothing of it can be replayed; its results stay as they are."
+        )
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if len(numbers) < 10 else f"{numbers[0]} to {numbers[-1]}"

@@ -1,0 +1,144 @@
+"""What a user asks to be processed again: offset ranges, a time window, or whole batches. Pure, no I/O."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any, Final
+
+from exactbatch.errors import ConfigurationError
+
+_RANGE_KEYS: Final = ("topic", "partition", "from_offset", "until_offset")
+PARAMETERS: Final = ("ranges", "start", "end", "batch_ids", "available_only")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRange:
+    """Offsets [from_offset, until_offset) of one partition, as a user writes them; not checked yet."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}] {self.from_offset}..{self.until_offset}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayRequest:
+    """One of: ranges; a window [start, end) of message timestamps; the exact ranges of committed batches.
+
+    `available_only`: where retention has removed a part of what is asked for, process the rest.
+
+    Raises ConfigurationError when none or several are given, or the window is not one.
+    """
+
+    ranges: tuple[AskedRange, ...] = ()
+    window: tuple[datetime, datetime] | None = None
+    batch_ids: tuple[int, ...] = ()
+    available_only: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("ranges", "window", "batch_ids") if getattr(self, name)]
+        if len(given) != 1:
+            raise ConfigurationError(
+                f"expected a replay of one of: ranges, a time window (start and end), or batch ids; found "
+                f"{' and '.join(given) or 'none of them'}. Give exactly one."
+            )
+        if self.window is not None:
+            start, end = self.window
+            if start.tzinfo is None or end.tzinfo is None:
+                raise ConfigurationError(
+                    f"expected a time window with a time zone, found {start} to {end}: write 2026-11-21T08:00:00Z"
+                )
+            if start >= end:
+                raise ConfigurationError(
+                    f"expected a time window [start, end) with its start before its end, found {start} to {end}"
+                )
+
+
+def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
+    """The replay that a DAG run's parameters ask for, or None when they ask for none.
+
+    Keys: `ranges`, a list of {topic, partition, from_offset, until_offset}; `start` and `end`, ISO 8601, UTC
+    where no offset is given; `batch_ids`, a list of numbers; `available_only`, true or false. What is empty
+    or null counts as not given.
+
+    Raises ConfigurationError for anything else.
+    """
+    for name in parameters:
+        if name not in PARAMETERS:
+            near = get_close_matches(name, PARAMETERS, n=1)
+            raise ConfigurationError(
+                f"expected the parameters {', '.join(PARAMETERS)}, found {name!r}"
+                + (f": did you mean {near[0]!r}?" if near else "")
+            )
+    start, end = parameters.get("start"), parameters.get("end")
+    if bool(start) != bool(end):
+        raise ConfigurationError(
+            f"expected a time window with both start and end, found only {'start' if start else 'end'}"
+        )
+    available_only = parameters.get("available_only") or False
+    if not isinstance(available_only, bool):
+        raise ConfigurationError(f"expected available_only as true or false, found {available_only!r}")
+    ranges = tuple(_range(each) for each in _list(parameters, "ranges"))
+    batch_ids = tuple(_whole(each, "a batch id") for each in _list(parameters, "batch_ids"))
+    if not (ranges or start or batch_ids):
+        if available_only:
+            raise ConfigurationError(
+                "expected available_only together with ranges, a time window or batch_ids, found it alone"
+            )
+        return None
+    window = (parse_time(start, "start"), parse_time(end, "end")) if start and end else None
+    return ReplayRequest(ranges=ranges, window=window, batch_ids=batch_ids, available_only=available_only)
+
+
+def parse_time(text: Any, name: str) -> datetime:
+    """An ISO 8601 time; UTC where no offset is given. Raises ConfigurationError."""
+    try:
+        time = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"expected {name} as an ISO 8601 time such as 2026-11-21T08:00:00Z, found {text!r}"
+        ) from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_range(text: str) -> AskedRange:
+    """A range written `topic:partition:from-until`, as in "flights:0:100-200". Raises ConfigurationError."""
+    topic, *rest = text.rsplit(":", 2)
+    if len(rest) == 2:
+        partition, (from_offset, dash, until_offset) = rest[0], rest[1].partition("-")
+        if topic and dash and all(each.isdecimal() for each in (partition, from_offset, until_offset)):
+            return AskedRange(topic, int(partition), int(from_offset), int(until_offset))
+    raise ConfigurationError(
+        f"expected a range as topic:partition:from-until, until not included, for example "
+        f"flights:0:100-200; found {text!r}"
+    )
+
+
+def _range(value: Any) -> AskedRange:
+    if not isinstance(value, Mapping) or set(value) != set(_RANGE_KEYS):
+        raise ConfigurationError(
+            f"expected each of ranges as {{{', '.join(_RANGE_KEYS)}}}, found "
+            f"{dict(value) if isinstance(value, Mapping) else value!r}"
+        )
+    if not isinstance(value["topic"], str):
+        raise ConfigurationError(f"expected the topic of a range as text, found {value['topic']!r}")
+    return AskedRange(value["topic"], *(_whole(value[name], name) for name in _RANGE_KEYS[1:]))
+
+
+def _list(parameters: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = parameters.get(name) or []
+    if not isinstance(value, list | tuple):
+        raise ConfigurationError(f"expected {name} as a list, found {value!r}")
+    return value
+
+
+def _whole(value: Any, name: str) -> int:
+    """A number; a form may send it as text."""
+    text = str(value).strip()
+    if isinstance(value, bool) or not text.isdecimal():
+        raise ConfigurationError(f"expected {name} as a whole number of 0 or more, found {value!r}")
+    return int(text)
