@@ -6,7 +6,7 @@ in what it claims to cover. It works through windows of offsets, so its memory d
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -58,7 +58,11 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, in a lost or uncovered offset, or of another batch than
                   the one that covers their offset
-    gaps          offsets below the stored one that the ledger accounts for neither as processed nor as lost
+    gaps          offsets, from where the pipeline began to the stored one, that the ledger accounts for
+                  neither as processed nor as lost
+
+    With lineage="batch" rows do not tell their offsets: their numbers are compared batch by batch, and a
+    difference is told at the first offset that the batch covers.
     """
 
     topic: str
@@ -113,6 +117,7 @@ def audit(
                 ledger = Ledger(connection)
                 ledger.check_registered(pipeline)
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
+                began = ledger.first_advanced(pipeline)
                 _share_snapshot(cursor, results_connection)
             # The log is asked after the ledger: it holds every stored offset that was seen.
             partitions = kafka.partitions(pipeline.topics)
@@ -127,6 +132,7 @@ def audit(
                     each,
                     [covered for covered in coverage if _is_of(covered, each)],
                     heads[each.topic, each.partition],
+                    began.get((each.topic_id, each.partition)),
                     compacted=each.topic in compacted,
                 )
                 for each in partitions
@@ -139,6 +145,8 @@ def audit(
                     done += span
                     progress(done, total)
                 results.append(read.result)
+            if pipeline.sink.lineage == "batch":
+                _compare_batches(results_connection, connection, pipeline, coverage, results)
         return results
     finally:
         connection.close()
@@ -153,6 +161,41 @@ def _share_snapshot(cursor: Any, results: Any) -> None:
         other.execute(f"set transaction snapshot '{snapshot}'")
 
 
+def _compare_batches(
+    results: Any,
+    connection: Any,
+    pipeline: Pipeline,
+    coverage: Sequence[Covered],
+    found: list[PartitionAudit],
+) -> None:
+    """Where rows do not tell their offsets, compare their number batch by batch.
+
+    A batch that stands for any offset has as many rows as it had when it was committed, and any other batch
+    has none. A difference is told at the first offset that the batch covers.
+    """
+    query = sql.SQL(
+        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0) "
+        "from exactbatch.batch b "
+        "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
+        "left join (select batch_id, count(*) as rows from {} group by batch_id) t using (batch_id) "
+        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0)"
+    ).format(pipeline.sink.table)
+    with results.cursor() as cursor:
+        cursor.execute(query.as_string(connection), (pipeline.name,))
+        batches = cursor.fetchall()
+    partitions = {(each.topic, each.partition): each for each in found}
+    first = {each.batch_id: each for each in reversed(coverage)}
+    for batch_id, expected, rows in batches:
+        covered = first.get(batch_id)
+        where = found[0] if covered is None else partitions[covered.topic, covered.partition]
+        at = np.array([] if covered is None else [covered.from_offset], np.int64)
+        where.rows += rows
+        for finding, count in ((where.missing, expected - rows), (where.unexpected, rows - expected)):
+            if count > 0:
+                finding.add(at)
+                finding.count += count - len(at)
+
+
 class _Audit:
     """The comparison of one partition."""
 
@@ -164,6 +207,7 @@ class _Audit:
         log: LogPartition,
         coverage: list[Covered],
         head: int,
+        began: int | None,
         *,
         compacted: bool,
     ) -> None:
@@ -171,6 +215,8 @@ class _Audit:
         self._log, self._coverage, self._compacted = log, coverage, compacted
         self._starts = [each.from_offset for each in coverage]
         first = coverage[0].from_offset if coverage else head
+        # Below where the pipeline began lies history, which replays cover where they were asked to.
+        self._began = max(first, head if began is None else began)
         self.result = PartitionAudit(log.topic, log.partition, first, head)
 
     @property
@@ -200,7 +246,7 @@ class _Audit:
 
     def _gaps(self, begin: int, head: int) -> None:
         """Coverage reaches without a gap from where the pipeline began to its stored offset."""
-        ends = [begin, *(each.until_offset for each in self._coverage)]
+        ends = [max(self._began, each) for each in (begin, *(each.until_offset for each in self._coverage))]
         for end, start in zip(ends, [*self._starts, head], strict=True):
             if end < start:
                 self.result.gaps.count += start - end
@@ -212,6 +258,8 @@ class _Audit:
         rejects, reject_batches = self._rejects(results, start, end)
         tombstones = np.setdiff1d(nulls, np.union1d(rows, rejects))
         expected = np.setdiff1d(records, tombstones) if self._keeps_no_null else records
+        records = self._without_history(records)
+        expected = self._without_history(expected)
         lost = self._lost(start, end)
         found = np.concatenate([rows, rejects])
         batches = np.concatenate([row_batches, reject_batches])
@@ -227,10 +275,16 @@ class _Audit:
         result.tombstones += len(records) - len(expected)
         result.lost += lost
         result.removed += len(unprovable)
-        result.missing.add(self._not_lost(np.setdiff1d(expected, accounted)))
+        if self._pipeline.sink.lineage == "record":
+            result.missing.add(self._not_lost(np.setdiff1d(expected, accounted)))
         result.duplicated.add(accounted[counts > 1])
         foreign = np.setdiff1d(np.setdiff1d(accounted, records), unprovable)
         result.unexpected.add(np.union1d(foreign, misplaced))
+
+    def _without_history(self, offsets: Offsets) -> Offsets:
+        """Without what lies below where the pipeline began and no replay has covered."""
+        kept: Offsets = offsets[(offsets >= self._began) | (self._covering(offsets) >= 0)]
+        return kept
 
     @property
     def _keeps_no_null(self) -> bool:
@@ -238,7 +292,10 @@ class _Audit:
         return self._pipeline.value.null_is_tombstone
 
     def _rows(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
-        """Offset and batch of the rows that this pipeline wrote for this life of the topic."""
+        """Offset and batch of the rows that this pipeline wrote for this life of the topic; none where rows
+        do not tell their offsets."""
+        if self._pipeline.sink.lineage == "batch":
+            return np.array([], np.int64), np.array([], np.int64)
         query = sql.SQL(
             "select t.kafka_offset, coalesce(t.batch_id, -1) from {} t "
             "where t.kafka_topic = $1 and t.kafka_partition = $2 and t.kafka_offset >= $3 "

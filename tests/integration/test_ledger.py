@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -218,14 +220,20 @@ def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: 
         c.execute("update exactbatch.batch set status = 'planned' where batch_id = %s", (first,))
 
 
-def test_one_generation_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> None:
-    run, later = Run("dag", "run"), Run("dag", "run", generation=1)
+def test_one_life_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> None:
+    run = Run("dag", "run", 0, datetime(2026, 1, 1, tzinfo=UTC))
+    cleared, anew = replace(run, clear_number=1), replace(run, started_at=datetime(2026, 1, 2, tzinfo=UTC))
     with transaction(connection):
         first = ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
         assert ledger.batch_of_run(pipeline(), run) == first
-        assert ledger.batch_of_run(pipeline(), later) is None
-    with pytest.raises(psycopg2.errors.UniqueViolation), transaction(connection):
+        assert ledger.batch_of_run(pipeline(), cleared) is None
+        assert ledger.batch_of_run(pipeline(), anew) is None
+        second = ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=cleared)
+    with pytest.raises(psycopg2.errors.UniqueViolation, match="batch_of_run"), transaction(connection):
         ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
+    with transaction(connection):
+        assert [each.generation for each in ledger.batches_of_run(pipeline(), run)] == [1, 0]
+        assert [each.batch_id for each in ledger.batches_of_run(pipeline(), run)] == [second, first]
 
 
 def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> None:

@@ -21,3 +21,8 @@ comment on column exactbatch.batch.generation is
 comment on column exactbatch.batch.clear_number is 'How often the run had been cleared when this was planned.';
 comment on column exactbatch.batch.run_started_at is
     'When that life of the run began; with clear_number it tells an automatic retry from a cleared run and from a new one.';
+
+-- An automatic retry finds the plan of the first try; it cannot make a second one.
+create unique index batch_of_run on exactbatch.batch
+    (pipeline, dag_id, run_id, clear_number, coalesce(run_started_at, '-infinity'))
+    where dag_id is not null;

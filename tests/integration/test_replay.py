@@ -1,0 +1,532 @@
+"""Replays from end to end: what a range had given is taken back, written anew, and the rest stays."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from conftest import Topic, record
+from exactbatch import Append, Json, Pipeline, advance, replay
+from exactbatch.audit import audit
+from exactbatch.errors import ExactbatchError, Fenced, OffsetsLost, ReplayRefused
+from exactbatch.ledger import Ledger, Run, transaction
+from exactbatch.publish import Published
+from exactbatch.replay_request import AskedRange, ReplayRequest
+
+__all__ = ["world"]
+
+HOUR = timedelta(hours=1)
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def ranges(*asked: tuple[int, int], partition: int = 0, topic: Topic) -> ReplayRequest:
+    return ReplayRequest(ranges=tuple(AskedRange(topic.name, partition, *each) for each in asked))
+
+
+def window(start: datetime, end: datetime, **more: Any) -> ReplayRequest:
+    return ReplayRequest(window=(start, end), **more)
+
+
+def at(hours: float) -> int:
+    """A message timestamp, in ms."""
+    return int((T0 + hours * HOUR).timestamp() * 1000)
+
+
+class Replays:
+    """Plans and processes replays of one test."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def plan(self, pipeline: Pipeline, request: ReplayRequest, **more: Any) -> int | None:
+        world = self.world
+        return replay.plan(world.connection, world.log, pipeline, request, origin="cli", **more)
+
+    def run(self, pipeline: Pipeline, request: ReplayRequest) -> Published:
+        batch_id = self.plan(pipeline, request)
+        assert batch_id is not None
+        return self.world.process(pipeline, batch_id)
+
+    def refused(self, expected: type[ExactbatchError], pipeline: Pipeline, request: ReplayRequest) -> str:
+        """The message with which planning ends; nothing is written."""
+        before = self.world.rows("select count(*) from exactbatch.batch")
+        with pytest.raises(expected) as caught:
+            self.plan(pipeline, request)
+        assert self.world.rows("select count(*) from exactbatch.batch") == before
+        return str(caught.value)
+
+    def coverage(self, pipeline: Pipeline) -> list[tuple[int, int, int, int | None]]:
+        with transaction(self.world.connection):
+            found = Ledger(self.world.connection).coverage(pipeline)
+        return [(each.partition, each.from_offset, each.until_offset, each.batch_id) for each in found]
+
+    def stored(self, pipeline: Pipeline) -> list[int]:
+        with transaction(self.world.connection):
+            return [each.next_offset for each in Ledger(self.world.connection).stored_offsets(pipeline)]
+
+    def checksum(self, pipeline: Pipeline, where: str) -> str:
+        table = pipeline.sink.table.as_string(self.world.connection)
+        (row,) = self.world.rows(
+            f"select md5(string_agg(t::text, '|' order by t::text)) from {table} t where {where}"
+        )
+        return str(row[0])
+
+    def planned(self, batch_id: int | None) -> list[tuple[int, int, int]]:
+        assert batch_id is not None
+        with transaction(self.world.connection):
+            found = Ledger(self.world.connection).ranges(batch_id)
+        return [(each.partition, each.from_offset, each.until_offset) for each in found]
+
+
+@pytest.fixture
+def replays(world: World) -> Replays:
+    return Replays(world)
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """Two partitions: 100 records in the first and 20 in the second."""
+    topic = make_topic(2, retention_ms="-1")
+    topic.produce(*[record(n, f"a{n}") for n in range(100)])
+    topic.produce(*[record(n, f"b{n}") for n in range(20)], partition=1)
+    return topic
+
+
+def with_another_column(pipeline: Pipeline) -> Pipeline:
+    """The same pipeline after its program has changed: it writes one column more, null in these records."""
+    return replace(pipeline, value=Json("id int, name text, other text"))
+
+
+def test_only_the_range_changes_and_the_coverage_shows_both_batches(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = world.run(pipeline).batch
+    world.execute(f"alter table public.\"{topic.name}\" add column other text default 'new'")
+    stored = replays.stored(pipeline)
+    rest = "not (kafka_partition = 0 and kafka_offset >= 30 and kafka_offset < 50)"
+    before = replays.checksum(pipeline, rest)
+    published = replays.run(with_another_column(pipeline), ranges((30, 50), topic=topic))
+    second = published.batch
+    assert (second.kind, second.origin, second.records, second.rows) == ("replay", "cli", 20, 20)
+    assert replays.checksum(pipeline, rest) == before
+    # The changed program wrote null where the old rows have the default.
+    table = pipeline.sink.table.as_string(world.connection)
+    changed = world.rows(f"select kafka_offset, batch_id from {table} where other is null order by 1")
+    assert changed == [(offset, second.batch_id) for offset in range(30, 50)]
+    assert replays.coverage(pipeline) == [
+        (0, 0, 30, first.batch_id),
+        (0, 30, 50, second.batch_id),
+        (0, 50, 100, first.batch_id),
+        (1, 0, 20, first.batch_id),
+    ]
+    assert replays.stored(pipeline) == stored
+    assert world.is_exact(pipeline)
+    assert world.staging() == []
+
+
+def test_a_replay_of_a_committed_replay_writes_nothing_twice(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    batch_id = replays.plan(pipeline, ranges((0, 10), topic=topic))
+    assert batch_id is not None
+    assert world.process(pipeline, batch_id).wrote
+    before = replays.checksum(pipeline, "true")
+    assert not world.process(pipeline, batch_id).wrote
+    assert replays.checksum(pipeline, "true") == before
+
+
+def test_rejects_are_taken_back_and_written_anew(
+    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(0), b'{"id": "one", "name": "x"}', record(2), b"no json", record(4))
+    pipeline = make_pipeline(topic, max_rejects=5)
+    first = world.run(pipeline).batch
+    assert (first.rows, first.rejected) == (3, 2)
+    lenient = replace(pipeline, value=Json("name text"))
+    world.execute(f'alter table public."{topic.name}" alter column id drop not null')
+    second = replays.run(lenient, ranges((0, 4), topic=topic)).batch
+    assert (second.rows, second.rejected) == (3, 1)
+    assert world.rows('select "offset", batch_id from exactbatch.rejected_record') == [(3, second.batch_id)]
+    assert world.is_exact(lenient)
+
+
+def test_ranges_of_several_partitions_and_batches_at_once(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    topic.produce(*[record(n) for n in range(100, 150)])
+    world.run(pipeline)
+    request = ReplayRequest(
+        ranges=(
+            AskedRange(topic.name, 0, 90, 110),
+            AskedRange(topic.name, 0, 0, 5),
+            AskedRange(topic.name, 1, 3, 20),
+            AskedRange(topic.name, 0, 5, 10),
+        )
+    )
+    batch_id = replays.plan(pipeline, request)
+    # Ranges that touch are one.
+    assert replays.planned(batch_id) == [(0, 0, 10), (0, 90, 110), (1, 3, 20)]
+    assert batch_id is not None
+    assert world.process(pipeline, batch_id).batch.rows == 47
+    assert world.is_exact(pipeline)
+
+
+def test_rows_of_another_pipeline_in_the_same_target_stay(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    other = make_pipeline(topic, name=f"{topic.name}.other")
+    world.run(pipeline)
+    theirs = world.run(other).batch
+    before = replays.checksum(pipeline, f"batch_id = {theirs.batch_id}")
+    replays.run(pipeline, ranges((0, 100), topic=topic))
+    assert replays.checksum(pipeline, f"batch_id = {theirs.batch_id}") == before
+    assert world.is_exact(pipeline)
+    assert world.is_exact(other)
+
+
+def test_an_older_replay_cannot_overwrite_a_newer_ones_result(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    older = replays.plan(pipeline, ranges((0, 50), topic=topic))
+    newer = replays.plan(pipeline, ranges((40, 60), topic=topic))
+    assert older is not None
+    assert newer is not None
+    world.process(pipeline, newer)
+    before = replays.checksum(pipeline, "true"), replays.coverage(pipeline)
+    with pytest.raises(Fenced) as caught:
+        world.process(pipeline, older)
+    assert (replays.checksum(pipeline, "true"), replays.coverage(pipeline)) == before
+    assert f"batch {older}" in str(caught.value)
+    assert f"[0] 40..50 that are older than this replay, found those of batch {newer}" in str(caught.value)
+
+
+def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = world.run(pipeline).batch.batch_id
+    older = replays.plan(pipeline, ranges((0, 50), topic=topic))
+    newer = replays.plan(pipeline, ranges((40, 60), topic=topic))
+    assert older is not None
+    assert newer is not None
+    world.process(pipeline, older)
+    world.process(pipeline, newer)
+    assert replays.coverage(pipeline) == [
+        (0, 0, 40, older),
+        (0, 40, 60, newer),
+        (0, 60, 100, first),
+        (1, 0, 20, first),
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_what_cannot_be_replayed_is_told_before_anything_runs(
+    replays: Replays, world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    assert "found none: it has processed nothing that could be replayed" in replays.refused(
+        ReplayRefused, pipeline, ranges((0, 5), topic=topic)
+    )
+    world.run(pipeline)
+    told = {
+        "beyond": ranges((90, 101), topic=topic),
+        "reversed": ranges((10, 5), topic=topic),
+        "empty": ranges((5, 5), topic=topic),
+        "overlap": ranges((0, 10), (9, 20), topic=topic),
+        "partition": ranges((0, 5), partition=7, topic=topic),
+    }
+    message = {name: replays.refused(ReplayRefused, pipeline, each) for name, each in told.items()}
+    assert (
+        f"{topic.name}[0] 90..101: expected it to end at or below the stored offset 100" in message["beyond"]
+    )
+    assert f"{topic.name}[0] 10..5: expected 0 <= from_offset < until_offset" in message["reversed"]
+    assert f"{topic.name}[0] 5..5: expected" in message["empty"]
+    assert f"found {topic.name}[0] 0..10 and {topic.name}[0] 9..20. Join them" in message["overlap"]
+    assert f"found partitions 0, 1 of topic '{topic.name}'" in message["partition"]
+    unknown = ReplayRequest(ranges=(AskedRange("other", 0, 0, 5),))
+    assert f"found topics '{topic.name}'" in replays.refused(ReplayRefused, pipeline, unknown)
+
+
+def test_batches_are_replayed_by_their_ids(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = world.run(pipeline).batch.batch_id
+    again = replays.run(pipeline, ranges((10, 20), topic=topic)).batch.batch_id
+    # The ranges of both overlap: each offset is processed once.
+    third = replays.plan(pipeline, ReplayRequest(batch_ids=(again, first)))
+    assert replays.planned(third) == [(0, 0, 100), (1, 0, 20)]
+    assert f"batch {third}: expected a committed batch" in replays.refused(
+        ReplayRefused, pipeline, ReplayRequest(batch_ids=(third or 0,))
+    )
+    assert third is not None
+    world.process(pipeline, third)
+    assert {each[-1] for each in replays.coverage(pipeline)} == {third}
+    assert world.is_exact(pipeline)
+
+
+def delete_below(admin: AdminClient, topic: Topic, offset: int, partition: int = 0) -> None:
+    (done,) = admin.delete_records([TopicPartition(topic.name, partition, offset)]).values()
+    done.result(30)
+
+
+def test_what_retention_removed_is_refused_or_left_out_as_asked(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
+) -> None:
+    pipeline = make_pipeline(topic)
+    first = world.run(pipeline).batch.batch_id
+    delete_below(admin, topic, 30)
+    message = replays.refused(OffsetsLost, pipeline, ranges((20, 50), topic=topic))
+    assert (
+        f"{topic.name}[0] 20..50: expected all of it in the log, found that the log starts at 30" in message
+    )
+    assert "removed 10 of its 30 offsets" in message
+    assert f"what is left, {topic.name}[0] 30..50, and keep the results of the rest" in message
+    assert "Nothing of it can be replayed" in replays.refused(
+        OffsetsLost, pipeline, ranges((0, 30), topic=topic)
+    )
+    second = replays.run(pipeline, replace(ranges((20, 50), topic=topic), available_only=True)).batch.batch_id
+    assert replays.coverage(pipeline)[:3] == [(0, 0, 30, first), (0, 30, 50, second), (0, 50, 100, first)]
+    assert replays.plan(pipeline, replace(ranges((0, 30), topic=topic), available_only=True)) is None
+    assert world.is_exact(pipeline)
+
+
+def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_late(
+    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(retention_ms="-1")
+    for hours in (0, 0.5, 1, 1.5, 2, 2.5):
+        topic.produce(record(int(hours * 10)), timestamp=at(hours))
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    second = replays.plan(pipeline, window(T0 + HOUR, T0 + 2 * HOUR))
+    assert replays.planned(second) == [(0, 2, 4)]
+    # This one is late, for the second hour: it belongs to where it stands in the log.
+    topic.produce(record(99), timestamp=at(1.2))
+    world.run(pipeline)
+    third = replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))
+    fourth = replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR))
+    first = replays.plan(pipeline, window(T0, T0 + HOUR))
+    assert replays.planned(first) == [(0, 0, 2)]
+    assert replays.planned(third) == [(0, 4, 7)]
+    assert fourth is None
+    # Resolved once: an hour that is over keeps its end although more records come with its times.
+    topic.produce(record(100), record(101), timestamp=at(2.7))
+    world.run(pipeline)
+    assert replays.planned(replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))) == [(0, 4, 7)]
+    assert replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR)) is None
+    assert replays.planned(replays.plan(pipeline, window(T0 + 4 * HOUR, T0 + 5 * HOUR))) == [(0, 7, 9)]
+    kept = world.rows('select boundary, "offset" from exactbatch.time_boundary order by 1')
+    assert kept == [(T0 + n * HOUR, offset) for n, offset in enumerate([0, 2, 4, 7, 7, 9])]
+
+
+def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
+    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(0), record(1))
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    topic.produce(record(2))
+    now = datetime.now(UTC)
+    request = window(now - HOUR, now + HOUR)
+    assert replays.planned(replays.plan(pipeline, request)) == [(0, 0, 2)]
+    world.run(pipeline)
+    assert replays.planned(replays.plan(pipeline, request)) == [(0, 0, 3)]
+    assert len(world.rows("select from exactbatch.time_boundary")) == 1
+    assert replays.plan(pipeline, window(now + HOUR, now + 2 * HOUR)) is None
+
+
+def test_a_time_resolved_after_a_later_one_stays_below_it(
+    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline, admin: AdminClient
+) -> None:
+    """Backwards, and with records that come or go in between: intervals never overlap."""
+    topic = make_topic(retention_ms="-1")
+    topic.produce(record(0), record(1), timestamp=at(0))
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    assert replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR)) is None  # both times at 2, the end
+    topic.produce(record(2), timestamp=at(2.5))
+    world.run(pipeline)
+    assert replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR)) is None  # late, so it is of the last
+    assert replays.planned(replays.plan(pipeline, window(T0 + 4 * HOUR, T0 + 5 * HOUR))) == [(0, 2, 3)]
+
+
+def test_a_window_whose_beginning_was_removed_is_refused(
+    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline, admin: AdminClient
+) -> None:
+    topic = make_topic(retention_ms="-1")
+    for hours in (0, 0.2, 0.4, 1.5):
+        topic.produce(record(1), timestamp=at(hours))
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    delete_below(admin, topic, 2)
+    message = replays.refused(OffsetsLost, pipeline, window(T0, T0 + HOUR))
+    assert "found that it starts, at offset 2, after the window does" in message
+    assert world.rows("select from exactbatch.time_boundary") == []
+    batch_id = replays.plan(pipeline, window(T0, T0 + HOUR, available_only=True))
+    assert replays.planned(batch_id) == [(0, 2, 3)]
+
+
+def test_history_before_the_first_batch_can_be_filled_in(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, start="latest")
+    assert advance.plan(world.connection, world.log, pipeline, origin="cli") is None
+    topic.produce(record(100))
+    world.run(pipeline)
+    replays.run(pipeline, ranges((20, 40), topic=topic))
+    # What lies below where the pipeline began and was never asked for is no gap.
+    (found, other) = audit(pipeline, world.settings)
+    assert found.is_exact, found
+    assert other.is_exact, other
+    assert (found.rows, found.records) == (21, 21)
+    world.execute(f'delete from public."{topic.name}" where kafka_offset = 30')
+    assert audit(pipeline, world.settings)[0].missing.first == [30]
+
+
+def test_rows_without_offsets_are_replaced_by_whole_batches(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    sink = Append(f'public."{topic.name}"', lineage="batch")
+    pipeline = make_pipeline(topic, sink=sink)
+    first = world.run(pipeline).batch
+    topic.produce(*[record(n) for n in range(100, 110)])
+    second = world.run(pipeline).batch
+    columns = world.rows(
+        "select string_agg(column_name, ',' order by ordinal_position) from information_schema.columns "
+        "where table_name = %s",
+        topic.name,
+    )
+    assert columns == [("id,name,batch_id",)]
+    assert world.is_exact(pipeline)
+    preview = replay.preview_replay(world.connection, world.log, pipeline, ranges((10, 20), topic=topic))
+    assert preview.rows == 120
+    assert [(each.batch_id, str(each.range)) for each in preview.plan.widened] == [
+        (first.batch_id, f"{topic.name}[0] 0..10"),
+        (first.batch_id, f"{topic.name}[0] 20..100"),
+        (first.batch_id, f"{topic.name}[1] 0..20"),
+    ]
+    third = replays.run(pipeline, ranges((10, 20), topic=topic)).batch
+    assert replays.coverage(pipeline) == [
+        (0, 0, 100, third.batch_id),
+        (0, 100, 110, second.batch_id),
+        (1, 0, 20, third.batch_id),
+    ]
+    counted = world.rows(f'select batch_id, count(*) from public."{topic.name}" group by 1 order by 1')
+    assert counted == [(second.batch_id, 10), (third.batch_id, 120)]
+    assert world.is_exact(pipeline)
+    world.execute(f'delete from public."{topic.name}" where id = 105')
+    (found, _) = audit(pipeline, world.settings)
+    assert (found.missing.count, found.missing.first) == (1, [100])
+
+
+def test_a_widening_that_no_longer_holds_is_fenced(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))
+    world.run(pipeline)
+    topic.produce(*[record(n) for n in range(100, 110)])
+    world.run(pipeline)
+    both = replays.plan(pipeline, ranges((90, 110), topic=topic))
+    one = replays.plan(pipeline, ranges((0, 5), topic=topic))  # widened to the first batch alone
+    assert both is not None
+    assert one is not None
+    world.process(pipeline, both)  # and now one batch has the rows of both
+    before = replays.checksum(pipeline, "true")
+    with pytest.raises(Fenced, match=f"found that batch {both} has results beyond this replay's ranges"):
+        world.process(pipeline, one)
+    assert replays.checksum(pipeline, "true") == before
+    assert world.is_exact(pipeline)
+
+
+def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
+) -> None:
+    pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))
+    first = world.run(pipeline).batch.batch_id
+    delete_below(admin, topic, 5, partition=1)
+    for available_only in (False, True):
+        request = replace(ranges((50, 60), topic=topic), available_only=available_only)
+        message = replays.refused(OffsetsLost, pipeline, request)
+        assert f"{topic.name}[1] 0..5: expected all of batch {first} in the log" in message
+        assert "The replay is refused" in message
+
+
+def test_what_a_dag_run_gets(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+
+    def planned(run: Run, request: ReplayRequest | None = None, origin: Any = "schedule") -> Any:
+        return replay.plan_run(world.connection, world.log, pipeline, run, request, origin=origin)
+
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    run = Run("dag", "scheduled__1", 0, began)
+    first = planned(run)
+    assert (first.kind, first.generation) == ("advance", 0)
+    assert planned(run) == first  # an automatic retry keeps its plan
+    cleared = replace(run, clear_number=1, started_at=began + HOUR)
+    anew = planned(cleared)  # its batch never committed: it plans anew
+    assert (anew.kind, anew.generation) == ("advance", 1)
+    with pytest.raises(Fenced):
+        world.process(pipeline, first.batch_id)
+    world.process(pipeline, anew.batch_id)
+    assert planned(cleared).batch_id == anew.batch_id  # committed, and a retry all the same
+    topic.produce(record(1))  # not for the cleared run
+    again = planned(replace(run, clear_number=2, started_at=began + 2 * HOUR))
+    assert (again.kind, again.origin, again.generation) == ("replay", "clear", 2)
+    assert replays.planned(again.batch_id) == replays.planned(anew.batch_id)
+    # Cleared in mid-run: only the number tells. Its first replay must not commit any more.
+    once_more = planned(replace(run, clear_number=3, started_at=began + 2 * HOUR))
+    assert once_more.kind == "replay"
+    with pytest.raises(Fenced, match=f"superseded by batch {once_more.batch_id}"):
+        world.process(pipeline, again.batch_id)
+    # Deleted and created again under the same id: a new run, which moves forward.
+    other_life = planned(Run("dag", "scheduled__1", 0, began + 5 * HOUR))
+    assert (other_life.kind, replays.planned(other_life.batch_id)) == ("advance", [(0, 100, 101)])
+    cleared_again = planned(Run("dag", "scheduled__1", 1, began + 6 * HOUR))
+    assert cleared_again.kind == "advance"  # nothing of this life has committed
+    world.process(pipeline, cleared_again.batch_id)
+    assert planned(Run("dag", "scheduled__2", 0, began)) is None
+
+
+def test_a_backfill_asks_for_its_interval_each_time(
+    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic(retention_ms="-1")
+    for hours in range(4):
+        topic.produce(record(hours), timestamp=at(hours))
+    pipeline = make_pipeline(topic)
+    run = Run("dag", "scheduled__1", 0, T0)
+    first = replay.plan_run(world.connection, world.log, pipeline, run, None, origin="schedule")
+    assert first is not None
+    world.process(pipeline, first.batch_id)
+    # A backfill that reprocesses takes over the scheduled run of this id.
+    for clear_number in (1, 2):
+        batch = replay.plan_run(
+            world.connection,
+            world.log,
+            pipeline,
+            replace(run, clear_number=clear_number),
+            window(T0 + HOUR, T0 + 2 * HOUR),
+            origin="backfill",
+        )
+        assert batch is not None
+        assert (batch.kind, batch.origin) == ("replay", "backfill")
+        assert replays.planned(batch.batch_id) == [(0, 1, 2)]
+        world.process(pipeline, batch.batch_id)
+    assert world.is_exact(pipeline)
