@@ -1,5 +1,6 @@
 """Pipelines as Airflow DAGs."""
 
+from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.dag import pipeline_asset, pipeline_dag
 
-__all__ = ["pipeline_asset", "pipeline_dag"]
+__all__ = ["Connections", "pipeline_asset", "pipeline_dag"]

@@ -7,12 +7,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import psutil
+import psycopg2
 import tenacity
+from psycopg2.extensions import parse_dsn
 
 from exactbatch.local.faults import LocalStackError
 from exactbatch.local.ports import HOST, find_port
@@ -21,6 +24,7 @@ from exactbatch.local.progress import Progress, silent
 from exactbatch.local.stack import LocalStack
 
 _USUAL_PORT: Final = 8080
+_DATABASE: Final = "airflow"
 _READY_TIMEOUT_S: Final = 180.0
 # The parts that `airflow standalone` starts. Started one by one, each of them ends on SIGTERM, while
 # standalone leaves its own behind.
@@ -38,7 +42,8 @@ class LocalAirflow:
     """Airflow's API server, scheduler and DAG processor, with the connections of a stack.
 
     Its home is `<stack folder>/airflow`, and nothing is written elsewhere. `dags` is the folder of DAG files.
-    `connections` replace or add to kafka_default, postgres_default and spark_default, as Airflow's JSON.
+    `connections` replace or add to kafka_default, postgres_default, spark_default and airflow_default, as
+    Airflow's JSON.
     """
 
     def __init__(
@@ -55,7 +60,15 @@ class LocalAirflow:
         self.port = find_port(_USUAL_PORT)
         self.url = f"http://{HOST}:{self.port}"
         self._dags, self._progress = dags, progress
-        self._connections = {**_connections(stack), **(connections or {})}
+        self._stack_dsn = stack.postgres_dsn
+        itself = {
+            "conn_type": "http",
+            "host": f"http://{HOST}",
+            "port": self.port,
+            "login": self.user,
+            "password": self.password,
+        }
+        self._connections = {**_connections(stack), "airflow_default": itself, **(connections or {})}
         self._extra = dict(environment or {})
         self._parts: dict[str, Recorded] = {}
         self._token: str | None = None
@@ -80,11 +93,18 @@ class LocalAirflow:
             "AIRFLOW__API__SECRET_KEY": self._secret,
             "AIRFLOW__API_AUTH__JWT_SECRET": self._secret,
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._database_url,
             "PYTHONDONTWRITEBYTECODE": "1",
             **_LATENCY,
             **{f"AIRFLOW_CONN_{k.upper()}": json.dumps(v) for k, v in self._connections.items()},
             **self._extra,
         }
+
+    @property
+    def _database_url(self) -> str:
+        """Airflow's own tables are in a database of the stack's Postgres."""
+        dsn = parse_dsn(self._stack_dsn)
+        return f"postgresql+psycopg2://{dsn['user']}@{dsn['host']}:{dsn['port']}/{_DATABASE}"
 
     @property
     def _secret(self) -> str:
@@ -101,6 +121,12 @@ class LocalAirflow:
         passwords.write_text(json.dumps({self.user: self.password}))
         passwords.chmod(0o600)
         self._progress("creating Airflow's database")
+        with closing(psycopg2.connect(self._stack_dsn)) as connection:
+            connection.autocommit = True  # a database cannot be created in a transaction
+            with connection.cursor() as cursor:
+                cursor.execute("select from pg_database where datname = %s", (_DATABASE,))
+                if cursor.rowcount == 0:
+                    cursor.execute(f"create database {_DATABASE}")
         self.command("db", "migrate")
         for part in _PARTS:
             self.start(part)
@@ -177,9 +203,11 @@ class LocalAirflow:
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != httpx.codes.NOT_FOUND:
                     raise
+            if errors := self.request("GET", "/importErrors")["import_errors"]:
+                traces = "\n".join(each["stack_trace"] for each in errors)
+                raise LocalStackError(f"expected Airflow to load the DAG {dag_id!r}, found:\n{traces}")
             time.sleep(0.5)
-        errors = self.request("GET", "/importErrors")["import_errors"]
-        raise LocalStackError(f"expected Airflow to load the DAG {dag_id!r}, found {errors or 'no such DAG'}")
+        raise LocalStackError(f"expected Airflow to load the DAG {dag_id!r}, found no such DAG")
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run; return its run_id."""
@@ -247,8 +275,6 @@ class _Unhealthy(Exception):
 
 
 def _connections(stack: LocalStack) -> dict[str, dict[str, Any]]:
-    from psycopg2.extensions import parse_dsn
-
     postgres = parse_dsn(stack.postgres_dsn)
     return {
         "kafka_default": {"conn_type": "kafka", "extra": dict(stack.kafka_properties)},

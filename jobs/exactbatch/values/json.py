@@ -32,7 +32,7 @@ class Json:
     null_is_tombstone: ClassVar[bool] = True
 
     schema: str
-    columns: tuple[Column, ...] = field(init=False)
+    columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", parse_columns(self.schema))

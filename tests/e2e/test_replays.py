@@ -1,0 +1,354 @@
+"""Backfills, clears and manual replays through a real Airflow: over whatever is asked for, the result is exact.
+
+`make test-long` does the same over 24 hourly intervals instead of a few.
+"""
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+import tenacity
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.audit import audit
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.local.airflow import LocalAirflow
+from exactbatch.local.faults import LocalStackError
+from exactbatch.settings import Settings
+
+pytestmark = pytest.mark.timeout(1500)
+
+HOURS = 24 if os.environ.get("EXACTBATCH_LONG") else 4
+DAY = datetime(2026, 1, 5, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+PIPELINE = Pipeline(
+    name="hourly",
+    topics=("hourly",),
+    value=Json("id int, name text"),
+    sink=Append("public.hourly"),
+    # A JVM that starts fast: there are many.
+    spark_conf={
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    },
+)
+MODULE = """
+from exactbatch import Append, Json, Limits, Pipeline
+hourly = {pipeline!r}
+"""
+DAG = """
+from exactbatch.airflow import Connections, pipeline_dag
+from pipeline_of_hourly import hourly
+dag = pipeline_dag(hourly, schedule="0 * * * *", connections=Connections(airflow="airflow_default"))
+"""
+
+
+@pytest.fixture(scope="module")
+def settings(stack: LocalStack) -> Settings:
+    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+
+
+@pytest.fixture(scope="module")
+def expected(settings: Settings) -> dict[int, list[int]]:
+    """A day of records in two partitions, some of them late; for each hour's begin the offset, by partition."""
+    admin = AdminClient(dict(settings.kafka))
+    # The records are old: retention must not take them.
+    new = NewTopic("hourly", 2, 1, config={"retention.ms": "-1"})
+    admin.create_topics([new])["hourly"].result(30)
+    chance = random.Random(4)
+    begins: dict[int, list[int]] = {}
+    producer = Producer({**settings.kafka, "linger.ms": 5})
+    for partition in (0, 1):
+        begins[partition] = []
+        offset = 0
+        for hour in range(HOURS):
+            begins[partition].append(offset)
+            # No record in some hours of the second partition: then two hours begin at the same offset.
+            for number in range(0 if partition and hour % 3 == 1 else chance.randint(5, 30)):
+                late = number > 0 and chance.random() < 0.1
+                moment = DAY + hour * HOUR + number * timedelta(minutes=1) - (3 * HOUR if late else 0 * HOUR)
+                producer.produce(
+                    "hourly",
+                    json.dumps({"id": offset, "name": f"p{partition}"}).encode(),
+                    partition=partition,
+                    timestamp=int(moment.timestamp() * 1000),
+                )
+                offset += 1
+        begins[partition].append(offset)
+    assert producer.flush(30) == 0
+    return begins
+
+
+@pytest.fixture(scope="module")
+def airflow(
+    stack: LocalStack,
+    settings: Settings,
+    expected: dict[int, list[int]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[LocalAirflow]:
+    """Airflow with an hourly pipeline."""
+    assert expected
+    folder = tmp_path_factory.mktemp("hourly")
+    (folder / "dags").mkdir()
+    (folder / "pipeline_of_hourly.py").write_text(MODULE.format(pipeline=PIPELINE))
+    (folder / "dags" / "hourly.py").write_text(DAG)
+    connection = connect(settings.postgres, application="tests")
+    migrate(connection)
+    with transaction(connection):
+        Ledger(connection).register(PIPELINE)
+    connection.close()
+    airflow = LocalAirflow(
+        stack,
+        folder / "dags",
+        environment={"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+    )
+    try:
+        airflow.up(pools={"exactbatch_hourly": 1, "exactbatch_hourly_replay": 2})
+        airflow.wait_for_dag("hourly")
+        yield airflow
+    finally:
+        airflow.down()
+
+
+@pytest.fixture(scope="module")
+def advanced(airflow: LocalAirflow, settings: Settings) -> str:
+    """The run_id of the scheduled run, which loads the whole day; unpausing the DAG has started it."""
+    deadline = time.monotonic() + 120
+    while not (runs := _runs(airflow, "scheduled")):
+        assert time.monotonic() < deadline, "no scheduled run"
+        time.sleep(0.5)
+    run_id: str = runs[0]["dag_run_id"]
+    assert airflow.wait_for_run("hourly", run_id) == "success"
+    _assert_exact(settings)
+    return run_id
+
+
+def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(
+    airflow: LocalAirflow, advanced: str, settings: Settings, expected: dict[int, list[int]]
+) -> None:
+    """With a replay and an advance that are triggered while it runs."""
+    before = _checksum(settings)
+    airflow.command("backfill", "create", "--dag-id", "hourly", "--max-active-runs", "3", *_dates())
+    asked = {"topic": "hourly", "partition": 0, "from_offset": 3, "until_offset": expected[0][-1] - 3}
+    manual = [airflow.trigger("hourly", {"ranges": [asked]})]
+    _send_one(settings)
+    manual.append(airflow.trigger("hourly"))
+    runs = _finished_backfill(airflow, HOURS, generation=0)
+    assert [airflow.wait_for_run("hourly", each) for each in manual] == ["success", "success"]
+    assert {each["state"] for each in runs} == {"success"}, runs
+    batches = [each for each in _batches(settings) if each["origin"] == "backfill"]
+    assert _tiles(batches) == _without_empty_hours(expected)
+    assert _checksum(settings) == before
+    _assert_exact(settings)
+
+
+def test_a_backfill_backwards_over_completed_runs_gives_the_same(
+    airflow: LocalAirflow, advanced: str, settings: Settings, expected: dict[int, list[int]]
+) -> None:
+    before, newest = _checksum(settings), _batches(settings)[-1]["batch_id"]
+    # Airflow refuses a backfill while it still tidies up the one before.
+    tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(LocalStackError),
+        stop=tenacity.stop_after_delay(60),
+        wait=tenacity.wait_fixed(3),
+        reraise=True,
+    )(
+        airflow.command,
+        *("backfill", "create", "--dag-id", "hourly", "--max-active-runs", "3", *_dates()),
+        *("--reprocess-behavior", "completed", "--run-backwards"),
+    )
+    runs = _finished_backfill(airflow, HOURS, generation=1)
+    assert {each["state"] for each in runs} == {"success"}, runs
+    again = [
+        each for each in _batches(settings) if each["origin"] == "backfill" and each["batch_id"] > newest
+    ]
+    assert _tiles(again) == _without_empty_hours(expected)
+    assert {each["kind"] for each in again} == {"replay"}
+    assert _checksum(settings) == before
+    _assert_exact(settings)
+
+
+def test_clearing_a_committed_run_processes_its_exact_ranges_again(
+    airflow: LocalAirflow, advanced: str, settings: Settings
+) -> None:
+    first, *_ = [each for each in _batches(settings) if each["run_id"] == advanced]
+    before = _checksum(settings)
+    _clear(airflow, advanced, "plan_batch", downstream=True)
+    assert airflow.wait_for_run("hourly", advanced) == "success"
+    *_, last = [each for each in _batches(settings) if each["run_id"] == advanced]
+    assert (last["kind"], last["origin"], last["status"]) == ("replay", "clear", "committed")
+    assert last["ranges"] == first["ranges"]
+    assert _checksum(settings) == before
+    _assert_exact(settings)
+
+
+def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_says_so(
+    airflow: LocalAirflow, settings: Settings
+) -> None:
+    _send_one(settings)
+    run_id = airflow.trigger("hourly")
+    assert airflow.wait_for_run("hourly", run_id) == "success"
+    batches, before = _batches(settings), _checksum(settings)
+    _clear(airflow, run_id, "process_batch", downstream=False)
+    assert airflow.wait_for_run("hourly", run_id) == "success"
+    task = airflow.request("GET", f"/dags/hourly/dagRuns/{run_id}/taskInstances/process_batch")
+    said = f"Batch {batches[-1]['batch_id']} was committed at"
+    assert task["note"].startswith(said)
+    assert "nothing was launched or written" in task["note"]
+    path = f"/dags/hourly/dagRuns/{run_id}/taskInstances/process_batch/logs/{task['try_number']}"
+    assert said in json.dumps(airflow.request("GET", path))
+    assert (_batches(settings), _checksum(settings)) == (batches, before)
+
+
+def test_a_run_that_was_deleted_and_created_again_is_a_new_one(
+    airflow: LocalAirflow, settings: Settings
+) -> None:
+    body = {"dag_run_id": "by_hand", "logical_date": None}
+    created = []
+    for _ in range(2):
+        _send_one(settings)
+        airflow.request("POST", "/dags/hourly/dagRuns", json=body)
+        assert airflow.wait_for_run("hourly", "by_hand") == "success"
+        created.append([each for each in _batches(settings) if each["run_id"] == "by_hand"][-1])
+        airflow.request("DELETE", "/dags/hourly/dagRuns/by_hand")
+    assert [each["kind"] for each in created] == ["advance", "advance"]
+    assert [each["records"] for each in created] == [1, 1]
+    assert created[0]["ranges"] != created[1]["ranges"]
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ({"rnages": []}, "found 'rnages': did you mean 'ranges'?"),
+        ({"start": "2026-01-05T00:00:00Z"}, "both start and end, found only start"),
+        ({"batch_ids": [10_000]}, "expected batch 10000 in the ledger, found none"),
+        (
+            {"ranges": [{"topic": "hourly", "partition": 0, "from_offset": 0, "until_offset": 100_000}]},
+            "expected it to end at or below the stored offset",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_mistake_in_the_form_ends_the_run_at_once_with_its_reason(
+    airflow: LocalAirflow, advanced: str, settings: Settings, conf: dict[str, Any], said: str
+) -> None:
+    before = _batches(settings)
+    run_id = airflow.trigger("hourly", conf)
+    assert airflow.wait_for_run("hourly", run_id) == "failed"
+    assert airflow.task_states("hourly", run_id)["plan_batch"] == ("failed", 1)
+    log = airflow.request("GET", f"/dags/hourly/dagRuns/{run_id}/taskInstances/plan_batch/logs/1")
+    assert said in json.dumps(log, ensure_ascii=False)
+    assert _batches(settings) == before
+
+
+def test_what_the_form_itself_can_check_is_refused_by_airflow(airflow: LocalAirflow, advanced: str) -> None:
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        airflow.trigger("hourly", {"ranges": [{"topic": "hourly", "partition": -1}]})
+    assert caught.value.response.status_code == httpx.codes.BAD_REQUEST
+
+
+def _dates() -> list[str]:
+    last = DAY + (HOURS - 1) * HOUR
+    return ["--from-date", f"{DAY:%Y-%m-%dT%H:%M:%S}+00:00", "--to-date", f"{last:%Y-%m-%dT%H:%M:%S}+00:00"]
+
+
+def _send_one(settings: Settings) -> None:
+    producer = Producer(dict(settings.kafka))
+    producer.produce("hourly", b'{"id": -1, "name": "later"}', partition=1)
+    assert producer.flush(30) == 0
+
+
+def _runs(airflow: LocalAirflow, run_type: str) -> list[dict[str, Any]]:
+    answer = airflow.request("GET", "/dags/hourly/dagRuns", params={"run_type": run_type, "limit": 100})
+    runs: list[dict[str, Any]] = answer["dag_runs"]
+    return runs
+
+
+def _finished_backfill(airflow: LocalAirflow, count: int, *, generation: int) -> list[dict[str, Any]]:
+    """Wait until all runs of a backfill have ended."""
+    deadline = time.monotonic() + 60 + 45 * count
+    while True:
+        backfills = airflow.request("GET", "/backfills", params={"dag_id": "hourly"})["backfills"]
+        runs = _runs(airflow, "backfill")
+        if (
+            len(backfills) == generation + 1
+            and all(each["completed_at"] for each in backfills)
+            and len(runs) == count
+            and {each["state"] for each in runs} <= {"success", "failed"}
+        ):
+            return runs
+        assert time.monotonic() < deadline, [(each["dag_run_id"], each["state"]) for each in runs]
+        time.sleep(1)
+
+
+def _clear(airflow: LocalAirflow, run_id: str, task_id: str, *, downstream: bool) -> None:
+    body = {
+        "dag_run_id": run_id,
+        "task_ids": [task_id],
+        "include_downstream": downstream,
+        "dry_run": False,
+        "reset_dag_runs": True,
+        "only_failed": False,
+    }
+    airflow.request("POST", "/dags/hourly/clearTaskInstances", json=body)
+
+
+def _batches(settings: Settings) -> list[dict[str, Any]]:
+    """All batches with their ranges, oldest first."""
+    connection = connect(settings.postgres, application="tests")
+    try:
+        with transaction(connection) as cursor:
+            cursor.execute(
+                "select batch_id, kind, origin, run_id, status, b.records, "
+                "array_agg(array[partition, from_offset, until_offset] order by partition, from_offset) as ranges "
+                "from exactbatch.batch b join exactbatch.batch_range using (batch_id) where pipeline = 'hourly' "
+                "group by batch_id order by batch_id"
+            )
+            return [row._asdict() for row in cursor.fetchall()]
+    finally:
+        connection.close()
+
+
+def _tiles(batches: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """Where the ranges of neighbouring intervals meet, by partition; an interval without records has none."""
+    found: dict[int, list[int]] = {}
+    for partition in (0, 1):
+        ranges = sorted(tuple(r[1:]) for each in batches for r in each["ranges"] if r[0] == partition)
+        assert all(one[1] == other[0] for one, other in pairwise(ranges)), ranges
+        found[partition] = [ranges[0][0], *(until for _, until in ranges)]
+    return found
+
+
+def _without_empty_hours(expected: dict[int, list[int]]) -> dict[int, list[int]]:
+    return {partition: sorted(set(begins)) for partition, begins in expected.items()}
+
+
+def _checksum(settings: Settings) -> str:
+    """Of the day's rows, but for the batch that wrote them."""
+    connection = connect(settings.postgres, application="tests")
+    try:
+        with transaction(connection) as cursor:
+            cursor.execute(
+                "select count(*) || md5(string_agg((id, name, kafka_partition, kafka_offset)::text, '|' "
+                "order by kafka_partition, kafka_offset)) from public.hourly where id >= 0"
+            )
+            return str(cursor.fetchone()[0])
+    finally:
+        connection.close()
+
+
+def _assert_exact(settings: Settings) -> None:
+    results = audit(PIPELINE, settings)
+    assert len(results) == 2
+    assert all(each.is_exact for each in results), results

@@ -1,0 +1,1136 @@
+"""The ledger beside a model: any order of plans, retries, clears, losses and publishes, compared at every step.
+
+The real ledger and the real transactions in Postgres; the log and the staging by the tasks are played. Two
+pipelines of one target, because what one of them takes back must not touch what the other has written.
+
+EXACTBATCH_SEED repeats a round, and EXACTBATCH_MODEL_ROUNDS says how many there are.
+"""
+
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from psycopg2 import sql
+from psycopg2.extras import execute_values
+
+from exactbatch import Append, Json, Limits, Pipeline, advance, failpoints, replay
+from exactbatch.errors import (
+    ExactbatchError,
+    Fenced,
+    NotRegistered,
+    OffsetsLost,
+    ReplayRefused,
+    StagedRowsDiffer,
+)
+from exactbatch.ledger import Batch, Ledger, Run, transaction
+from exactbatch.offsets import OffsetRange, split
+from exactbatch.planner import LogPartition
+from exactbatch.publish import Published, check_publishable, publish
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.staging import Staged, StagingTables, create_tables, identifier
+
+ROUNDS = 6
+# Later examples of a round are mostly variations of an earlier one: many short rounds see more.
+EXAMPLES = 10
+STEPS = 50
+
+TOPIC_IDS = {"a": UUID(int=1), "b": UUID(int=2)}
+MOST_PARTITIONS = 3
+T0 = datetime(2020, 1, 1, tzinfo=UTC)
+MINUTES = 8
+NOT_YET = datetime(2100, 1, 1, tzinfo=UTC)
+
+Key = tuple[str, int]  # topic, partition
+Ranges = dict[Key, list[tuple[int, int]]]
+Loss = Literal["loss"]
+LOSS: Loss = "loss"
+
+
+# ---- the log, and the program of the pipelines
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: its time in minutes, how many rows it gives, and the first program that can decode it."""
+
+    minute: int
+    rows: int = 1
+    decoded_from: int = 0
+
+    @property
+    def at(self) -> datetime:
+        return T0 + timedelta(minutes=self.minute)
+
+    def rows_by(self, program: int) -> int | None:
+        """How many rows a version of the program makes of it; None for a reject."""
+        return None if program < self.decoded_from else self.rows
+
+
+class FakeLog:
+    """In place of KafkaLog. An offset without a record is a hole, as markers and compaction leave them."""
+
+    def __init__(self) -> None:
+        self.records: dict[Key, list[Record | None]] = {}
+        self.earliest: dict[Key, int] = {}
+        self.held: dict[Key, int] = {}
+        self.meanwhile: Callable[[], None] | None = None
+
+    def add_partition(self, topic: str) -> Key:
+        key = topic, sum(each == topic for each, _ in self.records)
+        self.records[key], self.earliest[key] = [], 0
+        return key
+
+    def stable(self, key: Key) -> int:
+        return self.held.get(key, len(self.records[key]))
+
+    def first_record(self, key: Key, at: datetime = T0 - timedelta(days=1)) -> int | None:
+        """The first record at or after a time that can be read."""
+        for offset in range(self.earliest[key], self.stable(key)):
+            record = self.records[key][offset]
+            if record is not None and record.at >= at:
+                return offset
+        return None
+
+    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        answer = tuple(
+            LogPartition(
+                topic=key[0],
+                partition=key[1],
+                topic_id=TOPIC_IDS[key[0]],
+                leader_epoch=1,
+                earliest=self.earliest[key],
+                last_stable=self.stable(key),
+                high_watermark=len(self.records[key]),
+            )
+            for key in sorted(self.records)
+            if key[0] in topics
+        )
+        # A broker that takes its time to answer: others commit meanwhile.
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return answer
+
+    def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[Key, int]:
+        found = {(each.topic, each.partition): None for each in partitions}
+        return {key: offset for key in found if (offset := self.first_record(key, at)) is not None}
+
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
+        return {topic: TOPIC_IDS[topic] for topic in topics}
+
+
+def written(key: Key, offset: int, program: int, row: int) -> str:
+    """The one column of the target: where the row comes from, and which program made it."""
+    return f"{key[0]}[{key[1]}] {offset} by {program} row {row}"
+
+
+# ---- the model
+
+
+@dataclass
+class ModelBatch:
+    """What the ledger must say of a batch; `program` is the one whose results were committed."""
+
+    batch_id: int
+    kind: str
+    origin: str
+    ranges: Ranges
+    run: Run | None
+    generation: int
+    status: str = "planned"
+    program: int = 0
+
+    def offsets(self) -> Iterator[tuple[Key, int]]:
+        for key, ranges in self.ranges.items():
+            for from_offset, until_offset in ranges:
+                for offset in range(from_offset, until_offset):
+                    yield key, offset
+
+
+@dataclass
+class ModelRun:
+    """A DAG run of one id. Each life, from its creation on, has the batches that were planned in it."""
+
+    run: Run
+    origin: Any
+    request: ReplayRequest | None
+    lives: list[dict[Run, int]] = field(default_factory=lambda: [{}])
+
+
+@dataclass
+class Launch:
+    """One launch of a batch, staged; `damaged`: a part of what its tasks reported is not there."""
+
+    tables: StagingTables
+    staged: list[Staged]
+    program: int
+    damaged: bool
+
+
+@dataclass
+class Expected:
+    """How planning must end: in an error, an earlier plan, nothing, or a new batch."""
+
+    error: type[ExactbatchError] | None = None
+    may_be_lost: bool = False
+    earlier: int | None = None
+    kind: str = "replay"
+    origin: str = "cli"
+    ranges: Ranges = field(default_factory=dict)
+    times: dict[Key, dict[datetime, int]] = field(default_factory=dict)
+    heads: dict[Key, int] = field(default_factory=dict)
+    takes: dict[Key, int] = field(default_factory=dict)
+
+
+class Model:
+    """One pipeline, in dictionaries."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.stored: dict[Key, int] = {}
+        self.began: dict[Key, int] = {}
+        self.owner: dict[Key, dict[int, int | Loss]] = {}
+        self.batches: dict[int, ModelBatch] = {}
+        self.times: dict[Key, dict[datetime, int]] = {}
+        self.runs: list[ModelRun] = []
+        self.launches: list[Launch] = []
+
+    def owners(self, batch: ModelBatch) -> set[int]:
+        """The batches whose results stand for some of a batch's offsets."""
+        found = {self.owner.get(key, {}).get(offset) for key, offset in batch.offsets()}
+        return {each for each in found if isinstance(each, int)}
+
+    def owned(self, batch_ids: set[int]) -> set[tuple[Key, int]]:
+        return {
+            (key, offset)
+            for key, offsets in self.owner.items()
+            for offset, owner in offsets.items()
+            if owner in batch_ids
+        }
+
+    def advance(self, log: FakeLog, origin: str = "cli") -> Expected:
+        expected = Expected(kind="advance", origin=origin)
+        known = {topic for topic, _ in self.stored}
+        for key in sorted(log.records):
+            stored, earliest = self.stored.get(key), log.earliest[key]
+            if stored is not None and stored < earliest and self.pipeline.on_loss == "fail":
+                return Expected(error=OffsetsLost)
+            if stored is None and key[0] not in known and self.pipeline.start == "latest":
+                expected.heads[key] = log.stable(key)
+            else:
+                expected.heads[key] = max(stored or 0, earliest)
+            expected.takes[key] = log.stable(key) - expected.heads[key]
+        return expected
+
+    def replay(
+        self, log: FakeLog, request: ReplayRequest, origin: str = "cli", stored: Mapping[Key, int] = {}
+    ) -> Expected:
+        """`stored` is where the pipeline stood before the broker was asked."""
+        stored = stored or self.stored
+        expected = Expected(origin=origin)
+        asked: set[tuple[Key, int]] = set()
+        if not stored:
+            return Expected(error=ReplayRefused)
+        if request.window is not None:
+            asked, error = self._window(log, request, stored, expected)
+            if error is not None:
+                return Expected(error=error)
+        elif request.batch_ids:
+            for batch_id in request.batch_ids:
+                if batch_id not in self.batches or self.batches[batch_id].status != "committed":
+                    return Expected(error=ReplayRefused)
+                asked |= set(self.batches[batch_id].offsets())
+        else:
+            for each in request.ranges:
+                key = each.topic, each.partition
+                offsets = {(key, offset) for offset in range(each.from_offset, each.until_offset)}
+                if not offsets or each.until_offset > stored.get(key, 0) or offsets & asked:
+                    return Expected(error=ReplayRefused)
+                asked |= offsets
+        if self.pipeline.sink.lineage == "batch":
+            owners = {self.owner.get(key, {}).get(offset) for key, offset in asked}
+            asked |= self.owned({each for each in owners if isinstance(each, int)})
+        lost = {(key, offset) for key, offset in asked if offset < log.earliest[key]}
+        if lost and not request.available_only:
+            return Expected(error=OffsetsLost)
+        if self.pipeline.sink.lineage == "batch" and any(
+            isinstance(self.owner.get(key, {}).get(offset), int) for key, offset in lost
+        ):
+            return Expected(error=OffsetsLost)
+        expected.ranges = ranges_of(asked - lost)
+        return expected
+
+    def _window(
+        self, log: FakeLog, request: ReplayRequest, stored: Mapping[Key, int], expected: Expected
+    ) -> tuple[set[tuple[Key, int]], type[ExactbatchError] | None]:
+        assert request.window is not None
+        asked: set[tuple[Key, int]] = set()
+        refused = False
+        for key in sorted(log.records):
+            kept = dict(self.times.get(key, {}))
+            start_was_kept = request.window[0] in kept
+            ends = []
+            for at in request.window:
+                if at == NOT_YET:
+                    ends.append(stored.get(key, 0))
+                    continue
+                if at not in kept:
+                    found = log.first_record(key, at)
+                    found = log.stable(key) if found is None else found
+                    found = max([found, *(offset for time, offset in kept.items() if time < at)])
+                    kept[at] = min([found, *(offset for time, offset in kept.items() if time > at)])
+                ends.append(min(kept[at], stored.get(key, 0)))
+            expected.times[key] = kept
+            asked |= {(key, offset) for offset in range(*ends)}
+            if stored.get(key, 0) > log.earliest[key] > 0 and not request.available_only:
+                # Retention may have removed records of the window when the first that is left belongs to it.
+                found = log.first_record(key, request.window[0])
+                told = found == log.earliest[key]
+                due = found is not None and found == log.first_record(key) and not start_was_kept
+                refused |= told and due
+                expected.may_be_lost |= told or due
+        return asked, OffsetsLost if refused else None
+
+    def run(self, log: FakeLog, mine: ModelRun) -> Expected:
+        life = mine.lives[-1]
+        if mine.run in life:
+            return Expected(earlier=life[mine.run])
+        done = [each for each in life.values() if self.batches[each].status == "committed"]
+        if done and mine.origin != "backfill":
+            return self.replay(log, ReplayRequest(batch_ids=(max(done),)), origin="clear")
+        if mine.request is not None:
+            return self.replay(log, mine.request, origin=mine.origin)
+        return self.advance(log, origin=mine.origin)
+
+    def publishable(self, batch: ModelBatch) -> str:
+        """What is known of a batch before it is launched, and again first of all when it is published."""
+        if batch.status != "planned":
+            return {"committed": "committed before", "superseded": "Fenced, superseded"}[batch.status]
+        if batch.kind == "replay" and any(each > batch.batch_id for each in self.owners(batch)):
+            return "Fenced, overtaken"
+        return "go on"
+
+    def published(self, batch: ModelBatch, launch: Launch) -> str:
+        if (found := self.publishable(batch)) != "go on":
+            return found
+        if batch.kind == "advance":
+            if any(self.stored[key] != ranges[0][0] for key, ranges in batch.ranges.items()):
+                return "Fenced, stored offset moved"
+        elif self.pipeline.sink.lineage == "batch" and self.owned(self.owners(batch)) - set(batch.offsets()):
+            return "Fenced, widening"
+        return "staged rows differ" if launch.damaged else "committed"
+
+    def commit(self, batch: ModelBatch, program: int) -> None:
+        batch.status, batch.program = "committed", program
+        for key, offset in batch.offsets():
+            self.owner.setdefault(key, {})[offset] = batch.batch_id
+        if batch.kind == "advance":
+            self.stored.update({key: ranges[0][1] for key, ranges in batch.ranges.items()})
+
+
+def ranges_of(offsets: set[tuple[Key, int]]) -> Ranges:
+    """Offsets as ranges that do not touch."""
+    ranges: Ranges = {}
+    for key, offset in sorted(offsets):
+        found = ranges.setdefault(key, [])
+        if found and found[-1][1] == offset:
+            found[-1] = found[-1][0], offset + 1
+        else:
+            found.append((offset, offset + 1))
+    return ranges
+
+
+def check_takes(expected: Expected, found: Ranges, limits: Limits) -> None:
+    """An advance goes on where the pipeline stands, keeps its limits, and treats the partitions alike."""
+    most = limits.max_records_per_partition
+    gives = {key: take if most is None else min(take, most) for key, take in expected.takes.items()}
+    takes = dict.fromkeys(gives, 0)
+    for key, ranges in found.items():
+        ((from_offset, until_offset),) = ranges
+        assert from_offset == expected.heads[key]
+        takes[key] = until_offset - from_offset
+    total = sum(gives.values())
+    assert sum(takes.values()) == (total if limits.max_records is None else min(total, limits.max_records))
+    for key, take in takes.items():
+        assert take == gives[key] or max(takes.values()) - 1 <= take < gives[key]
+
+
+# ---- the machine
+
+WHO = st.sampled_from((0, 1))
+PROGRAMS = st.integers(0, 2)
+RECORDS = st.lists(
+    st.none()
+    | st.builds(
+        Record,
+        minute=st.integers(0, MINUTES - 1),
+        rows=st.sampled_from((1, 1, 2, 0)),
+        decoded_from=st.sampled_from((0, 0, 0, 1, 2)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+LIMITS = st.just(Limits()) | st.builds(
+    Limits,
+    max_records=st.none() | st.integers(1, 8),
+    max_records_per_partition=st.none() | st.integers(1, 4),
+)
+TIMES = st.sampled_from([T0 + timedelta(minutes=each) for each in range(-1, MINUTES + 1)] + [NOT_YET])
+WINDOWS = st.lists(TIMES, min_size=2, max_size=2, unique=True).map(lambda times: tuple(sorted(times)))
+PLAN_CRASHES = st.sampled_from((None, None, None, None, "plan.before_commit", "plan.after_commit"))
+PUBLISH_CRASHES = st.sampled_from(
+    (
+        *(None for _ in range(12)),
+        "publish.after_advance",
+        "publish.after_take_back",
+        "publish.after_insert",
+        "publish.before_commit",
+        "publish.after_commit",
+    )
+)
+
+
+class Crash(Exception):
+    """What a failpoint raised."""
+
+
+@contextmanager
+def failing(point: str | None) -> Iterator[None]:
+    """Let a failpoint raise an error, as if the program ended there."""
+    if point is not None:
+        failpoints._ACTIONS[point] = "error"
+    try:
+        yield
+    except RuntimeError as error:
+        if point is None:
+            raise
+        raise Crash(point) from error
+    finally:
+        failpoints._ACTIONS.clear()
+
+
+def outcome_of(call: Callable[[], Any], crash: str | None = None) -> Any:
+    """What a call returns, or the error of ours that it raises."""
+    try:
+        with failing(crash):
+            return call()
+    except (ExactbatchError, Crash) as error:
+        return error
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Two pipelines of one target, their log, and the model of both."""
+
+    def __init__(self, connection: Any, lineage: Literal["record", "batch"], tally: Counter[str]) -> None:
+        super().__init__()
+        self.connection, self.lineage, self.tally = connection, lineage, tally
+        self.log = FakeLog()
+        self.models: list[Model] = []
+        self.attempts = 0
+        self.with_retention = True
+        self.clock = 0
+
+    @initialize(
+        starts=st.tuples(*[st.sampled_from(("earliest", "latest"))] * 2),
+        on_loss=st.tuples(*[st.sampled_from(("fail", "record"))] * 2),
+        with_retention=st.booleans(),
+        records=st.lists(RECORDS, min_size=2, max_size=3),
+        first=st.booleans(),
+    )
+    def begin(
+        self,
+        starts: Any,
+        on_loss: Any,
+        with_retention: bool,
+        records: Sequence[Sequence[Record | None]],
+        first: bool,
+    ) -> None:
+        self.with_retention = with_retention
+        for topic, each in zip(["a", "b", "a"], records, strict=False):
+            self.log.records[self.log.add_partition(topic)] += each
+        sink = Append("public.target", lineage=self.lineage)
+        with transaction(self.connection) as cursor:
+            # The same numbers in each example, so that one that fails is told as it was found.
+            cursor.execute("truncate exactbatch.pipeline restart identity cascade")
+            cursor.execute("drop table if exists public.target")
+            for name in ("one", "two"):
+                pipeline = Pipeline(
+                    name=name,
+                    topics=tuple(TOPIC_IDS),
+                    value=Json("name text"),
+                    sink=sink,
+                    start=starts[len(self.models)],
+                    on_loss=on_loss[len(self.models)],
+                    max_rejects=1000,
+                )
+                Ledger(self.connection).register(pipeline)
+                self.models.append(Model(pipeline))
+            sink.prepare(cursor, self.models[0].pipeline.value.columns)
+        for model in self.models if first else ():
+            self._process_what_is_new(model, program=0)
+
+    def teardown(self) -> None:
+        for model in self.models:
+            for launch in model.launches:
+                self._drop(launch)
+
+    def did(self, *what: str) -> None:
+        self.tally[": ".join(what)] += 1
+
+    # -- the log moves
+
+    @rule(
+        what=st.sampled_from((*("records",) * 4, "transaction", "partition", "retention", "all removed")),
+        records=RECORDS,
+        data=st.data(),
+    )
+    def log_moves(self, what: str, records: list[Record | None], data: st.DataObject) -> None:
+        key = data.draw(self._keys(), label="partition")
+        self.did("log", what)
+        if what == "records":
+            self.log.records[key] += records
+        elif what == "transaction" and self.log.held.pop(key, None) is None:
+            self.log.held[key] = len(self.log.records[key])  # nothing from here on can be read until it ends
+        elif what == "partition" and self._count(key[0]) < MOST_PARTITIONS:
+            self.log.records[self.log.add_partition(key[0])] += records
+        elif what == "retention" and self.with_retention:
+            earliest = st.integers(self.log.earliest[key], self.log.stable(key))
+            self.log.earliest[key] = data.draw(earliest, label="earliest")
+        elif what == "all removed" and self.with_retention:
+            self.log.earliest = {key: self.log.stable(key) for key in self.log.earliest}
+
+    def _count(self, topic: str) -> int:
+        return sum(each == topic for each, _ in self.log.records)
+
+    def _keys(self) -> st.SearchStrategy[Key]:
+        return st.sampled_from(sorted(self.log.records))
+
+    # -- plans
+
+    @rule(who=WHO, limits=LIMITS, crash=PLAN_CRASHES, data=st.data())
+    def advance(self, who: int, limits: Limits, crash: str | None, data: st.DataObject) -> None:
+        if crash is None:
+            self._draw_meanwhile(self.models[who], data)
+        self._advance(self.models[who], limits, crash)
+
+    def _advance(self, model: Model, limits: Limits | None = None, crash: str | None = None) -> None:
+        pipeline = replace(model.pipeline, limits=limits or Limits())
+        found = outcome_of(
+            lambda: advance.plan(self.connection, self.log, pipeline, origin="cli"),  # type: ignore[arg-type]
+            crash,
+        )
+        self._planned("advance", model, found, model.advance(self.log), crash, limits=limits)
+
+    @rule(who=WHO, program=PROGRAMS, records=RECORDS, data=st.data())
+    def new_records_are_processed(
+        self, who: int, program: int, records: list[Record | None], data: st.DataObject
+    ) -> None:
+        """What happens on every ordinary day."""
+        self.log.records[data.draw(self._keys(), label="partition")] += records
+        self._process_what_is_new(self.models[who], program)
+
+    def _process_what_is_new(self, model: Model, program: int) -> None:
+        batches = len(model.batches)
+        self._advance(model)
+        if len(model.batches) > batches:
+            launch = self._stage(model, model.batches[max(model.batches)], program)
+            assert launch is not None
+            self._publish(model, launch)
+
+    @rule(who=WHO, what=st.sampled_from(("ranges", "window", "batches")), crash=PLAN_CRASHES, data=st.data())
+    def replay(self, who: int, what: str, crash: str | None, data: st.DataObject) -> None:
+        model = self.models[who]
+        if what == "ranges":
+            request = self._draw_ranges(model, data)
+        elif what == "window":
+            request = ReplayRequest(window=data.draw(WINDOWS, label="window"))
+        else:
+            request = self._draw_batches(model, data)
+        if request is None:
+            return
+        request = replace(request, available_only=data.draw(st.booleans(), label="available_only"))
+        self._preview(model, request)
+        if crash is None:
+            self._draw_meanwhile(model, data)
+        stored = dict(model.stored)
+        found = outcome_of(
+            lambda: replay.plan(
+                self.connection,
+                self.log,  # type: ignore[arg-type]
+                model.pipeline,
+                request,
+                origin="cli",
+            ),
+            crash,
+        )
+        expected = model.replay(self.log, request, stored=stored)
+        self._planned(f"replay of {what}", model, found, expected, crash)
+
+    def _draw_batches(self, model: Model, data: st.DataObject) -> ReplayRequest | None:
+        """Mostly what can be replayed; now and then a batch that is planned, superseded, or another pipeline's."""
+        committed = [each.batch_id for each in model.batches.values() if each.status == "committed"]
+        every = sorted(batch_id for each in self.models for batch_id in each.batches)
+        some = committed if committed and data.draw(st.integers(0, 4), label="committed") else every
+        if not some:
+            return None
+        asked = data.draw(st.lists(st.sampled_from(some), min_size=1, max_size=2), label="batches")
+        return ReplayRequest(batch_ids=tuple(asked))
+
+    def _draw_ranges(self, model: Model, data: st.DataObject) -> ReplayRequest:
+        ranges = []
+        for _ in range(data.draw(st.integers(1, 3), label="ranges")):
+            key = data.draw(self._keys(), label="partition")
+            head, earliest = model.stored.get(key, 0), self.log.earliest[key]
+            low = earliest if earliest < head and data.draw(st.integers(0, 3)) else 0
+            from_offset = data.draw(st.integers(low, max(low, head - 1)), label="from")
+            # It may be empty, or end one past the stored offset: both are refused.
+            until_offset = data.draw(st.integers(from_offset, max(from_offset, head + 1)), label="until")
+            ranges.append(AskedRange(*key, from_offset, until_offset))
+        return ReplayRequest(ranges=tuple(ranges))
+
+    def _draw_meanwhile(self, model: Model, data: st.DataObject) -> None:
+        """Let a staged batch be published while the broker is asked."""
+        if model.launches and data.draw(st.integers(0, 3), label="publish meanwhile") == 3:
+            launch = data.draw(st.sampled_from(model.launches), label="launch")
+            self.log.meanwhile = lambda: self._publish(model, launch)
+
+    def _preview(self, model: Model, request: ReplayRequest) -> None:
+        """It tells what the plan does a moment later; that it writes nothing is seen at the end of the step."""
+        found = outcome_of(
+            lambda: replay.preview_replay(self.connection, self.log, model.pipeline, request)  # type: ignore[arg-type]
+        )
+        expected = model.replay(self.log, request)
+        if expected.error is not None:
+            assert isinstance(found, (expected.error, NotRegistered))
+        elif not (expected.may_be_lost and isinstance(found, OffsetsLost)):
+            assert isinstance(found, replay.Preview), found
+            assert as_ranges(found.plan.ranges) == expected.ranges
+            taken_back = {
+                (key, offset)
+                for key, ranges in expected.ranges.items()
+                for each in ranges
+                for offset in range(*each)
+                if isinstance(model.owner.get(key, {}).get(offset), int)
+            }
+            assert found.rows == sum(len(rows) for _, rows in self._results(model, taken_back))
+            assert sum(each.rejects for each in found.taken_back) == sum(
+                rows == ["reject"] for _, rows in self._results(model, taken_back, rejects=True)
+            )
+
+    # -- DAG runs
+
+    @precondition(lambda self: sum(len(each.runs) for each in self.models) < 8)
+    @rule(who=WHO, crash=PLAN_CRASHES, data=st.data())
+    def dag_run(self, who: int, crash: str | None, data: st.DataObject) -> None:
+        """A run plans for the first time."""
+        model = self.models[who]
+        run = Run("dag", f"run {len(model.runs) + 1}", 0, self._now())
+        mine = ModelRun(run, "schedule", None)
+        self._draw_wish(model, mine, data)
+        model.runs.append(mine)
+        self._plan_run("run", model, mine, crash)
+
+    @precondition(lambda self: any(model.runs for model in self.models))
+    @rule(
+        crash=PLAN_CRASHES,
+        what=st.sampled_from(("retry", "clear", "clear", "clear", "create again")),
+        data=st.data(),
+    )
+    def dag_run_again(self, what: str, crash: str | None, data: st.DataObject) -> None:
+        """A run plans again: tried again by Airflow, cleared by a user, or deleted and created again."""
+        model = self._draw_model(data, lambda model: model.runs)
+        mine = data.draw(st.sampled_from(model.runs), label="run")
+        if what == "clear" and not mine.lives[-1]:
+            # Nothing was ever planned in this life, so nothing in the ledger tells it from the life before.
+            what = "retry"
+        if what == "clear":
+            # Cleared in mid-run, only the number changes; it rises without a plan when other tasks are cleared.
+            ended = data.draw(st.booleans(), label="ended before")
+            number = mine.run.clear_number + data.draw(st.integers(1, 2), label="clears")
+            mine.run = replace(
+                mine.run, clear_number=number, started_at=self._now() if ended else mine.run.started_at
+            )
+            self._draw_wish(model, mine, data)
+        elif what == "create again":
+            mine.run = replace(mine.run, clear_number=0, started_at=self._now())
+            mine.lives.append({})
+            self._draw_wish(model, mine, data)
+        self._plan_run(what, model, mine, crash)
+
+    def _now(self) -> datetime:
+        self.clock += 1
+        return T0 + timedelta(seconds=self.clock)
+
+    def _draw_wish(self, model: Model, mine: ModelRun, data: st.DataObject) -> None:
+        """What a run asks for: to move forward, or a replay."""
+        wish = data.draw(st.sampled_from(("forward", "backfill", "ranges", "window")), label="wish")
+        mine.origin = {"forward": "schedule", "backfill": "backfill"}.get(wish, "manual")
+        mine.request = None
+        if wish == "ranges":
+            mine.request = self._draw_ranges(model, data)
+        elif wish != "forward":
+            mine.request = ReplayRequest(window=data.draw(WINDOWS, label="window"))
+        if mine.request is not None:
+            only = data.draw(st.booleans(), label="available_only")
+            mine.request = replace(mine.request, available_only=only)
+
+    def _plan_run(self, name: str, model: Model, mine: ModelRun, crash: str | None) -> None:
+        found = outcome_of(
+            lambda: replay.plan_run(
+                self.connection,
+                self.log,  # type: ignore[arg-type]
+                model.pipeline,
+                mine.run,
+                mine.request,
+                origin=mine.origin,
+            ),
+            crash,
+        )
+        found = found.batch_id if isinstance(found, Batch) else found
+        self._planned(name, model, found, model.run(self.log, mine), crash, mine=mine)
+
+    def _planned(
+        self,
+        name: str,
+        model: Model,
+        found: Any,
+        expected: Expected,
+        crash: str | None,
+        *,
+        limits: Limits | None = None,
+        mine: ModelRun | None = None,
+    ) -> None:
+        """Compare how planning ended with what was expected, and let the model follow."""
+        self.log.meanwhile = None
+        if expected.error is not None:
+            assert isinstance(found, expected.error), f"expected {expected.error}, found {found!r}"
+            self.did(name, expected.error.__name__)
+            return
+        if expected.may_be_lost and isinstance(found, OffsetsLost):
+            self.did(name, "OffsetsLost, to be safe")
+            return
+        if expected.earlier is not None:
+            assert found == expected.earlier, f"expected batch {expected.earlier}, found {found!r}"
+            self.did(name, "kept its plan")
+            return
+        is_empty = not (expected.ranges or any(expected.takes.values()))
+        if isinstance(found, Crash):
+            self.did(name, "crashed")
+            if crash == "plan.before_commit":
+                return
+        else:
+            assert found is None or isinstance(found, int), f"expected a plan, found {found!r}"
+            assert (found is None) == is_empty
+        self._follow(model, expected)
+        with transaction(self.connection):
+            ledger = Ledger(self.connection)
+            (new,) = ledger.batches(model.pipeline, most=1) if not is_empty else (None,)
+            ranges = as_ranges(ledger.ranges(new.batch_id)) if new is not None else {}
+        if new is None:
+            self.did(name, "nothing to process")
+            return
+        assert isinstance(found, Crash) or new.batch_id == found
+        assert new.batch_id > max((0, *model.batches))
+        if expected.kind == "advance":
+            check_takes(expected, ranges, limits or Limits())
+        else:
+            assert ranges == expected.ranges
+        self._follow_batch(model, new.batch_id, ranges, expected, mine)
+        self.did(name, f"planned {expected.kind}" + (" of a clear" if expected.origin == "clear" else ""))
+
+    def _follow(self, model: Model, expected: Expected) -> None:
+        """What planning stores although there is nothing to process: seeds, losses, and resolved times."""
+        for key, head in expected.heads.items():
+            model.began.setdefault(key, head)
+            for offset in range(model.stored.get(key, head), head):
+                model.owner.setdefault(key, {})[offset] = LOSS
+                self.did("offsets lost")
+            model.stored[key] = head
+        model.times.update(expected.times)
+
+    def _follow_batch(
+        self, model: Model, batch_id: int, ranges: Ranges, expected: Expected, mine: ModelRun | None
+    ) -> None:
+        generation = 0
+        for each in model.batches.values():
+            same_run = mine is not None and each.run is not None and each.run.run_id == mine.run.run_id
+            generation += same_run
+            newer_advance = each.kind == expected.kind == "advance"
+            if each.status == "planned" and (same_run or newer_advance):
+                each.status = "superseded"
+                self.did("superseded", each.kind)
+        run = mine.run if mine is not None else None
+        model.batches[batch_id] = ModelBatch(
+            batch_id, expected.kind, expected.origin, ranges, run, generation
+        )
+        if mine is not None:
+            mine.lives[-1][mine.run] = batch_id
+
+    # -- launches
+
+    @precondition(lambda self: any(model.batches for model in self.models))
+    @rule(
+        program=PROGRAMS,
+        noise=st.booleans(),
+        damaged=st.sampled_from((False, False, False, True)),
+        data=st.data(),
+    )
+    def stage(self, program: int, noise: bool, damaged: bool, data: st.DataObject) -> None:
+        """A launch of any batch; when it publishes is left open, and another may overtake it."""
+        model = self._draw_model(data, lambda model: model.batches)
+        self._stage(model, self._draw_batch(model, data), program, noise=noise, damaged=damaged)
+
+    @precondition(lambda self: any(model.launches for model in self.models))
+    @rule(crash=PUBLISH_CRASHES, data=st.data())
+    def publish(self, crash: str | None, data: st.DataObject) -> None:
+        model = self._draw_model(data, lambda model: model.launches)
+        self._publish(model, data.draw(st.sampled_from(model.launches), label="launch"), crash)
+
+    @precondition(lambda self: any(model.batches for model in self.models))
+    @rule(program=PROGRAMS, crash=PUBLISH_CRASHES, twice=st.booleans(), data=st.data())
+    def process(self, program: int, crash: str | None, twice: bool, data: st.DataObject) -> None:
+        """A launch that publishes at once; twice when a driver does not know that it has committed."""
+        model = self._draw_model(data, lambda model: model.batches)
+        launch = self._stage(model, self._draw_batch(model, data), program)
+        if launch is not None:
+            self._publish(model, launch, crash)
+            if twice:
+                self._publish(model, launch)
+
+    def _draw_model(self, data: st.DataObject, having: Callable[[Model], Any]) -> Model:
+        return data.draw(st.sampled_from([each for each in self.models if having(each)]), label="pipeline")
+
+    def _draw_batch(self, model: Model, data: st.DataObject) -> ModelBatch:
+        """Mostly one that waits for it."""
+        planned = [each for each in model.batches.values() if each.status == "planned"]
+        some = planned if planned and data.draw(st.integers(0, 5)) else list(model.batches.values())
+        return data.draw(st.sampled_from(some), label="batch")
+
+    def _stage(
+        self, model: Model, batch: ModelBatch, program: int, *, noise: bool = False, damaged: bool = False
+    ) -> Launch | None:
+        """What _load() and the tasks of a batch job do."""
+        with transaction(self.connection):
+            ledger = Ledger(self.connection)
+            real = ledger.batch(batch.batch_id)
+            found = outcome_of(lambda: check_publishable(ledger, model.pipeline, real))
+            ranges = ledger.ranges(batch.batch_id)
+        expected = model.publishable(batch)
+        if expected != "go on":
+            assert found is True if expected == "committed before" else isinstance(found, Fenced)
+            self.did("launch", expected)
+            return None
+        assert found is False
+        if any(each.from_offset < self.log.earliest[each.topic, each.partition] for each in ranges):
+            self.did("launch", "OffsetsLost")  # the tasks cannot read them any more
+            return None
+        tables = StagingTables(batch.batch_id, secrets.randbits(62))
+        staged: list[Staged] = []
+        with transaction(self.connection) as cursor:
+            create_tables(cursor, tables, model.pipeline.value.columns)
+            for piece in split(ranges, parts=3, smallest=2):
+                if noise:
+                    # An attempt that Spark did not accept, of another program so that it would be seen.
+                    self._stage_piece(cursor, tables, piece, program + 1)
+                staged.append(self._stage_piece(cursor, tables, piece, program))
+            rows, rejects = (sum(getattr(e, name) for e in staged) for name in ("rows", "rejects"))
+            if damaged and rows + rejects:
+                table = identifier(tables.rows if rows else tables.rejects)
+                cursor.execute(
+                    sql.SQL("delete from {0} where ctid = (select max(ctid) from {0})").format(table)
+                )
+        launch = Launch(tables, staged, program, damaged and rows + rejects > 0)
+        model.launches.append(launch)
+        if len(model.launches) > 4:
+            self._drop(model.launches.pop(0))
+        self.did("launch", "staged")
+        return launch
+
+    def _stage_piece(self, cursor: Any, tables: StagingTables, piece: OffsetRange, program: int) -> Staged:
+        self.attempts += 1
+        key = piece.topic, piece.partition
+        rows: list[tuple[Any, ...]] = []
+        rejects: list[tuple[Any, ...]] = []
+        records = tombstones = 0
+        for offset in range(piece.from_offset, piece.until_offset):
+            record = self.log.records[key][offset]
+            if record is None:
+                continue
+            records += 1
+            count = record.rows_by(program)
+            if count is None:
+                reason = f"not for program {program}"
+                rejects.append((*key, offset, None, b"bad", "[]", reason, self.attempts))
+                continue
+            tombstones += count == 0
+            for row in range(count):
+                value = written(key, offset, program, row)
+                rows.append((self.attempts, key[1], offset, record.at, key[0], value))
+        for table, values in ((tables.rows, rows), (tables.rejects, rejects)):
+            if values:
+                statement = sql.SQL("insert into {} values %s").format(identifier(table))
+                execute_values(cursor, statement.as_string(cursor), values)
+        return Staged(piece, self.attempts, records, len(rows), len(rejects), tombstones)
+
+    def _drop(self, launch: Launch) -> None:
+        with transaction(self.connection) as cursor:
+            tables = [identifier(each) for each in (launch.tables.rows, launch.tables.rejects)]
+            cursor.execute(sql.SQL("drop table {}, {}").format(*tables))
+
+    def _publish(self, model: Model, launch: Launch, crash: str | None = None) -> None:
+        batch = model.batches[launch.tables.batch_id]
+        expected = model.published(batch, launch)
+        found = outcome_of(
+            lambda: publish(
+                self.connection,
+                model.pipeline,
+                tables=launch.tables,
+                staged=launch.staged,
+                topic_ids=self.log.topic_ids(sorted({topic for topic, _ in batch.ranges})),
+            ),
+            crash,
+        )
+        before_staged = "publish.after_advance" if batch.kind == "advance" else "publish.after_take_back"
+        if isinstance(found, Crash) and (
+            expected == "committed" or (expected == "staged rows differ" and crash == before_staged)
+        ):
+            self.did("publish", "crashed")
+            if crash == "publish.after_commit":
+                model.commit(batch, launch.program)
+            return
+        self.did("publish", expected, batch.kind if expected == "committed" else "")
+        if expected.startswith("Fenced"):
+            assert isinstance(found, Fenced), f"expected {expected}, found {found!r}"
+            assert "None" not in str(found)  # it names the batch that took this one's place
+        elif expected == "staged rows differ":
+            assert isinstance(found, StagedRowsDiffer), found
+        else:
+            assert isinstance(found, Published), found
+            assert found.wrote == (expected == "committed")
+            if found.wrote:
+                model.commit(batch, launch.program)
+
+    # -- compared after every step
+
+    def _results(
+        self, model: Model, offsets: set[tuple[Key, int]], *, rejects: bool = False
+    ) -> Iterator[tuple[tuple[Key, int, int], list[str]]]:
+        """For each offset that a batch stands for: the offset and its batch, and the rows that it gave."""
+        for key, offset in offsets:
+            batch_id = model.owner[key][offset]
+            record = self.log.records[key][offset]
+            if record is None or not isinstance(batch_id, int):
+                continue
+            program = model.batches[batch_id].program
+            count = record.rows_by(program)
+            if count is not None and not rejects:
+                yield (key, offset, batch_id), [written(key, offset, program, n) for n in range(count)]
+            elif count is None and rejects:
+                yield (key, offset, batch_id), ["reject"]
+
+    @invariant()
+    def ledger_and_target_are_those_of_the_model(self) -> None:
+        self.did("steps")
+        with transaction(self.connection) as cursor:
+            for model in self.models:
+                self._compare_ledger(cursor, model)
+            self._compare_target(cursor)
+
+    def _compare_ledger(self, cursor: Any, model: Model) -> None:
+        name = model.pipeline.name
+        covered: dict[tuple[str, int, UUID], dict[int, int | Loss]] = {}
+        for each in Ledger(self.connection).coverage(model.pipeline):
+            offsets = covered.setdefault((each.topic, each.partition, each.topic_id), {})
+            for offset in range(each.from_offset, each.until_offset):
+                assert offset not in offsets, f"{each.topic}[{each.partition}] {offset} is covered twice"
+                offsets[offset] = LOSS if each.batch_id is None else each.batch_id
+        assert covered == {
+            (*key, TOPIC_IDS[key[0]]): offsets for key, offsets in model.owner.items() if offsets
+        }
+        stored = Ledger(self.connection).stored_offsets(model.pipeline)
+        assert {(each.topic, each.partition): each.next_offset for each in stored} == model.stored
+        # Told by the ledger alone, without the model's batches: there is no gap.
+        for each in stored:
+            began = model.began[each.topic, each.partition]
+            mine = covered.get((each.topic, each.partition, each.topic_id), {})
+            assert [offset for offset in range(began, each.next_offset) if offset not in mine] == []
+            assert max(mine, default=-1) < each.next_offset
+        assert Ledger(self.connection).first_advanced(model.pipeline) == {
+            (TOPIC_IDS[key[0]], key[1]): began
+            for key, began in model.began.items()
+            if model.stored[key] > began
+        }
+        self._compare_batches(cursor, model)
+        cursor.execute(
+            'select topic, partition, "offset", batch_id, topic_id from exactbatch.rejected_record '
+            "where pipeline = %s",
+            (name,),
+        )
+        expected = [
+            (*key, offset, batch_id, TOPIC_IDS[key[0]])
+            for (key, offset, batch_id), _ in self._results(model, every_offset(model), rejects=True)
+        ]
+        assert sorted(map(tuple, cursor.fetchall())) == sorted(expected)
+        cursor.execute(
+            'select topic, partition, boundary, "offset" from exactbatch.time_boundary '
+            "where pipeline = %s order by topic, partition, boundary",
+            (name,),
+        )
+        times: dict[Key, dict[datetime, int]] = {}
+        for topic, partition, at, offset in cursor.fetchall():
+            times.setdefault((topic, partition), {})[at] = offset
+        assert times == {key: each for key, each in model.times.items() if each}
+        for each in times.values():
+            assert list(each.values()) == sorted(each.values()), "intervals overlap"
+
+    def _compare_batches(self, cursor: Any, model: Model) -> None:
+        cursor.execute(
+            "select batch_id, kind, origin, status, run_id, generation, clear_number, run_started_at, "
+            "records, rows, rejected, tombstones from exactbatch.batch where pipeline = %s order by 1",
+            (model.pipeline.name,),
+        )
+        found = list(map(tuple, cursor.fetchall()))
+        ranges: dict[int, list[tuple[Key, int, int, int | None]]] = {}
+        cursor.execute(
+            "select batch_id, topic, partition, from_offset, until_offset, r.records "
+            "from exactbatch.batch_range r join exactbatch.batch using (batch_id) where pipeline = %s "
+            "order by topic, partition, from_offset",
+            (model.pipeline.name,),
+        )
+        for batch_id, topic, partition, *row in cursor.fetchall():
+            ranges.setdefault(batch_id, []).append(((topic, partition), *row))
+        expected = []
+        for each in model.batches.values():
+            counts: tuple[int | None, ...] = (None,) * 4
+            read = {
+                (key, from_offset, until_offset): [
+                    record for record in self.log.records[key][from_offset:until_offset] if record is not None
+                ]
+                for key, spans in sorted(each.ranges.items())
+                for from_offset, until_offset in spans
+            }
+            is_committed = each.status == "committed"
+            if is_committed:
+                rows = [record.rows_by(each.program) for records in read.values() for record in records]
+                counts = len(rows), sum(row or 0 for row in rows), rows.count(None), rows.count(0)
+            run = each.run
+            about = (run.run_id, each.generation, run.clear_number, run.started_at) if run else None
+            expected.append(
+                (each.batch_id, each.kind, each.origin, each.status, *(about or (None, 0, 0, None)), *counts)
+            )
+            assert ranges[each.batch_id] == [
+                (*where, len(records) if is_committed else None) for where, records in read.items()
+            ]
+        assert found == expected
+
+    def _compare_target(self, cursor: Any) -> None:
+        lineage = ", kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
+        cursor.execute(f"select name, batch_id{lineage * (self.lineage == 'record')} from public.target")
+        expected = []
+        for model in self.models:
+            for (key, offset, batch_id), rows in self._results(model, every_offset(model)):
+                record = self.log.records[key][offset]
+                assert record is not None
+                more = (*key, offset, record.at) if self.lineage == "record" else ()
+                expected += [(row, batch_id, *more) for row in rows]
+        assert sorted(map(tuple, cursor.fetchall())) == sorted(expected)
+
+
+def every_offset(model: Model) -> set[tuple[Key, int]]:
+    return {(key, offset) for key, offsets in model.owner.items() for offset in offsets}
+
+
+def as_ranges(ranges: Sequence[OffsetRange]) -> Ranges:
+    found: Ranges = {}
+    for each in ranges:
+        found.setdefault((each.topic, each.partition), []).append((each.from_offset, each.until_offset))
+    return found
+
+
+# What has to have happened in a run for it to say anything.
+OUTCOMES = (
+    "advance: planned advance",
+    "advance: nothing to process",
+    "advance: OffsetsLost",
+    "advance: crashed",
+    "offsets lost",
+    "replay of ranges: planned replay",
+    "replay of ranges: ReplayRefused",
+    "replay of ranges: OffsetsLost",
+    "replay of batches: planned replay",
+    "replay of batches: ReplayRefused",
+    "replay of batches: OffsetsLost",
+    "replay of a window: planned replay",
+    "replay of a window: nothing to process",
+    "replay of a window: OffsetsLost",
+    "run: planned advance",
+    "run: planned replay",
+    "retry: kept its plan",
+    "clear: planned advance",
+    "clear: planned replay",
+    "clear: planned replay of a clear",
+    "create again: planned advance",
+    "superseded: advance",
+    "superseded: replay",
+    "launch: staged",
+    "launch: OffsetsLost",
+    "publish: committed: advance",
+    "publish: committed: replay",
+    "publish: committed before: ",
+    "publish: staged rows differ: ",
+    "publish: crashed",
+    "publish: Fenced, superseded: ",
+    "publish: Fenced, overtaken: ",
+    "publish: Fenced, stored offset moved: ",
+)
+
+
+@pytest.mark.timeout(1200)  # an example that fails is made smaller first
+@pytest.mark.parametrize("lineage", ["record", "batch"])
+def test_the_ledger_is_its_model_after_every_step(
+    connection: Any, lineage: Literal["record", "batch"]
+) -> None:
+    number = int(os.environ.get("EXACTBATCH_SEED") or secrets.randbits(32))
+    rounds = int(os.environ.get("EXACTBATCH_MODEL_ROUNDS") or ROUNDS)
+    with transaction(connection) as cursor:
+        cursor.execute("set synchronous_commit = off")  # thousands of commits, and none has to survive
+    tally: Counter[str] = Counter()
+    for each in range(number, number + rounds):
+        print(f"EXACTBATCH_SEED={each}")  # noqa: T201 - the last one is shown when the test fails
+
+        def machine() -> LedgerMachine:
+            return LedgerMachine(connection, lineage, tally)
+
+        run_state_machine_as_test(
+            seed(each)(machine),
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=STEPS,
+                deadline=None,
+                database=None,  # the seed alone says what is tried
+                print_blob=True,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    for what, count in sorted(tally.items()):
+        print(f"{count:7} {what}")  # noqa: T201
+    expected = [*OUTCOMES, *(["publish: Fenced, widening: "] if lineage == "batch" else [])]
+    if rounds >= ROUNDS:
+        assert [each for each in expected if not tally[each]] == []
