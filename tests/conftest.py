@@ -26,6 +26,8 @@ from exactbatch.settings import Settings
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".local"))
+# Whoever imports Airflow writes a folder: not into the home of the user.
+os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
 
 
 @pytest.fixture(scope="session")

@@ -28,9 +28,10 @@ from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.timeout(1500)
 
-HOURS = 24 if os.environ.get("EXACTBATCH_LONG") else 4
+HOURS = 24 if os.environ.get("EXACTBATCH_LONG") else 3
 DAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+BY_HAND = {"dag_run_id": "by_hand", "logical_date": None}
 PIPELINE = Pipeline(
     name="hourly",
     topics=("hourly",),
@@ -143,10 +144,17 @@ def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(
     asked = {"topic": "hourly", "partition": 0, "from_offset": 3, "until_offset": expected[0][-1] - 3}
     manual = [airflow.trigger("hourly", {"ranges": [asked]})]
     _send_one(settings)
-    manual.append(airflow.trigger("hourly"))
+    airflow.request("POST", "/dags/hourly/dagRuns", json=BY_HAND)
+    manual.append("by_hand")
     runs = _finished_backfill(airflow, HOURS, generation=0)
-    assert [airflow.wait_for_run("hourly", each) for each in manual] == ["success", "success"]
+    replayed, advanced_again = (airflow.wait_for_run("hourly", each) for each in manual)
     assert {each["state"] for each in runs} == {"success"}, runs
+    assert advanced_again == "success"
+    # The later plan wins: the replay was planned among those of the backfill, over the same offsets.
+    if replayed == "failed":
+        assert airflow.task_states("hourly", manual[0])["process_replay"] == ("failed", 1)
+        assert "Fenced: batch" in _log(airflow, manual[0], "process_replay", 1)
+        assert "which was planned later and has committed" in _log(airflow, manual[0], "process_replay", 1)
     batches = [each for each in _batches(settings) if each["origin"] == "backfill"]
     assert _tiles(batches) == _without_empty_hours(expected)
     assert _checksum(settings) == before
@@ -179,6 +187,21 @@ def test_a_backfill_backwards_over_completed_runs_gives_the_same(
     _assert_exact(settings)
 
 
+def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_says_so(
+    airflow: LocalAirflow, advanced: str, settings: Settings
+) -> None:
+    batches, before = _batches(settings), _checksum(settings)
+    first, *_ = [each for each in batches if each["run_id"] == advanced]
+    _clear(airflow, advanced, "process_batch", downstream=False)
+    assert airflow.wait_for_run("hourly", advanced) == "success"
+    task = airflow.request("GET", f"/dags/hourly/dagRuns/{advanced}/taskInstances/process_batch")
+    said = f"Batch {first['batch_id']} was committed at"
+    assert task["note"].startswith(said)
+    assert "nothing was launched or written" in task["note"]
+    assert said in _log(airflow, advanced, "process_batch", task["try_number"])
+    assert (_batches(settings), _checksum(settings)) == (batches, before)
+
+
 def test_clearing_a_committed_run_processes_its_exact_ranges_again(
     airflow: LocalAirflow, advanced: str, settings: Settings
 ) -> None:
@@ -193,38 +216,17 @@ def test_clearing_a_committed_run_processes_its_exact_ranges_again(
     _assert_exact(settings)
 
 
-def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_says_so(
-    airflow: LocalAirflow, settings: Settings
-) -> None:
-    _send_one(settings)
-    run_id = airflow.trigger("hourly")
-    assert airflow.wait_for_run("hourly", run_id) == "success"
-    batches, before = _batches(settings), _checksum(settings)
-    _clear(airflow, run_id, "process_batch", downstream=False)
-    assert airflow.wait_for_run("hourly", run_id) == "success"
-    task = airflow.request("GET", f"/dags/hourly/dagRuns/{run_id}/taskInstances/process_batch")
-    said = f"Batch {batches[-1]['batch_id']} was committed at"
-    assert task["note"].startswith(said)
-    assert "nothing was launched or written" in task["note"]
-    path = f"/dags/hourly/dagRuns/{run_id}/taskInstances/process_batch/logs/{task['try_number']}"
-    assert said in json.dumps(airflow.request("GET", path))
-    assert (_batches(settings), _checksum(settings)) == (batches, before)
-
-
 def test_a_run_that_was_deleted_and_created_again_is_a_new_one(
-    airflow: LocalAirflow, settings: Settings
+    airflow: LocalAirflow, advanced: str, settings: Settings
 ) -> None:
-    body = {"dag_run_id": "by_hand", "logical_date": None}
-    created = []
-    for _ in range(2):
-        _send_one(settings)
-        airflow.request("POST", "/dags/hourly/dagRuns", json=body)
-        assert airflow.wait_for_run("hourly", "by_hand") == "success"
-        created.append([each for each in _batches(settings) if each["run_id"] == "by_hand"][-1])
-        airflow.request("DELETE", "/dags/hourly/dagRuns/by_hand")
-    assert [each["kind"] for each in created] == ["advance", "advance"]
-    assert [each["records"] for each in created] == [1, 1]
-    assert created[0]["ranges"] != created[1]["ranges"]
+    before = [each for each in _batches(settings) if each["run_id"] == "by_hand"]
+    airflow.request("DELETE", "/dags/hourly/dagRuns/by_hand")
+    _send_one(settings)
+    airflow.request("POST", "/dags/hourly/dagRuns", json=BY_HAND)
+    assert airflow.wait_for_run("hourly", "by_hand") == "success"
+    *earlier, last = [each for each in _batches(settings) if each["run_id"] == "by_hand"]
+    assert earlier == before
+    assert (last["kind"], last["records"]) == ("advance", 1)
 
 
 @pytest.mark.parametrize(
@@ -247,8 +249,7 @@ def test_a_mistake_in_the_form_ends_the_run_at_once_with_its_reason(
     run_id = airflow.trigger("hourly", conf)
     assert airflow.wait_for_run("hourly", run_id) == "failed"
     assert airflow.task_states("hourly", run_id)["plan_batch"] == ("failed", 1)
-    log = airflow.request("GET", f"/dags/hourly/dagRuns/{run_id}/taskInstances/plan_batch/logs/1")
-    assert said in json.dumps(log, ensure_ascii=False)
+    assert said in _log(airflow, run_id, "plan_batch", 1)
     assert _batches(settings) == before
 
 
@@ -267,6 +268,11 @@ def _send_one(settings: Settings) -> None:
     producer = Producer(dict(settings.kafka))
     producer.produce("hourly", b'{"id": -1, "name": "later"}', partition=1)
     assert producer.flush(30) == 0
+
+
+def _log(airflow: LocalAirflow, run_id: str, task_id: str, attempt: int) -> str:
+    path = f"/dags/hourly/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
+    return json.dumps(airflow.request("GET", path), ensure_ascii=False)
 
 
 def _runs(airflow: LocalAirflow, run_type: str) -> list[dict[str, Any]]:

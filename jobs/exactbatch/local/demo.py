@@ -59,7 +59,8 @@ def _demo(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> bo
         _say(f"Kafka at {stack.bootstrap_servers}, Postgres at {stack.postgres.address}")
         _register(pipeline, settings)
         create_topic(settings.kafka, "flights")
-        airflow.up(pools={f"exactbatch_{pipeline.name}": 1})
+        pool = f"exactbatch_{pipeline.name}"
+        airflow.up(pools={pool: 1, f"{pool}_replay": 2})
         airflow.wait_for_dag(pipeline.name)
         _say(f"Airflow at {airflow.url}, user {airflow.user}, password {airflow.password}")
         values = list(flights())

@@ -1,0 +1,106 @@
+"""Replays whose driver is killed, at named moments and at random ones: the end state is always the same.
+
+`make test-long` does it 20 times.
+"""
+
+import os
+import random
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drivers import World, load
+
+from conftest import Topic
+from exactbatch import Json, Pipeline, replay
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.settings import Settings
+
+pytestmark = pytest.mark.timeout(900)
+
+ROUNDS = 20 if os.environ.get("EXACTBATCH_LONG") else 5
+# Between any two durable steps of a replay, and just after the last one.
+MOMENTS = (
+    "publish.after_take_back=kill",
+    "publish.after_commit=kill",
+    "publish.before_commit=kill",
+    "stage.before_copy_commit=kill",
+    "publish.after_insert=kill",
+)
+
+
+@pytest.fixture
+def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
+    """Drivers over the test's broker and database; none of them outlives the test."""
+    world = World(spark, connection, settings, tmp_path)
+    yield world
+    for each in world.drivers:
+        each.close()
+
+
+def test_the_same_replay_again_and_again_with_its_driver_killed_each_time(
+    world: World, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
+) -> None:
+    seed = int(os.environ.get("EXACTBATCH_SEED", secrets.randbits(32)))
+    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    chance = random.Random(seed)
+    topic = make_topic(2)
+    load(topic)
+    pipeline = make_pipeline(topic, value=Json("id int"), max_rejects=2)
+    first = world.plan(pipeline)
+    world.retry(pipeline, first)
+    expected = _state(world, pipeline, {first})
+    request = ReplayRequest(
+        ranges=(AskedRange(topic.name, 0, 5, 21), AskedRange(topic.name, 1, 0, 8)),
+    )
+    # A driver that is left alone tells how long a random moment may take to come.
+    batch_id, began = _plan(world, pipeline, request), time.monotonic()
+    assert world.launch(pipeline, batch_id).wait() == 0
+    whole = time.monotonic() - began
+    for number in range(ROUNDS):
+        assert _state(world, pipeline, {first, batch_id}) == expected
+        batch_id = _plan(world, pipeline, request)
+        if number < len(MOMENTS):
+            driver = world.launch(pipeline, batch_id, MOMENTS[number])
+        else:
+            driver = world.launch(pipeline, batch_id)
+            time.sleep(chance.uniform(0, whole))
+            driver.signal(signal.SIGKILL)
+        driver.wait()
+        driver.close()
+        committed = world.batch(batch_id).status == "committed"
+        if number < len(MOMENTS):
+            assert committed == (MOMENTS[number] == "publish.after_commit=kill")
+        published = world.retry(pipeline, batch_id)
+        assert published.wrote != committed
+    assert _state(world, pipeline, {first, batch_id}) == expected
+    world.assert_exact(pipeline, rows=30, rejected=2)
+
+
+def _plan(world: World, pipeline: Pipeline, request: ReplayRequest) -> int:
+    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    assert batch_id is not None
+    return batch_id
+
+
+def _state(world: World, pipeline: Pipeline, batches: set[int]) -> tuple[Any, ...]:
+    """Rows, rejects, covered offsets and stored offsets, and that only these batches have results."""
+    with transaction(world.connection) as cursor:
+        ledger = Ledger(world.connection)
+        coverage = ledger.coverage(pipeline)
+        assert {each.batch_id for each in coverage} <= batches
+        cursor.execute(
+            'select "offset", value from exactbatch.rejected_record where pipeline = %s order by 1, 2',
+            (pipeline.name,),
+        )
+        rejects = [(row.offset, bytes(row.value)) for row in cursor.fetchall()]
+        stored = [(each.partition, each.next_offset) for each in ledger.stored_offsets(pipeline)]
+    offsets = sorted(
+        (each.partition, offset) for each in coverage for offset in range(each.from_offset, each.until_offset)
+    )
+    return world.rows(pipeline, "id, kafka_partition, kafka_offset"), rejects, stored, offsets

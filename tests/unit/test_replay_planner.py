@@ -1,0 +1,139 @@
+"""A replay processes exactly what was asked for and the log still has, or whole batches around it."""
+
+import itertools
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactbatch.errors import LogWentBackwards, OffsetsLost, ReplayRefused, TopicRecreated
+from exactbatch.offsets import OffsetRange, union
+from exactbatch.planner import Covered, LogPartition, StoredOffset
+from exactbatch.replay_planner import plan_replay, window_ranges
+from exactbatch.replay_request import AskedRange
+
+ID = UUID(int=1)
+
+
+def stored(next_offset: int = 100, partition: int = 0, topic_id: UUID = ID) -> StoredOffset:
+    return StoredOffset(
+        topic="t", partition=partition, next_offset=next_offset, leader_epoch=0, topic_id=topic_id
+    )
+
+
+def log(earliest: int = 0, end: int = 100, partition: int = 0) -> LogPartition:
+    return LogPartition(
+        topic="t",
+        partition=partition,
+        topic_id=ID,
+        leader_epoch=3,
+        earliest=earliest,
+        last_stable=end,
+        high_watermark=end,
+    )
+
+
+def asked(*bounds: tuple[int, int]) -> list[AskedRange]:
+    return [AskedRange("t", 0, *each) for each in bounds]
+
+
+def covered(batch_id: int, from_offset: int, until_offset: int, partition: int = 0) -> Covered:
+    return Covered("t", ID, partition, from_offset, until_offset, "batch", batch_id)
+
+
+def offsets(*ranges: OffsetRange) -> set[int]:
+    return {offset for each in ranges for offset in range(each.from_offset, each.until_offset)}
+
+
+disjoint = st.lists(st.integers(0, 100), min_size=2, max_size=12, unique=True).map(
+    lambda cuts: list(zip(sorted(cuts)[::2], sorted(cuts)[1::2], strict=False))
+)
+
+
+@given(disjoint, st.integers(0, 100))
+def test_every_offset_that_was_asked_for_is_processed_or_removed(
+    bounds: list[tuple[int, int]], earliest: int
+) -> None:
+    plan = plan_replay(asked(*bounds), [stored()], [log(earliest)], available_only=True)
+    wanted = {offset for one, other in bounds for offset in range(one, other)}
+    assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= earliest}
+    assert offsets(*plan.removed) == {offset for offset in wanted if offset < earliest}
+    assert plan.widened == ()
+
+
+@given(disjoint, st.lists(st.integers(1, 99), max_size=8, unique=True), st.data())
+def test_whole_batches_around_what_was_asked_for(
+    bounds: list[tuple[int, int]], cuts: list[int], data: st.DataObject
+) -> None:
+    edges = [0, *sorted(cuts), 100]
+    coverage = [covered(data.draw(st.integers(1, 4)), one, other) for one, other in itertools.pairwise(edges)]
+    plan = plan_replay(asked(*bounds), [stored()], [log()], coverage=coverage, lineage="batch")
+    wanted = {offset for one, other in bounds for offset in range(one, other)}
+    of = {
+        batch_id: {
+            o for c in coverage if c.batch_id == batch_id for o in range(c.from_offset, c.until_offset)
+        }
+        for batch_id in range(1, 5)
+    }
+    touched = {batch_id for batch_id, its in of.items() if its & wanted}
+    assert offsets(*plan.ranges) == wanted.union(*(of[batch_id] for batch_id in touched))
+    assert {each.batch_id for each in plan.widened} <= touched
+    assert offsets(*(each.range for each in plan.widened)) == offsets(*plan.ranges) - wanted
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10)), max_size=8))
+def test_a_union_has_every_offset_once(pairs: list[tuple[int, int]]) -> None:
+    ranges = [OffsetRange("t", 0, start, start + size, ID) for start, size in pairs]
+    joined = union(ranges)
+    assert offsets(*joined) == offsets(*ranges)
+    assert sum(map(len, joined)) == len(offsets(*ranges))
+
+
+def test_a_plan_has_the_epoch_of_the_log_and_joins_what_touches() -> None:
+    plan = plan_replay(asked((5, 9), (0, 5)), [stored()], [log()])
+    assert plan.ranges == (OffsetRange("t", 0, 0, 9, ID, 3),)
+
+
+def test_a_log_that_is_another_one_is_told() -> None:
+    with pytest.raises(TopicRecreated):
+        plan_replay(asked((0, 5)), [stored(topic_id=UUID(int=9))], [log()])
+    with pytest.raises(LogWentBackwards):
+        plan_replay(asked((0, 5)), [stored(200)], [log()])
+
+
+def test_a_batch_of_a_topic_that_left_the_pipeline_is_not_replayed_in_part() -> None:
+    elsewhere = Covered("gone", UUID(int=2), 0, 0, 5, "batch", 1)
+    with pytest.raises(ReplayRefused, match="'gone' is no longer a topic of the pipeline"):
+        plan_replay(
+            asked((0, 5)), [stored()], [log()], coverage=[covered(1, 0, 10), elsewhere], lineage="batch"
+        )
+
+
+def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch() -> None:
+    plan = plan_replay(
+        asked((0, 20)),
+        [stored()],
+        [log(earliest=5)],
+        coverage=[covered(1, 10, 30)],
+        lineage="batch",
+        available_only=True,
+    )
+    assert list(map(str, plan.ranges)) == ["t[0] 5..30"]
+    with pytest.raises(OffsetsLost, match="expected all of batch 1 in the log"):
+        plan_replay(
+            asked((0, 20)),
+            [stored()],
+            [log(earliest=15)],
+            coverage=[covered(1, 10, 30)],
+            lineage="batch",
+            available_only=True,
+        )
+
+
+def test_a_window_ends_at_the_stored_head() -> None:
+    heads = [stored(50), stored(10, partition=1), stored(10, partition=2)]
+    starts = {("t", 0): 20, ("t", 1): 10, ("t", 2): None}
+    ends = {("t", 0): 70, ("t", 1): 15, ("t", 2): None}
+    assert window_ranges(heads, starts, ends) == [AskedRange("t", 0, 20, 50)]
+    assert window_ranges(heads, starts, {**ends, ("t", 0): None}) == [AskedRange("t", 0, 20, 50)]

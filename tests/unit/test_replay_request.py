@@ -1,0 +1,105 @@
+"""What a user may ask to be processed again, and what is told when it is written wrongly."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from exactbatch.airflow.parameters import parameters, replay_of
+from exactbatch.errors import ConfigurationError
+from exactbatch.replay_request import AskedRange, ReplayRequest, parse_range, request_of
+
+RANGE = {"topic": "t", "partition": 0, "from_offset": 5, "until_offset": 9}
+START, END = "2026-01-05T08:00:00Z", "2026-01-05T09:00:00+02:00"
+
+
+def test_the_defaults_of_the_form_ask_for_nothing() -> None:
+    assert request_of({name: param.value for name, param in parameters().items()}) is None
+    assert request_of({}) is None
+
+
+def test_ranges_windows_and_batches() -> None:
+    assert request_of({"ranges": [RANGE], "available_only": True}) == ReplayRequest(
+        ranges=(AskedRange("t", 0, 5, 9),), available_only=True
+    )
+    assert request_of({"batch_ids": [3, "4"]}) == ReplayRequest(batch_ids=(3, 4))
+    window = request_of({"start": "2026-01-05T08:00", "end": "2026-01-05T12:00+02:00"})
+    assert window is not None
+    assert window.window == (
+        datetime(2026, 1, 5, 8, tzinfo=UTC),
+        datetime(2026, 1, 5, 12, tzinfo=timezone(timedelta(hours=2))),
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"range": [RANGE]}, "found 'range': did you mean 'ranges'?"),
+        (
+            {"colour": 1},
+            "expected the parameters ranges, start, end, batch_ids, available_only, found 'colour'",
+        ),
+        ({"ranges": [RANGE], "batch_ids": [1]}, "found ranges and batch_ids. Give exactly one"),
+        ({"ranges": RANGE}, "expected ranges as a list"),
+        ({"ranges": [{**RANGE, "offset": 1}]}, "expected each of ranges as {topic, partition,"),
+        (
+            {"ranges": [{**RANGE, "partition": "one"}]},
+            "expected partition as a whole number of 0 or more, found 'one'",
+        ),
+        ({"ranges": [{**RANGE, "from_offset": True}]}, "expected from_offset as a whole number"),
+        ({"ranges": [{**RANGE, "topic": 3}]}, "expected the topic of a range as text, found 3"),
+        ({"batch_ids": ["-1"]}, "expected a batch id as a whole number of 0 or more, found '-1'"),
+        ({"end": END}, "found only end"),
+        ({"start": "yesterday", "end": END}, "expected start as an ISO 8601 time such as"),
+        ({"start": START, "end": END}, "with its start before its end, found 2026-01-05 08:00:00+00:00"),
+        ({"available_only": True}, "expected available_only together with ranges"),
+        (
+            {"available_only": "yes", "batch_ids": [1]},
+            "expected available_only as true or false, found 'yes'",
+        ),
+    ],
+)
+def test_a_mistake_is_told(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        request_of(given)
+    assert said in str(caught.value)
+
+
+def test_a_range_of_the_command_line() -> None:
+    assert parse_range("a.topic:3:10-20") == AskedRange("a.topic", 3, 10, 20)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "t", "t:0", "t:0:5", "t:x:1-2", ":0:1-2", "t:0:1--2", "t:0:-1-2", "t:0:²-3"]
+)
+def test_a_range_that_is_none(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a range as topic:partition:from-until"):
+        parse_range(text)
+
+
+def run(run_type: str = "backfill", conf: Any = None, hours: float | None = 1) -> Any:
+    start = datetime(2026, 1, 5, tzinfo=UTC)
+    return SimpleNamespace(
+        run_type=run_type,
+        conf=conf,
+        data_interval_start=start if hours is not None else None,
+        data_interval_end=start + timedelta(hours=hours) if hours is not None else None,
+    )
+
+
+def test_a_backfill_asks_for_its_interval_and_nothing_else() -> None:
+    request = replay_of(run(conf={"available_only": True}), {})
+    assert request is not None
+    assert request.window == (datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 5, 1, tzinfo=UTC))
+    assert request.available_only
+    with pytest.raises(ConfigurationError, match="expected a backfill without ranges"):
+        replay_of(run(conf={"batch_ids": [1]}), {})
+    for hours in (0, None):
+        with pytest.raises(ConfigurationError, match="expected a data interval"):
+            replay_of(run(hours=hours), {})
+
+
+def test_any_other_run_asks_for_what_its_parameters_say() -> None:
+    assert replay_of(run("scheduled"), {"ranges": []}) is None
+    assert replay_of(run("manual", conf={"batch_ids": [7]}), {"ranges": []}) == ReplayRequest(batch_ids=(7,))
