@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 SOURCES := jobs tests dags plugins
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java jars demo test bench lint format requirements clean
+.PHONY: help venv java jars demo test test-long bench lint format requirements clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ demo: java ## show it all at work on real servers; EXIT=1 ends them afterwards
 
 test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps
+	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_replay.py \
+	  tests/integration/test_ledger_model.py $(ARGS)
 
 bench: java ## measure against the usual ways to do it
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)

@@ -37,6 +37,7 @@ from exactbatch.errors import (
     ReplayRefused,
     StagedRowsDiffer,
 )
+from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, Run, transaction
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.planner import LogPartition
@@ -81,8 +82,8 @@ class Record:
         return None if program < self.decoded_from else self.rows
 
 
-class FakeLog:
-    """In place of KafkaLog. An offset without a record is a hole, as markers and compaction leave them."""
+class FakeLog(KafkaLog):
+    """What the broker would say. An offset without a record is a hole, as markers and compaction leave them."""
 
     def __init__(self) -> None:
         self.records: dict[Key, list[Record | None]] = {}
@@ -92,7 +93,7 @@ class FakeLog:
 
     def add_partition(self, topic: str, records: list[Record | None]) -> None:
         key = topic, sum(each == topic for each, _ in self.records)
-        self.records[key], self.earliest[key] = records, 0
+        self.records[key], self.earliest[key] = list(records), 0
 
     def stable(self, key: Key) -> int:
         return self.held.get(key, len(self.records[key]))
@@ -141,7 +142,7 @@ def written(key: Key, offset: int, program: int, row: int) -> str:
 # ---- the model
 
 
-@dataclass
+@dataclass(repr=False)
 class ModelBatch:
     """What the ledger must say of a batch; `program` is the one whose results were committed."""
 
@@ -154,6 +155,9 @@ class ModelBatch:
     status: str = "planned"
     program: int = 0
 
+    def __repr__(self) -> str:
+        return f"{self.status} {self.kind} {self.batch_id} of {self.ranges}"
+
     def offsets(self) -> Iterator[tuple[Key, int]]:
         for key, ranges in self.ranges.items():
             for from_offset, until_offset in ranges:
@@ -161,7 +165,7 @@ class ModelBatch:
                     yield key, offset
 
 
-@dataclass
+@dataclass(repr=False)
 class ModelRun:
     """A DAG run of one id. Each life, from its creation on, has the batches that were planned in it."""
 
@@ -170,8 +174,11 @@ class ModelRun:
     request: ReplayRequest | None
     lives: list[dict[Run, int]] = field(default_factory=lambda: [{}])
 
+    def __repr__(self) -> str:
+        return f"{self.run.run_id}, life {len(self.lives)}, clear number {self.run.clear_number}"
 
-@dataclass
+
+@dataclass(repr=False)
 class Launch:
     """One launch of a batch, staged; `damaged`: a part of what its tasks reported is not there."""
 
@@ -179,6 +186,10 @@ class Launch:
     staged: list[Staged]
     program: int
     damaged: bool
+
+    def __repr__(self) -> str:
+        damage = ", damaged" if self.damaged else ""
+        return f"launch of batch {self.tables.batch_id} by program {self.program}{damage}"
 
 
 @dataclass
@@ -298,6 +309,8 @@ class Model:
             asked |= {(key, offset) for offset in range(*ends)}
             if stored.get(key, 0) > log.earliest[key] > 0 and not request.available_only:
                 # Retention may have removed records of the window when the first that is left belongs to it.
+                # Two cases are left open here: the planner cannot tell this where a hole comes first, and it
+                # also refuses, to be safe, a start that was resolved while all of the window was there.
                 found = log.first_record(key, request.window[0])
                 told = found == log.earliest[key]
                 due = found is not None and found == log.first_record(key) and not start_was_kept
@@ -445,7 +458,7 @@ def failing(point: str | None) -> Iterator[None]:
             raise
         raise Crash(point) from error
     finally:
-        failpoints._ACTIONS.clear()
+        failpoints._ACTIONS.pop(point or "", None)
 
 
 def outcome_of(call: Callable[[], Any], crash: str | None = None) -> Any:
@@ -567,16 +580,13 @@ class LedgerMachine(RuleBasedStateMachine):
         """Where the planner ends; or else, now and then, a batch is published while the broker is asked."""
         crash = data.draw(PLAN_CRASHES, label="crash")
         if crash is None and model.launches and data.draw(st.integers(0, 3), label="meanwhile") == 3:
-            launch = data.draw(st.sampled_from(model.launches), label="publish meanwhile")
+            launch = data.draw(st.sampled_from(model.launches), label="published meanwhile")
             self.log.meanwhile = lambda: self._publish(model, launch)
         return crash
 
     def _advance(self, model: Model, limits: Limits, crash: str | None = None) -> None:
         pipeline = replace(model.pipeline, limits=limits)
-        found = outcome_of(
-            lambda: advance.plan(self.connection, self.log, pipeline, origin="cli"),  # type: ignore[arg-type]
-            crash,
-        )
+        found = outcome_of(lambda: advance.plan(self.connection, self.log, pipeline, origin="cli"), crash)
         self._planned("advance", model, found, model.advance(self.log), crash, limits=limits)
 
     def _process_what_is_new(self, model: Model, program: int) -> None:
@@ -602,14 +612,7 @@ class LedgerMachine(RuleBasedStateMachine):
         crash = self._draw_crash(model, data)
         stored = dict(model.stored)
         found = outcome_of(
-            lambda: replay.plan(
-                self.connection,
-                self.log,  # type: ignore[arg-type]
-                model.pipeline,
-                request,
-                origin="cli",
-            ),
-            crash,
+            lambda: replay.plan(self.connection, self.log, model.pipeline, request, origin="cli"), crash
         )
         self._planned(what, model, found, model.replay(self.log, request, stored=stored), crash)
 
@@ -664,9 +667,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _preview(self, model: Model, request: ReplayRequest) -> None:
         """It tells what the plan does a moment later; that it writes nothing is seen at the end of the step."""
-        found = outcome_of(
-            lambda: replay.preview_replay(self.connection, self.log, model.pipeline, request)  # type: ignore[arg-type]
-        )
+        found = outcome_of(lambda: replay.preview_replay(self.connection, self.log, model.pipeline, request))
         expected = model.replay(self.log, request)
         if expected.error is not None:
             assert isinstance(found, expected.error), found
@@ -730,12 +731,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _plan_run(self, name: str, model: Model, mine: ModelRun, crash: str | None) -> None:
         found = outcome_of(
             lambda: replay.plan_run(
-                self.connection,
-                self.log,  # type: ignore[arg-type]
-                model.pipeline,
-                mine.run,
-                mine.request,
-                origin=mine.origin,
+                self.connection, self.log, model.pipeline, mine.run, mine.request, origin=mine.origin
             ),
             crash,
         )
@@ -845,7 +841,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def _draw_batch(self, model: Model, data: st.DataObject) -> ModelBatch:
         """Mostly one that waits for it."""
         planned = [each for each in model.batches.values() if each.status == "planned"]
-        some = planned if planned and data.draw(st.integers(0, 5)) else list(model.batches.values())
+        some = (
+            planned
+            if planned and data.draw(st.integers(0, 5), label="planned")
+            else list(model.batches.values())
+        )
         return data.draw(st.sampled_from(some), label="batch")
 
     def _stage(
@@ -878,9 +878,10 @@ class LedgerMachine(RuleBasedStateMachine):
             rows, rejects = (sum(getattr(e, name) for e in staged) for name in ("rows", "rejects"))
             if damaged and rows + rejects:
                 table = identifier(tables.rows if rows else tables.rejects)
-                cursor.execute(
-                    sql.SQL("delete from {0} where ctid = (select max(ctid) from {0})").format(table)
+                delete = (
+                    "delete from {0} where ctid = (select max(ctid) from {0} where task_attempt = any(%s))"
                 )
+                cursor.execute(sql.SQL(delete).format(table), ([each.attempt for each in staged],))
         launch = Launch(tables, staged, program, damaged and rows + rejects > 0)
         model.launches.append(launch)
         if len(model.launches) > 4:

@@ -4,6 +4,7 @@ A DAG file is parsed again and again, so nothing heavy is imported here and noth
 that happens inside the tasks.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,8 @@ from exactbatch.pipeline import Pipeline, reference_of
 
 if TYPE_CHECKING:
     from exactbatch.ledger.ledger import Origin
+
+log = logging.getLogger(__name__)
 
 # Airflow's run types; every other one is some kind of schedule.
 _ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
@@ -162,7 +165,10 @@ def _errors_of_airflow() -> Iterator[None]:
     except ExactbatchError as error:
         if error.retryable:
             raise
-        raise AirflowFailException(f"{type(error).__name__}: {error}") from error
+        # Once by itself, where it can be read: the trace below it is Airflow's own.
+        said = f"{type(error).__name__}: {error}"
+        log.error(said)
+        raise AirflowFailException(said) from None
 
 
 def _documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:

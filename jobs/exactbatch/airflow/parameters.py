@@ -9,7 +9,7 @@ from exactbatch.errors import ConfigurationError
 if TYPE_CHECKING:
     from exactbatch.replay_request import ReplayRequest
 
-_SECTION: Final = "Process again (leave empty for a normal run)"
+_SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
 def parameters() -> dict[str, Param]:
@@ -54,10 +54,10 @@ def parameters() -> dict[str, Param]:
         "batch_ids": Param(
             [],
             type="array",
-            items={"type": ["integer", "string"], "pattern": "^[0-9]+$"},
+            items={"type": "integer", "minimum": 1},
             title="Batch ids",
-            description_md="One a line: committed batches whose exact ranges are to be processed again. "
-            "`exactbatch status` lists them.",
+            description_md="Committed batches whose exact ranges are to be processed again, for example "
+            "`[17, 18]`. `exactbatch status` lists them.",
             section=_SECTION,
         ),
         "available_only": Param(
