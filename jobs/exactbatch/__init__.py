@@ -3,7 +3,7 @@
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Limits
-from exactbatch.sinks import Append
+from exactbatch.sinks import Append, Upsert
 from exactbatch.values import Json, Raw, Text
 
-__all__ = ["Append", "Json", "Limits", "OffsetRange", "Pipeline", "Raw", "Text"]
+__all__ = ["Append", "Json", "Limits", "OffsetRange", "Pipeline", "Raw", "Text", "Upsert"]

@@ -24,6 +24,7 @@ from exactbatch.ledger import Ledger, check_schema, connect, transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, check_same_logs
 from exactbatch.settings import Settings
+from exactbatch.sinks import Upsert
 
 Offsets = npt.NDArray[np.int64]
 
@@ -58,6 +59,8 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, in a lost or uncovered offset, or of another batch than
                   the one that covers their offset
+    stale         rows of a target that is derived from changes that are not what the changes say: their
+                  number, in the first partition
     gaps          offsets, from where the pipeline began to the stored one, that the ledger accounts for
                   neither as processed nor as lost
 
@@ -78,6 +81,7 @@ class PartitionAudit:
     missing: Finding = field(default_factory=Finding)
     duplicated: Finding = field(default_factory=Finding)
     unexpected: Finding = field(default_factory=Finding)
+    stale: Finding = field(default_factory=Finding)
     gaps: Finding = field(default_factory=Finding)
 
     @property
@@ -87,6 +91,7 @@ class PartitionAudit:
             "missing": self.missing,
             "duplicated": self.duplicated,
             "unexpected": self.unexpected,
+            "stale": self.stale,
             "gaps": self.gaps,
         }
 
@@ -147,6 +152,8 @@ def audit(
                 results.append(read.result)
             if pipeline.sink.lineage == "batch":
                 _compare_batches(results_connection, connection, pipeline, coverage, results)
+            if isinstance(pipeline.sink, Upsert) and results:
+                results[0].stale.count = _stale_rows(results_connection, connection, pipeline, pipeline.sink)
         return results
     finally:
         connection.close()
@@ -179,7 +186,7 @@ def _compare_batches(
         "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
         "left join (select batch_id, count(*) as rows from {} group by batch_id) t using (batch_id) "
         "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0)"
-    ).format(pipeline.sink.table)
+    ).format(pipeline.sink.contributions.table)
     with results.cursor() as cursor:
         cursor.execute(query.as_string(connection), (pipeline.name,))
         batches = cursor.fetchall()
@@ -194,6 +201,28 @@ def _compare_batches(
             if count > 0:
                 finding.add(at)
                 finding.count += count - len(at)
+
+
+def _stale_rows(results: Any, connection: Any, pipeline: Pipeline, sink: Upsert) -> int:
+    """How many rows are in the target and not the latest of their key's changes, or the other way round."""
+    names = sql.SQL(", ").join(sql.Identifier(column.name) for column in pipeline.value.columns)
+    version = sql.SQL("null::int") if sink.version is None else sql.Identifier(sink.version)
+    query = sql.SQL(
+        "with ranked as (select {names}, deleted, row_number() over (partition by {key} order by "
+        "{version} is null, {version} desc, kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
+        "from {change}), latest as (select {names} from ranked where rank = 1 and not deleted) "
+        "select count(*) from ((table latest except all select {names} from {target}) "
+        "union all (select {names} from {target} except all table latest)) different"
+    ).format(
+        names=names,
+        key=sql.SQL(", ").join(map(sql.Identifier, sink.key)),
+        version=version,
+        change=sink.contributions.table,
+        target=sink.table,
+    )
+    with results.cursor() as cursor:
+        cursor.execute(query.as_string(connection))
+        return int(cursor.fetchone()[0])
 
 
 class _Audit:
@@ -289,7 +318,7 @@ class _Audit:
     @property
     def _keeps_no_null(self) -> bool:
         """Whether a null value is a tombstone: then no row is expected of it."""
-        return self._pipeline.value.null_is_tombstone
+        return self._pipeline.value.null_is_tombstone and not self._pipeline.sink.keeps_deletes
 
     def _rows(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
         """Offset and batch of the rows that this pipeline wrote for this life of the topic; none where rows
@@ -303,7 +332,7 @@ class _Audit:
             "select from exactbatch.batch b left join exactbatch.batch_range r on r.batch_id = b.batch_id "
             "and r.topic = $1 and r.partition = $2 where b.batch_id = t.batch_id "
             "and (b.pipeline <> $5 or r.topic_id <> $6::uuid))"
-        ).format(self._pipeline.sink.table)
+        ).format(self._pipeline.sink.contributions.table)
         identity = (self._pipeline.name, str(self._log.topic_id))
         return self._fetch(
             results, query, (self._log.topic, self._log.partition, start, end, *identity), form

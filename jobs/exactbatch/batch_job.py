@@ -23,6 +23,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
 from exactbatch.settings import Settings
 from exactbatch.staging import (
+    ChangesOf,
     Staged,
     StageTask,
     StagingTables,
@@ -108,7 +109,7 @@ def _launch(
         ledger.try_lock_launch(tables.launch)
         _drop_leftovers(holder, ledger)
         with transaction(connection) as cursor:
-            create_tables(cursor, tables, pipeline.value.columns)
+            create_tables(cursor, tables, pipeline.sink.staged_columns(pipeline.value.columns))
         yield tables
     finally:
         _drop(holder, tables.rows, tables.rejects)
@@ -164,6 +165,8 @@ def _stage(
             kafka=settings.kafka,
             postgres=postgres,
             value=pipeline.value,
+            columns=pipeline.sink.staged_columns(pipeline.value.columns),
+            changes=ChangesOf(pipeline.sink.key, pipeline.key) if pipeline.sink.keeps_deletes else None,
             max_rejects=pipeline.max_rejects,
             read_timeout=pipeline.read_timeout,
         )

@@ -67,6 +67,10 @@ class TargetMismatch(ExactbatchError):
     """The target's columns are not those that the pipeline writes."""
 
 
+class KeyOnTwoPartitions(ExactbatchError):
+    """Changes of one key are in several partitions, and nothing tells their order."""
+
+
 class TooManyRejects(ExactbatchError):
     """More records could not be decoded than the pipeline allows."""
 

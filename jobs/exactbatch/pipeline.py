@@ -8,7 +8,7 @@ from importlib.machinery import PathFinder
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.planner import Limits, OnLoss
-from exactbatch.sinks import Append
+from exactbatch.sinks import Sink
 from exactbatch.values import Format
 
 # Kafka's own rule for topic names fits Airflow's dag ids and pools as well.
@@ -20,6 +20,7 @@ _NAME_LENGTH = 200
 class Pipeline:
     """Topics, how their values are decoded, and where the rows go.
 
+    key            how message keys are decoded: an Upsert takes from it which row a null value deletes
     start          where topics without a stored offset begin: "earliest", "latest", "group:NAME" (what that
                    consumer group has committed) or {topic: {partition: offset}}; partitions that a group or
                    mapping does not name begin at their earliest offset
@@ -37,7 +38,8 @@ class Pipeline:
     name: str
     topics: tuple[str, ...]
     value: Format
-    sink: Append
+    sink: Sink
+    key: Format | None = None
     start: str | Mapping[str, Mapping[int, int]] = "earliest"
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
@@ -81,6 +83,23 @@ class Pipeline:
                     f"{getattr(self, name)}"
                 )
         self.sink.check(self.value.columns)
+        if self.key is not None:
+            self._check_key(self.key)
+
+    def _check_key(self, key: Format) -> None:
+        if {column.name for column in key.columns} != set(self.sink.key):
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected key to give the key columns of the sink, "
+                f"({', '.join(self.sink.key)}), found ({', '.join(column.name for column in key.columns)})"
+                + ("" if self.sink.key else ": only an Upsert has a key")
+            )
+        for column in key.columns:
+            if column not in self.value.columns:
+                (other,) = (each for each in self.value.columns if each.name == column.name)
+                raise ConfigurationError(
+                    f"pipeline {self.name!r}, column {column.name}: expected one type in key and value, found "
+                    f"{column.type} and {other.type}"
+                )
 
 
 def _check_start(name: str, topics: tuple[str, ...], start: Mapping[str, Mapping[int, int]]) -> None:

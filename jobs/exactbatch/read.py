@@ -50,6 +50,7 @@ _MISSING: Final = {
 
 _offset = methodcaller("offset")
 _error = methodcaller("error")
+_key = methodcaller("key")
 _value = methodcaller("value")
 _timestamp = methodcaller("timestamp")
 
@@ -67,6 +68,10 @@ class Records:
     def offsets(self) -> pa.Int64Array:
         """Offsets, ascending."""
         return pa.array(self._offsets, pa.int64())
+
+    def keys(self) -> pa.BinaryArray:
+        """Key bytes; null for a null key."""
+        return pa.array(list(map(_key, self.messages)), pa.binary())
 
     def values(self) -> pa.BinaryArray:
         """Value bytes; null for a null value."""

@@ -23,7 +23,7 @@ from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.read import Records, read_range
-from exactbatch.values import Decoded, Format
+from exactbatch.values import Decoded, Format, as_changes
 
 SCHEMA: Final = "exactbatch_staging"
 _TABLE: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows|rejects)")
@@ -77,8 +77,19 @@ class StagingTables:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangesOf:
+    """What makes rows changes: the columns of their key, and how message keys are decoded for tombstones."""
+
+    key_columns: tuple[str, ...]
+    key: Format | None
+
+
+@dataclass(frozen=True, slots=True)
 class StageTask:
-    """What one Spark task does; it travels in the task's closure, secrets and all."""
+    """What one Spark task does; it travels in the task's closure, secrets and all.
+
+    `columns` are those of a staged row, beside its lineage.
+    """
 
     range: OffsetRange
     leader_epoch: int | None
@@ -86,6 +97,8 @@ class StageTask:
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: str = field(repr=False)
     value: Format
+    columns: tuple[Column, ...]
+    changes: ChangesOf | None
     max_rejects: int
     read_timeout: float
 
@@ -133,7 +146,7 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
         with collector_paused(), adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
             rejected: list[pa.RecordBatch] = []
             rows = _decoded_rows(task, attempt, counts, rejected)
-            _copy(connection, task.tables.rows, _row_schema(task.value.columns), rows)
+            _copy(connection, task.tables.rows, _row_schema(task.columns), rows)
             if rejected:
                 _copy(connection, task.tables.rejects, _REJECT, iter(rejected))
             failpoint("stage.before_copy_commit")
@@ -188,7 +201,7 @@ def _decoded_rows(
     records = read_range(task.range, task.kafka, leader_epoch=task.leader_epoch, timeout=task.read_timeout)
     try:
         for each in records:
-            decoded = task.value.decode(each.values())
+            decoded = _decode(task, each)
             counts.records += len(each)
             counts.rows += len(decoded.rows)
             counts.rejects += len(decoded.rejects)
@@ -201,6 +214,16 @@ def _decoded_rows(
     except ExactbatchError as error:
         counts.error = error
         raise
+
+
+def _decode(task: StageTask, records: Records) -> Decoded:
+    values = records.values()
+    decoded = task.value.decode(values)
+    if task.changes is None:
+        return decoded
+    # Keys are asked for only where there is a null value: that is a Python call for each record.
+    keys = records.keys() if decoded.tombstones else values
+    return as_changes(decoded, values, keys, task.changes.key, task.changes.key_columns)
 
 
 def _copy(connection: Any, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:

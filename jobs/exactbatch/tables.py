@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from exactbatch.replay import Preview
 
 _BATCHES_SHOWN = 4
+# Findings that are named only where there are some.
+_RARE = ("stale", "gaps")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -111,7 +113,7 @@ def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Tabl
         if any(getattr(each, name) for each in results)
     )
     totals = _totals(results)
-    findings = [name for name, count in totals.items() if count or name != "gaps"]
+    findings = [name for name, count in totals.items() if count or name not in _RARE]
     table = _table(
         f"audit of {pipeline.name} → {pipeline.sink.target}",
         text=("partition",),
@@ -128,7 +130,7 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
     """The audit in a few lines: exact, or where it differs."""
     records, rows = sum(r.records for r in results), sum(r.rows for r in results)
     differences = ", ".join(
-        f"{count} {name}" for name, count in _totals(results).items() if count or name != "gaps"
+        f"{count} {name}" for name, count in _totals(results).items() if count or name not in _RARE
     )
     summary = f"{records} records in the log, {rows} rows: {differences}"
     if all(each.is_exact for each in results):
@@ -144,7 +146,7 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
 
 def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:
     """How many offsets differ in each way, over all partitions."""
-    totals = dict.fromkeys(("missing", "duplicated", "unexpected", "gaps"), 0)
+    totals = dict.fromkeys(("missing", "duplicated", "unexpected", "stale", "gaps"), 0)
     for each in results:
         for name, finding in each.findings.items():
             totals[name] += finding.count

@@ -9,6 +9,7 @@ import pytest
 from exactbatch import Append, Json, Pipeline, Raw
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import load_pipeline
+from exactbatch.sinks.target import TargetTable
 
 
 def pipeline(**changes: Any) -> Pipeline:
@@ -67,7 +68,7 @@ def test_every_kind_of_start_is_taken(start: Any) -> None:
     ],
 )
 def test_a_target_names_a_table_as_postgres_does(target: str, name: tuple[str, str]) -> None:
-    assert Append(target).table_name == name
+    assert TargetTable(target).name == name
 
 
 @pytest.mark.parametrize("target", ["", "Flight", "a.b.c", "a.", '"a', "a b", "a; drop table b", '""'])

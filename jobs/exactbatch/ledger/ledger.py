@@ -336,8 +336,8 @@ def _part(pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> 
 def _identity_of(pipeline: Pipeline) -> dict[str, Any]:
     return {
         "target": pipeline.sink.target,
-        "sink": "append",
-        "key": [],
+        "sink": pipeline.sink.kind,
+        "key": list(pipeline.sink.key),
         "lineage": pipeline.sink.lineage,
     }
 

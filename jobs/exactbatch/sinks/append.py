@@ -1,16 +1,16 @@
 """Append: every row that a batch makes is inserted, with where it came from."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from functools import cached_property
+from typing import Any, ClassVar, Final, Literal
 
-import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
+from exactbatch.sinks.target import TargetTable
 
 # A range, and the batches whose results stand for some of its offsets.
 Part = tuple[OffsetRange, Sequence[int]]
@@ -21,15 +21,6 @@ LINEAGE: Final = (
     Column("kafka_timestamp", "timestamp with time zone"),
     Column("batch_id", "bigint"),
 )
-# What may be stored in a wider column of the target without changing a value.
-_WIDER: Final = {
-    "smallint": {"integer", "bigint", "numeric"},
-    "integer": {"bigint", "numeric", "double precision"},
-    "bigint": {"numeric"},
-    "real": {"double precision"},
-    "text": {"character varying"},
-}
-_IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 
 
 @dataclass(frozen=True)
@@ -41,11 +32,15 @@ class Append:
     batch_id alone, and a replay processes whole batches again.
     """
 
+    kind: ClassVar[str] = "append"
+    key: ClassVar[tuple[str, ...]] = ()
+    keeps_deletes: ClassVar[bool] = False
+
     target: str
     lineage: Literal["record", "batch"] = "record"
 
     def __post_init__(self) -> None:
-        _ = self.table_name
+        _ = self._target
         if self.lineage not in ("record", "batch"):
             raise ConfigurationError(
                 f"expected the lineage of {self.target} to be 'record' or 'batch', found {self.lineage!r}"
@@ -56,23 +51,23 @@ class Append:
         """The columns that say where a row came from."""
         return LINEAGE if self.lineage == "record" else LINEAGE[-1:]
 
-    @property
-    def table_name(self) -> tuple[str, str]:
-        """Schema and table as Postgres stores them; the schema is public when none is written."""
-        parts = [
-            match[1].replace('""', '"') if match[1] else match[2]
-            for match in _IDENTIFIER.finditer(self.target)
-        ]
-        if not _is_table_name(self.target):
-            raise ConfigurationError(
-                f"expected a target as 'schema.table', lower-case or in double quotes, found {self.target!r}"
-            )
-        return (parts[0], parts[1]) if len(parts) > 1 else ("public", parts[0])
+    @cached_property
+    def _target(self) -> TargetTable:
+        return TargetTable(self.target)
 
     @property
     def table(self) -> sql.Composable:
         """The target as an SQL identifier."""
-        return sql.Identifier(*self.table_name)
+        return self._target.identifier
+
+    @property
+    def contributions(self) -> "Append":
+        """The sink of rows with lineage: this one."""
+        return self
+
+    def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """What a staged row has beside its lineage."""
+        return tuple(columns)
 
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError when a column of the pipeline has a name that staging or the target needs."""
@@ -84,36 +79,22 @@ class Append:
                 f"pipeline's own: rename them"
             )
 
-    def prepare(self, cursor: Any, columns: Sequence[Column]) -> None:
-        """Create the target when it is missing, and otherwise check its columns.
+    def prepare(self, cursor: Any, columns: Sequence[Column]) -> bool:
+        """Create the target when it is missing, and otherwise check its columns; return whether it was missing.
 
         Raises TargetMismatch, which names the column and both types.
         """
-        # Two launches that create the same target at once: the second waits here and then finds it.
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.table_name),))
-        found = self._columns_found(cursor)
-        if not found:
-            self._create(cursor, columns)
-            return
-        for column in (*columns, *self.lineage_columns):
-            actual = found.pop(column.name, None)
-            if actual is None:
-                raise TargetMismatch(
-                    f"target {self.target}: expected a column {column.name} of type {column.type}, found none. "
-                    f'Add it: alter table {self.target} add column "{column.name}" {column.type};'
+        lineage = [column.name for column in self.lineage_columns if column.name != "kafka_timestamp"]
+        created = self._target.prepare(cursor, (*columns, *self.lineage_columns), required=lineage)
+        if created:
+            # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a
+            # primary key on lineage would more than halve the speed of publish.
+            cursor.execute(
+                sql.SQL("create index on {} using brin ({}) with (pages_per_range = 32)").format(
+                    self.table, sql.SQL(", ").join(map(sql.Identifier, lineage))
                 )
-            if not _fits(column.type, actual.type):
-                raise TargetMismatch(
-                    f"target {self.target}, column {column.name}: expected type {column.type}, as the pipeline "
-                    f"writes it, found {actual.type}. Change the pipeline's schema or the column's type."
-                )
-        for name, actual in found.items():
-            if actual.required:
-                raise TargetMismatch(
-                    f"target {self.target}, column {name}: expected a column that the pipeline writes, one "
-                    f"with a default or one that may be null, found {actual.type} not null without a default. "
-                    f"Add it to the pipeline's schema, or give it a default."
-                )
+            )
+        return created
 
     def insert_staged(
         self,
@@ -141,15 +122,7 @@ class Append:
             staging=staging,
             attempts=sql.Literal(list(attempts)),
         )
-        try:
-            cursor.execute(statement)
-        except psycopg2.IntegrityError as error:
-            raise TargetMismatch(
-                f"target {self.target}: expected its constraints to take every row of the batch, found: "
-                f"{error.diag.message_primary} ({error.diag.message_detail}). Nothing was written. Correct the "
-                f"constraint, or what the pipeline writes."
-            ) from error
-        return int(cursor.rowcount)
+        return self._target.execute(cursor, statement)
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete what batches have written in ranges; return how many rows that was.
@@ -158,7 +131,7 @@ class Append:
         batches are deleted.
         """
         deleted = 0
-        for condition in self._conditions(parts):
+        for condition in self.conditions(parts):
             cursor.execute(sql.SQL("delete from {} where {}").format(self.table, condition))
             deleted += cursor.rowcount
         return deleted
@@ -166,12 +139,12 @@ class Append:
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many rows take_back() would delete; none while there is no target."""
         counted = 0
-        for condition in self._conditions(parts) if self._columns_found(cursor) else ():
+        for condition in self.conditions(parts) if self._target.exists(cursor) else ():
             cursor.execute(sql.SQL("select count(*) from {} where {}").format(self.table, condition))
             counted += cursor.fetchone()[0]
         return counted
 
-    def _conditions(self, parts: Sequence[Part]) -> Iterator[sql.Composable]:
+    def conditions(self, parts: Sequence[Part]) -> Iterator[sql.Composable]:
         """What is true of the rows that batches have written in ranges.
 
         No such row lies in the range unless its batch covers it, and batch_id tells these rows from those of
@@ -193,58 +166,3 @@ class Append:
                     sql.Literal(range_.until_offset),
                     sql.Literal(list(ids)),
                 )
-
-    def _columns_found(self, cursor: Any) -> "dict[str, _TargetColumn]":
-        cursor.execute(
-            """
-            select c.relkind, a.attname, format_type(a.atttypid, a.atttypmod),
-                   a.attnotnull and not a.atthasdef and a.attidentity = ''
-            from pg_class c
-            join pg_namespace n on n.oid = c.relnamespace
-            join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-            where n.nspname = %s and c.relname = %s
-            """,
-            self.table_name,
-        )
-        rows = cursor.fetchall()
-        if rows and rows[0][0] not in ("r", "p"):
-            raise TargetMismatch(
-                f"target {self.target}: expected a table, found something else of that name (a view, a sequence "
-                f"or an index). Give the pipeline another target."
-            )
-        return {name: _TargetColumn(type_, required) for _, name, type_, required in rows}
-
-    def _create(self, cursor: Any, columns: Sequence[Column]) -> None:
-        # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a
-        # primary key on lineage would more than halve the speed of publish.
-        definitions = [
-            sql.SQL("{} {}{}").format(
-                sql.Identifier(column.name),
-                sql.SQL(column.type),
-                sql.SQL(" not null" if column in LINEAGE and column.name != "kafka_timestamp" else ""),
-            )
-            for column in (*columns, *self.lineage_columns)
-        ]
-        cursor.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self.table_name[0])))
-        cursor.execute(sql.SQL("create table {} ({})").format(self.table, sql.SQL(", ").join(definitions)))
-        indexed = [each.name for each in self.lineage_columns if each.name != "kafka_timestamp"]
-        cursor.execute(
-            sql.SQL("create index on {} using brin ({}) with (pages_per_range = 32)").format(
-                self.table, sql.SQL(", ").join(map(sql.Identifier, indexed))
-            )
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _TargetColumn:
-    type: str
-    required: bool
-
-
-def _is_table_name(text: str) -> bool:
-    part = _IDENTIFIER.pattern
-    return re.fullmatch(rf"(?:{part})(?:\.(?:{part}))?", text) is not None
-
-
-def _fits(written: str, found: str) -> bool:
-    return found == written or found in _WIDER.get(written, set())

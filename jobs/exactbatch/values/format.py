@@ -16,12 +16,14 @@ class Decoded:
 
     `rows` has the format's columns; `kept` holds, for each row, the index of its value (int64, ascending).
     `rejects` pairs the index of a value with the reason. `tombstones` counts null values without a row.
+    `deleted` says of each row whether it tells that its key is gone; None where a format knows no deletes.
     """
 
     rows: "pa.RecordBatch"
     kept: "pa.Int64Array"
     rejects: tuple[tuple[int, str], ...] = ()
     tombstones: int = 0
+    deleted: "pa.BooleanArray | None" = None
 
 
 class Format(Protocol):

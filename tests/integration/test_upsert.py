@@ -1,0 +1,291 @@
+"""The target of an Upsert is the latest of all changes, whatever came late, twice, or was taken back."""
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark import cloudpickle
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from conftest import Topic
+from exactbatch import Json, Pipeline, Upsert, replay
+from exactbatch.audit import audit
+from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.values import Decoded
+
+__all__ = ["world"]
+
+MakeUpsert = Callable[..., Pipeline]
+
+
+def change(number: int | None, name: str | None, version: int | None = None) -> bytes:
+    return json.dumps({"id": number, "name": name, "version": version}).encode()
+
+
+def key_of(number: int) -> bytes:
+    return json.dumps({"id": number}).encode()
+
+
+@pytest.fixture
+def make_upsert(make_pipeline: MakePipeline) -> MakeUpsert:
+    def make(topic: Topic, version: str | None = None, **changes: Any) -> Pipeline:
+        sink = Upsert(f'public."{topic.name}"', key=("id",), version=version)
+        value = Json("id int, name text, version int")
+        return make_pipeline(topic, **{"sink": sink, "value": value, "key": Json("id int"), **changes})
+
+    return make
+
+
+def state(world: World, pipeline: Pipeline) -> dict[int, str]:
+    """The target, by key."""
+    table = pipeline.sink.table.as_string(world.connection)
+    return {row[0]: row[1] for row in world.rows(f"select id, name from {table}")}
+
+
+def changes(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    table = pipeline.sink.contributions.table.as_string(world.connection)
+    return world.rows(
+        f"select id, name, deleted, kafka_partition, kafka_offset, batch_id from {table} "
+        f"order by kafka_partition, kafka_offset"
+    )
+
+
+def replayed(world: World, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> None:
+    asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    batch_id = replay.plan(world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli")
+    assert batch_id is not None
+    world.process(pipeline, batch_id)
+
+
+def test_the_last_change_of_a_key_is_its_row(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic()
+    topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
+    pipeline = make_upsert(topic)
+    published = world.run(pipeline)
+    assert (published.batch.records, published.batch.rows) == (3, 3)
+    assert state(world, pipeline) == {1: "c", 2: "b"}
+    topic.produce(change(2, "d"), change(3, "e"))
+    world.run(pipeline)
+    assert state(world, pipeline) == {1: "c", 2: "d", 3: "e"}
+    assert len(changes(world, pipeline)) == 5
+    assert world.is_exact(pipeline)
+
+
+def test_a_null_value_deletes_the_row_of_its_key(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic()
+    topic.produce(change(1, "a"), change(2, "b"))
+    topic.produce(None, key=key_of(1))
+    topic.produce(change(3, "c"))
+    pipeline = make_upsert(topic)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.tombstones) == (4, 4, 0)  # a delete is a change like any other
+    assert state(world, pipeline) == {2: "b", 3: "c"}
+    assert [each[:5] for each in changes(world, pipeline)] == [
+        (1, "a", False, 0, 0),
+        (2, "b", False, 0, 1),
+        (1, None, True, 0, 2),
+        (3, "c", False, 0, 3),
+    ]
+    assert world.is_exact(pipeline)
+    # It comes back, and a delete of what is not there does no harm.
+    topic.produce(None, None, key=key_of(9))
+    topic.produce(change(1, "again"))
+    world.run(pipeline)
+    assert state(world, pipeline) == {1: "again", 2: "b", 3: "c"}
+    assert world.is_exact(pipeline)
+
+
+@dataclass(frozen=True)
+class WrongKeys(Json):
+    """A program with a mistake: its keys are 100 too high."""
+
+    def decode(self, values: Any) -> Decoded:
+        decoded = super().decode(values)
+        rows = decoded.rows.set_column(0, "id", pc.add(decoded.rows.column(0), pa.scalar(100, pa.int32())))
+        return replace(decoded, rows=rows)
+
+
+# Executors cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic()
+    topic.produce(change(101, "not to be deleted"), change(1, "a"), change(2, "b"))
+    topic.produce(None, key=key_of(1))
+    right = make_upsert(topic)
+    wrong = replace(right, value=WrongKeys(right.value.schema), key=WrongKeys("id int"))
+    first = world.plan(right)
+    # The first record by the right program, so that there is something for the wrong delete to remove.
+    world.process(right, first)
+    assert state(world, right) == {101: "not to be deleted", 2: "b"}
+    replayed(world, wrong, (1, 4))
+    assert state(world, wrong) == {102: "b"}
+    assert world.is_exact(wrong)
+    topic.produce(change(3, "later"))
+    world.run(right)
+    replayed(world, right, (1, 4))
+    assert state(world, right) == {101: "not to be deleted", 2: "b", 3: "later"}
+    assert world.is_exact(right)
+    # Only the delete: what it had removed is there again.
+    replayed(world, wrong, (3, 4))
+    assert state(world, wrong) == {1: "a", 2: "b", 3: "later"}
+
+
+def test_late_and_repeated_changes_do_not_overwrite_newer_ones(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic(2)
+    pipeline = make_upsert(topic, version="version")
+    topic.produce(change(1, "v5", 5), change(2, "v1", 1))
+    topic.produce(change(1, "v4", 4), change(1, "v5", 5), partition=1)
+    world.run(pipeline)
+    assert state(world, pipeline) == {1: "v5", 2: "v1"}
+    topic.produce(change(1, "v3", 3), change(2, "v2", 2), change(3, "none"), partition=1)
+    world.run(pipeline)
+    assert state(world, pipeline) == {1: "v5", 2: "v2", 3: "none"}
+    topic.produce(change(3, "v0", 0))
+    world.run(pipeline)
+    assert state(world, pipeline)[3] == "v0"  # no version is older than any
+    assert world.is_exact(pipeline)
+
+
+def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic(2)
+    topic.produce(change(1, "a"), change(2, "b"))
+    topic.produce(change(3, "c"), partition=1)
+    pipeline = make_upsert(topic)
+    world.run(pipeline)
+    topic.produce(change(2, "x"), partition=1)
+    batch_id = world.plan(pipeline)
+    with pytest.raises(KeyOnTwoPartitions) as caught:
+        world.process(pipeline, batch_id)
+    assert f"found the keys (id) = (2) in {topic.name}[0] and {topic.name}[1]" in str(caught.value)
+    assert "version=" in str(caught.value)
+    assert state(world, pipeline) == {1: "a", 2: "b", 3: "c"}
+    assert len(changes(world, pipeline)) == 3
+
+
+def test_a_key_that_is_not_known_is_a_reject(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic()
+    topic.produce(change(1, "a"), change(None, "nobody"))
+    topic.produce(None)
+    topic.produce(None, key=b"no json")
+    topic.produce(None, key=b'{"id": null}')
+    pipeline = make_upsert(topic, max_rejects=9)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (5, 1, 4)
+    reasons = dict(world.rows('select "offset", reason from exactbatch.rejected_record'))
+    assert reasons[1] == reasons[4] == "column 'id': expected the key of the row, found null"
+    assert reasons[2] == "key: expected one, found null"
+    assert reasons[3].startswith("key: ")
+    assert world.is_exact(pipeline)
+    without = make_upsert(
+        topic, key=None, name=f"{topic.name}.2", sink=Upsert(f'public."{topic.name}2"', ("id",))
+    )
+    with pytest.raises(TooManyRejects, match="give the pipeline key=Json"):
+        world.run(without)
+
+
+def test_a_target_without_the_key_as_a_constraint_is_refused(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic()
+    topic.produce(change(1, "a"))
+    table = f'public."{topic.name}"'
+    world.execute(f"create table {table} (id int, name text, version int, unique (id, name))")
+    pipeline = make_upsert(topic)
+    batch_id = world.plan(pipeline)
+    with pytest.raises(TargetMismatch, match=r"primary key or unique constraint on exactly \(id\)"):
+        world.process(pipeline, batch_id)
+    world.execute(f"alter table {table} add unique (id)")
+    world.process(pipeline, batch_id)
+    assert state(world, pipeline) == {1: "a"}
+
+
+@pytest.mark.parametrize(
+    ("sink", "said"),
+    [
+        (lambda: Upsert("t", key="id"), "expected the key of t as a tuple"),  # type: ignore[arg-type]
+        (lambda: Upsert("t", key=()), "expected the key of t as a tuple"),
+        (lambda: Upsert("t", key=("nix",)), "expected the key of t among the pipeline's columns"),
+        (lambda: Upsert("t", key=("id",), version="nix"), "expected the version of t among"),
+        (lambda: Upsert("t", key=("id",), version="id"), "expected a version beside the key"),
+    ],
+)
+def test_a_key_that_cannot_be_one_is_told(sink: Callable[[], Upsert], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Pipeline(name="p", topics=("t",), value=Json("id int, name text"), sink=sink())
+    assert said in str(caught.value)
+
+
+def test_the_auditor_finds_a_row_that_is_not_the_latest(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    topic = make_topic()
+    topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
+    pipeline = make_upsert(topic)
+    world.run(pipeline)
+    table = pipeline.sink.table.as_string(world.connection)
+    for spoil in ("set name = 'a' where id = 1", "set id = 7 where id = 2"):
+        world.execute(f"update {table} {spoil}")
+        (found,) = audit(pipeline, world.settings)
+        assert found.stale.count > 0
+        assert not found.is_exact
+        world.execute(f"truncate {table}")
+        world.execute(f"insert into {table} values (1, 'c'), (2, 'b')")
+        assert world.is_exact(pipeline)
+
+
+def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+) -> None:
+    """Two partitions, versions out of order, deletes, bad records, batches of any size, replays in between."""
+    chance = random.Random(11)
+    topic = make_topic(2)
+    pipeline = make_upsert(topic, version="version", max_rejects=1000)
+    log: list[tuple[tuple[Any, ...], int, str | None]] = []
+    counts = [0, 0]
+    for step in range(12):
+        for _ in range(chance.randint(1, 60)):
+            partition, number = chance.randint(0, 1), chance.randint(1, 15)
+            offset = counts[partition]
+            counts[partition] += 1
+            version = chance.randint(1, 40)
+            kind = chance.random()
+            if kind < 0.15:
+                topic.produce(None, key=key_of(number), partition=partition)
+                log.append(((-1, partition, offset), number, None))
+            elif kind < 0.2:
+                topic.produce(b"bad", partition=partition)
+            else:
+                name = f"{step}.{partition}.{offset}"
+                topic.produce(change(number, name, version), partition=partition)
+                log.append(((version, partition, offset), number, name))
+        world.run(pipeline)
+        if step % 3 == 2:
+            partition = chance.randint(0, 1)
+            cut = sorted(chance.sample(range(counts[partition] + 1), 2))
+            replayed(world, pipeline, (cut[0], cut[1]), partition=partition)
+        expected: dict[int, str | None] = {}
+        for _, number, name in sorted(log, key=lambda each: each[0]):
+            expected[number] = name
+        assert state(world, pipeline) == {k: v for k, v in expected.items() if v is not None}
+    assert world.is_exact(pipeline)
