@@ -4,6 +4,6 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Limits
 from exactbatch.sinks import Append, Upsert
-from exactbatch.values import Json, Raw, Text
+from exactbatch.values import Debezium, Json, Raw, Text
 
-__all__ = ["Append", "Json", "Limits", "OffsetRange", "Pipeline", "Raw", "Text", "Upsert"]
+__all__ = ["Append", "Debezium", "Json", "Limits", "OffsetRange", "Pipeline", "Raw", "Text", "Upsert"]

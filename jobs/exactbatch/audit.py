@@ -318,7 +318,8 @@ class _Audit:
     @property
     def _keeps_no_null(self) -> bool:
         """Whether a null value is a tombstone: then no row is expected of it."""
-        return self._pipeline.value.null_is_tombstone and not self._pipeline.sink.keeps_deletes
+        value = self._pipeline.value
+        return value.null_is_tombstone and not (value.tombstone_deletes and self._pipeline.sink.keeps_deletes)
 
     def _rows(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
         """Offset and batch of the rows that this pipeline wrote for this life of the topic; none where rows

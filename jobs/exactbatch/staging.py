@@ -223,7 +223,14 @@ def _decode(task: StageTask, records: Records) -> Decoded:
         return decoded
     # Keys are asked for only where there is a null value: that is a Python call for each record.
     keys = records.keys() if decoded.tombstones else values
-    return as_changes(decoded, values, keys, task.changes.key, task.changes.key_columns)
+    return as_changes(
+        decoded,
+        values,
+        keys,
+        task.changes.key,
+        task.changes.key_columns,
+        tombstones_delete=task.value.tombstone_deletes,
+    )
 
 
 def _copy(connection: Any, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:

@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
-from exactbatch import Json, Pipeline, Upsert, replay
+from exactbatch import Debezium, Json, Pipeline, Upsert, replay
 from exactbatch.audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
 from exactbatch.replay_request import AskedRange, ReplayRequest
@@ -288,4 +288,28 @@ def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(
         for _, number, name in sorted(log, key=lambda each: each[0]):
             expected[number] = name
         assert state(world, pipeline) == {k: v for k, v in expected.items() if v is not None}
+    assert world.is_exact(pipeline)
+
+
+def test_debezium_in_one_line(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+    """Events of a key over two partitions, out of order: source.lsn tells."""
+    topic = make_topic(2)
+
+    def event(op: str, number: int, name: str, lsn: int, partition: int = 0) -> None:
+        row = {"id": number, "name": name}
+        before, after = (row, None) if op == "d" else (None, row)
+        value = {"before": before, "after": after, "op": op, "source": {"lsn": lsn}}
+        topic.produce(json.dumps(value).encode(), partition=partition)
+
+    event("c", 1, "one", 10)
+    event("c", 2, "two", 11)
+    event("d", 1, "one", 30)
+    topic.produce(None, key=key_of(1))
+    event("u", 1, "late", 20, partition=1)
+    event("u", 2, "newer", 12, partition=1)
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+    pipeline = make_pipeline(topic, value=Debezium("id int, name text", version="lsn"), sink=sink)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.tombstones) == (6, 5, 1)
+    assert state(world, pipeline) == {2: "newer"}
     assert world.is_exact(pipeline)

@@ -18,8 +18,10 @@ def as_changes(
     keys: "pa.BinaryArray",
     key: Format | None,
     key_columns: tuple[str, ...],
+    *,
+    tombstones_delete: bool,
 ) -> Decoded:
-    """Add the column `deleted` to decoded rows, and a row that deletes for each tombstone.
+    """Add the column `deleted` to decoded rows and, if they delete, a row that does so for each tombstone.
 
     `values` and `keys` are those of the n records; a tombstone's row has the columns of its decoded key, and
     null elsewhere. A key that does not decode, and a row whose key is null, is a reject.
@@ -32,7 +34,9 @@ def as_changes(
     )
     rows = [decoded.rows.append_column("deleted", deleted)]
     kept, rejects = [decoded.kept], list(decoded.rejects)
-    if decoded.tombstones:
+    tombstones = decoded.tombstones
+    if tombstones and tombstones_delete:
+        tombstones = 0
         positions = pc.indices_nonzero(pc.is_null(values)).cast(pa.int64())
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
@@ -49,7 +53,7 @@ def as_changes(
     if len(rows) > 1:  # in the order of their records again, which `kept` promises
         order = pc.sort_indices(all_kept)
         all_rows, all_kept = all_rows.take(order), all_kept.take(order)
-    return _without_null_keys(Decoded(all_rows, all_kept, tuple(rejects)), key_columns)
+    return _without_null_keys(Decoded(all_rows, all_kept, tuple(rejects), tombstones), key_columns)
 
 
 def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
@@ -77,4 +81,4 @@ def _without_null_keys(changes: Decoded, key_columns: tuple[str, ...]) -> Decode
             for position in changes.kept.filter(null).to_pylist()
         ]
         good = pc.and_not(good, null)
-    return Decoded(changes.rows.filter(good), changes.kept.filter(good), tuple(rejects))
+    return Decoded(changes.rows.filter(good), changes.kept.filter(good), tuple(rejects), changes.tombstones)

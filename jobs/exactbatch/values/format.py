@@ -37,6 +37,9 @@ class Format(Protocol):
     null_is_tombstone: ClassVar[bool]
     """Whether a null value gives no row; otherwise it gives a row with null."""
 
+    tombstone_deletes: ClassVar[bool]
+    """Whether, for an Upsert, a null value deletes the row of its key; otherwise deletes are told in values."""
+
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values; a value that is not of this format becomes a reject, never an error."""
         ...

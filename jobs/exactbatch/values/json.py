@@ -30,6 +30,7 @@ class Json:
     """
 
     null_is_tombstone: ClassVar[bool] = True
+    tombstone_deletes: ClassVar[bool] = True
 
     schema: str
     columns: tuple[Column, ...] = field(init=False, repr=False)
@@ -42,15 +43,6 @@ class Json:
         import pyarrow as pa
 
         return pa.schema([(column.name, column.arrow_type) for column in self.columns])
-
-    @cached_property
-    def _read_schema(self) -> "pa.Schema":
-        """Arrow's JSON reader has no conversion from ISO dates, so a date is read as text and cast."""
-        import pyarrow as pa
-
-        return pa.schema(
-            [(f.name, pa.string() if pa.types.is_date(f.type) else f.type) for f in self._row_schema]
-        )
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block when all of them are objects."""
@@ -69,7 +61,7 @@ class Json:
 
         if len(values) == 0:
             return pa.RecordBatch.from_pylist([], self._row_schema)
-        text = _objects(values)
+        text = objects(values)
         try:
             rows = self._read(text, self.columns)
         except ValueError:
@@ -79,31 +71,12 @@ class Json:
         return rows.combine_chunks().to_batches()[0]
 
     def _read(self, text: "pa.StringArray", columns: Sequence[Column]) -> "pa.Table":
-        """The columns of one row for each object, or ValueError.
-
-        The objects are joined by newlines and parsed at once. That is exact because each starts with `{` and
-        ends with `}`, so no two of them can merge into one object (`}` newline `{` is no JSON inside one),
-        and as many rows as values means that none held two. (A block of top-level nulls, which would crash
-        Arrow's reader, cannot pass either.)
-        """
+        """The columns of one row for each object, or ValueError."""
         import pyarrow as pa
-        import pyarrow.compute as pc
-        import pyarrow.json as pj
 
         names = [column.name for column in columns]
-        schema = pa.schema([self._read_schema.field(name) for name in names])
-        block = pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "\n")[0].as_buffer()
-        table = pj.read_json(
-            pa.BufferReader(block),
-            pj.ReadOptions(use_threads=False, block_size=block.size + _BLOCK_MARGIN),
-            pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
-        if len(table) != len(text):
-            raise ValueError(f"found {len(table)} objects in {len(text)} values")
-        _refuse_what_does_not_fit(table)
-        # Looking for an escaped U+0000 in the objects instead takes six times as long: they are larger.
-        _refuse_nul(table)
-        return table.cast(pa.schema([self._row_schema.field(name) for name in names]))
+        table = read_objects(text, pa.schema([readable(self._row_schema.field(name)) for name in names]))
+        return as_stored(table, pa.schema([self._row_schema.field(name) for name in names]))
 
     def _reason(self, text: "pa.StringArray") -> str:
         """Why one object is refused: for its syntax, or for the first column that is refused by itself."""
@@ -129,7 +102,46 @@ def _arrows_words(said: str) -> str:
     return re.sub(r"^Column\(.*\) changed from (\w+) to (\w+)$", r"expected \1, found \2", said)
 
 
-def _objects(values: "pa.BinaryArray") -> "pa.StringArray":
+def readable(field: "pa.Field") -> "pa.Field":
+    """A field as Arrow's JSON reader can read it: it has no conversion from ISO dates, so they are read as
+    text and cast."""
+    import pyarrow as pa
+
+    return field.with_type(pa.string()) if pa.types.is_date(field.type) else field
+
+
+def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
+    """One row for each object, or ValueError.
+
+    The objects are joined by newlines and parsed at once. That is exact because each starts with `{` and
+    ends with `}`, so no two of them can merge into one object (`}` newline `{` is no JSON inside one),
+    and as many rows as values means that none held two. (A block of top-level nulls, which would crash
+    Arrow's reader, cannot pass either.)
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.json as pj
+
+    block = pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "\n")[0].as_buffer()
+    table = pj.read_json(
+        pa.BufferReader(block),
+        pj.ReadOptions(use_threads=False, block_size=block.size + _BLOCK_MARGIN),
+        pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    if len(table) != len(text):
+        raise ValueError(f"found {len(table)} objects in {len(text)} values")
+    return table
+
+
+def as_stored(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
+    """The table in the types that are stored, or ValueError for what Postgres could not store."""
+    _refuse_what_does_not_fit(table)
+    # Looking for an escaped U+0000 in the objects instead takes six times as long: they are larger.
+    _refuse_nul(table)
+    return table.cast(schema)
+
+
+def objects(values: "pa.BinaryArray") -> "pa.StringArray":
     """The values as text from `{` to `}`, without white space around them, or ValueError."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -15,6 +15,7 @@ class Raw:
     """Values are kept as bytes in one column. A null value gives a row with null; nothing is refused."""
 
     null_is_tombstone: ClassVar[bool] = False
+    tombstone_deletes: ClassVar[bool] = False
 
     column: str = "value"
 

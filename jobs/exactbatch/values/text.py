@@ -16,6 +16,7 @@ class Text:
     which Postgres cannot store, make a reject."""
 
     null_is_tombstone: ClassVar[bool] = False
+    tombstone_deletes: ClassVar[bool] = False
 
     column: str = "value"
 
