@@ -1177,6 +1177,7 @@ def test_the_ledger_is_its_model_after_every_step(
                 deadline=None,
                 database=None,  # the seed alone says what is tried
                 print_blob=True,
+                report_multiple_bugs=False,
                 suppress_health_check=list(HealthCheck),
             ),
         )
