@@ -45,7 +45,7 @@ test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps
-	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_replay.py \
+	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_killed_replays.py \
 	  tests/integration/test_ledger_model.py $(ARGS)
 
 bench: java ## measure against the usual ways to do it
