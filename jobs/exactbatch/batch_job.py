@@ -167,7 +167,8 @@ def _stage(
             value=pipeline.value,
             columns=pipeline.sink.staged_columns(pipeline.value.columns),
             changes=ChangesOf(pipeline.sink.key, pipeline.key) if pipeline.sink.keeps_deletes else None,
-            max_rejects=pipeline.max_rejects,
+            # Of a share, the most that there can be: no range has more records than offsets.
+            max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
             read_timeout=pipeline.read_timeout,
         )
         for piece in split(ranges, parts=spark.sparkContext.defaultParallelism, smallest=_SMALLEST_PIECE)
@@ -199,7 +200,8 @@ def _check_rejects(
 ) -> None:
     """Raise TooManyRejects, naming the first bad records, when there are more than the pipeline allows."""
     rejects = sum(each.rejects for each in staged)
-    if rejects <= pipeline.max_rejects:
+    allowed = pipeline.rejects_allowed(sum(each.records for each in staged))
+    if rejects <= allowed:
         return
     with transaction(connection) as cursor:
         cursor.execute(
@@ -211,7 +213,7 @@ def _check_rejects(
         )
         shown = [f"{r.topic}[{r.partition}] offset {r.offset}: {r.reason}" for r in cursor.fetchall()]
     raise TooManyRejects(
-        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: expected at most {pipeline.max_rejects} "
+        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: expected at most {allowed} "
         f"records that do not decode, found {rejects} or more. Nothing was written. The first: "
         f"{'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to keep such records "
         f"in exactbatch.rejected_record."

@@ -1,4 +1,4 @@
-"""The command line: exactbatch init, plan, run, replay, status, audit and local."""
+"""The command line: exactbatch init, plan, run, replay, rejects, status, audit and local."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.pipeline import Pipeline, load_pipeline
 from exactbatch.replay import preview_replay
-from exactbatch.replay_request import parse_range, request_of
+from exactbatch.replay_request import ReplayRequest, parse_range, ranges_of_offsets, request_of
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.status import load_status
 
@@ -155,20 +155,77 @@ def replay(
     if request is None:
         raise ConfigurationError("expected --range, --start with --end, or --batch, found none of them")
     pipeline, settings = _load(reference)
-    kafka = KafkaLog(settings.kafka)
     with _connection(settings, pipeline) as connection:
-        preview = preview_replay(connection, kafka, pipeline, request)
-        if dry_run and as_json:
-            _print_json({"pipeline": pipeline.name, **asdict(preview)})
-        elif not as_json:
-            out.print(tables.replay_table(pipeline, preview))
-            for each in tables.replay_notes(preview):
-                out.print(f"[yellow]![/yellow] {each}", highlight=False)
-        if dry_run or preview.plan.is_empty:
+        _replay(
+            connection, pipeline, settings, request, dry_run=dry_run, yes=yes, master=master, as_json=as_json
+        )
+
+
+@_command
+def rejects(
+    reference: Reference,
+    most: Annotated[int, typer.Option("--limit", min=1, help="How many records to list.")] = 20,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Process exactly these offsets again, after a fix.")
+    ] = False,
+    available_only: Annotated[
+        bool, typer.Option("--available-only", help="Replay what retention has left of them.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what a replay would do, and stop.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    master: Annotated[str, typer.Option(help="Spark master.")] = "local[*]",
+    as_json: AsJson = False,
+) -> None:
+    """List the records that were rejected and why, or process them again."""
+    pipeline, settings = _load(reference)
+    with _connection(settings, pipeline) as connection:
+        ledger = Ledger(connection)
+        with transaction(connection):
+            found = ledger.rejects(pipeline, most=None if replay else most)
+            reasons = ledger.rejects_by_reason(pipeline)
+        if not replay:
+            if as_json:
+                _print_json({"reasons": list(map(asdict, reasons)), "rejects": list(map(asdict, found))})
+            else:
+                out.print(tables.reasons_table(pipeline, reasons), tables.rejects_table(found))
             return
-        if not yes and sys.stdin.isatty() and not typer.confirm("Take back and process again?"):
-            raise typer.Abort
-        batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
+        if not found:
+            _print_json({"batch_id": None}) if as_json else out.print("No rejected record.")
+            return
+        offsets = [(each.topic, each.partition, each.offset) for each in found]
+        request = ReplayRequest(ranges=ranges_of_offsets(offsets), available_only=available_only)
+        _replay(
+            connection, pipeline, settings, request, dry_run=dry_run, yes=yes, master=master, as_json=as_json
+        )
+
+
+def _replay(
+    connection: Any,
+    pipeline: Pipeline,
+    settings: Settings,
+    request: ReplayRequest,
+    *,
+    dry_run: bool,
+    yes: bool,
+    master: str,
+    as_json: bool,
+) -> None:
+    """Show what a replay would do, ask on a terminal, and do it."""
+    kafka = KafkaLog(settings.kafka)
+    preview = preview_replay(connection, kafka, pipeline, request)
+    if dry_run and as_json:
+        _print_json({"pipeline": pipeline.name, **asdict(preview)})
+    elif not as_json:
+        out.print(tables.replay_table(pipeline, preview))
+        for each in tables.replay_notes(preview):
+            out.print(f"[yellow]![/yellow] {each}", highlight=False)
+    if dry_run or preview.plan.is_empty:
+        return
+    if not yes and sys.stdin.isatty() and not typer.confirm("Take back and process again?"):
+        raise typer.Abort
+    batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
     if batch_id is not None:
         _process(pipeline, settings, batch_id, master, as_json=as_json)
 

@@ -26,7 +26,8 @@ class Pipeline:
                    mapping does not name begin at their earliest offset
     limits         how many offsets one batch may span
     on_loss        when retention removed offsets that were not processed: "fail", or "record" them as lost
-    max_rejects    how many records of a batch may fail to decode; one more, and the batch fails
+    max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records between
+                   0 and 1; one more, and the batch fails
     read_timeout   seconds without progress after which reading a range is given up
     publish_timeout  seconds that publish waits for a lock, and that Postgres lets it sit idle in its
                    transaction: the longest time for which a driver that hangs can hold the pipeline
@@ -43,7 +44,7 @@ class Pipeline:
     start: str | Mapping[str, Mapping[int, int]] = "earliest"
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
-    max_rejects: int = 0
+    max_rejects: int | float = 0
     read_timeout: float = 60.0
     publish_timeout: float = 60.0
     spark_conf: Mapping[str, str] = field(default_factory=dict)
@@ -72,9 +73,11 @@ class Pipeline:
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected on_loss to be 'fail' or 'record', found {self.on_loss!r}"
             )
-        if self.max_rejects < 0:
+        share = isinstance(self.max_rejects, float)
+        if self.max_rejects < 0 or (share and not 0 <= self.max_rejects <= 1):
             raise ConfigurationError(
-                f"pipeline {self.name!r}: expected max_rejects to be 0 or more, found {self.max_rejects}"
+                f"pipeline {self.name!r}: expected max_rejects to be a whole number of 0 or more, or a share "
+                f"from 0.0 to 1.0, found {self.max_rejects}"
             )
         for name in ("read_timeout", "publish_timeout"):
             if getattr(self, name) <= 0:
@@ -85,6 +88,12 @@ class Pipeline:
         self.sink.check(self.value.columns)
         if self.key is not None:
             self._check_key(self.key)
+
+    def rejects_allowed(self, records: int) -> int:
+        """How many of so many records may be rejected."""
+        if isinstance(self.max_rejects, float):
+            return int(self.max_rejects * records)
+        return self.max_rejects
 
     def _check_key(self, key: Format) -> None:
         if {column.name for column in key.columns} != set(self.sink.key):

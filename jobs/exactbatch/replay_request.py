@@ -1,7 +1,7 @@
 """What a user asks to be processed again: offset ranges, a time window, or whole batches. Pure, no I/O."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, Final
@@ -92,6 +92,18 @@ def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
         return None
     window = (parse_time(start, "start"), parse_time(end, "end")) if start and end else None
     return ReplayRequest(ranges=ranges, window=window, batch_ids=batch_ids, available_only=available_only)
+
+
+def ranges_of_offsets(offsets: Iterable[tuple[str, int, int]]) -> tuple[AskedRange, ...]:
+    """Ranges that hold exactly these (topic, partition, offset)s; neighbours are one range."""
+    ranges: list[AskedRange] = []
+    for topic, partition, offset in sorted(set(offsets)):
+        last = ranges[-1] if ranges else None
+        if last is not None and (last.topic, last.partition, last.until_offset) == (topic, partition, offset):
+            ranges[-1] = replace(last, until_offset=offset + 1)
+        else:
+            ranges.append(AskedRange(topic, partition, offset, offset + 1))
+    return tuple(ranges)
 
 
 def parse_time(text: Any, name: str) -> datetime:

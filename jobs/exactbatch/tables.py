@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from exactbatch.ledger import Reject, RejectReason
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, Plan, StoredOffset
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from exactbatch.replay import Preview
 
 _BATCHES_SHOWN = 4
+_REASON_SHOWN = 200  # characters
 # Findings that are named only where there are some.
 _RARE = ("stale", "gaps")
 
@@ -74,6 +76,32 @@ def replay_notes(preview: "Preview") -> list[str]:
         for each in preview.plan.widened
     ]
     return notes
+
+
+def reasons_table(pipeline: Pipeline, reasons: Sequence[RejectReason]) -> Table:
+    """Why records were rejected."""
+    total = sum(each.records for each in reasons)
+    table = _table(
+        f"rejected records of {pipeline.name}: {total}", text=("reason", "first"), numbers=("records",)
+    )
+    for each in reasons:
+        table.add_row(escape(_short(each.reason)), escape(each.first), str(each.records))
+    return table
+
+
+def rejects_table(rejects: Sequence[Reject]) -> Table:
+    """Rejected records, one a line."""
+    table = _table(f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch"))
+    table.add_column("reason", overflow="fold")
+    for each in rejects:
+        size = "null" if each.bytes is None else str(each.bytes)
+        where = escape(f"{each.topic}[{each.partition}]")
+        table.add_row(where, str(each.offset), size, str(each.batch_id), escape(_short(each.reason)))
+    return table
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _REASON_SHOWN else f"{text[: _REASON_SHOWN - 1]}…"
 
 
 def status_table(status: Status) -> Table:

@@ -40,7 +40,11 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
         ({"start": {"flihgts": {0: 5}}}, "to name topics of the pipeline, flights, found 'flihgts'"),
         ({"start": {"flights": 5}}, "expected start as .*partition: offset.*, found 5 for topic 'flights'"),
         ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'record', found 'ignore'"),
-        ({"max_rejects": -1}, "pipeline 'flights': expected max_rejects to be 0 or more, found -1"),
+        (
+            {"max_rejects": -1},
+            "pipeline 'flights': expected max_rejects to be a whole number of 0 or more, or a share from 0.0 to 1.0, "
+            "found -1",
+        ),
         ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
         ({"publish_timeout": -2.5}, "expected publish_timeout to be more than 0 seconds, found -2.5"),
         ({"value": Raw("kafka_offset")}, r"found \['kafka_offset'\] in the pipeline's own: rename them"),
@@ -133,3 +137,18 @@ def test_a_module_that_lacks_one_of_its_own_imports_says_so_itself(module: Any) 
     module("needs_more", "import not_there_at_all")
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
         load_pipeline("needs_more:flights")
+
+
+@pytest.mark.parametrize(
+    ("max_rejects", "records", "allowed"), [(0, 100, 0), (7, 3, 7), (0.1, 109, 10), (1.0, 5, 5), (0.0, 5, 0)]
+)
+def test_rejects_are_allowed_by_number_or_by_share(
+    max_rejects: int | float, records: int, allowed: int
+) -> None:
+    assert pipeline(max_rejects=max_rejects).rejects_allowed(records) == allowed
+
+
+@pytest.mark.parametrize("max_rejects", [-1, 1.5, -0.1, float("nan")])
+def test_a_number_of_rejects_that_is_none_is_refused(max_rejects: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"a share from 0\.0 to 1\.0"):
+        pipeline(max_rejects=max_rejects)

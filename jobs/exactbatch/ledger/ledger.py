@@ -60,6 +60,28 @@ class Run:
     started_at: datetime | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row of exactbatch.rejected_record, without what it holds; `bytes` is the length of its value."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    bytes: int | None
+    reason: str
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectReason:
+    """How many records were rejected for one reason, and the first of them as topic[partition] offset."""
+
+    reason: str
+    records: int
+    first: str
+
+
 class Ledger:
     """Reads and writes the ledger through one psycopg2 connection; the caller owns the transaction."""
 
@@ -224,6 +246,16 @@ class Ledger:
         # Put back only now: the database checks at once that no offset is covered twice.
         for row in cut:
             _queries.cover_rest(self._connection, pipeline=batch.pipeline, **row._asdict())
+
+    def rejects(self, pipeline: Pipeline, *, most: int | None = None) -> list[Reject]:
+        """Rejected records in the order of the log, the first `most` of them or all."""
+        rows = _queries.rejects(self._connection, pipeline=pipeline.name, most=most)
+        return [Reject(**row._asdict()) for row in rows]
+
+    def rejects_by_reason(self, pipeline: Pipeline) -> list[RejectReason]:
+        """The reasons for which records were rejected, the most frequent first."""
+        rows = _queries.rejects_by_reason(self._connection, pipeline=pipeline.name)
+        return [RejectReason(**row._asdict()) for row in rows]
 
     def delete_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> None:
         """Delete the rejects of these batches in a range."""

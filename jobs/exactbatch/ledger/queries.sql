@@ -173,6 +173,19 @@ select count(*) from exactbatch.rejected_record
 where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
   and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
 
+-- name: rejects
+-- Rejected records in the order of the log, without their keys, values and headers.
+select topic, topic_id, partition, "offset", octet_length(value) as bytes, reason, batch_id
+from exactbatch.rejected_record where pipeline = :pipeline
+order by topic, topic_id, partition, "offset" limit :most;
+
+-- name: rejects_by_reason
+-- How many records were rejected for each reason, and the first of them.
+select reason, count(*) as records,
+       (array_agg(topic || '[' || partition || '] ' || "offset" order by topic, partition, "offset"))[1] as first
+from exactbatch.rejected_record where pipeline = :pipeline
+group by reason order by count(*) desc, reason;
+
 -- name: still_covering
 -- Those of the batches that stand for any offset.
 select distinct batch_id from exactbatch.coverage

@@ -1,0 +1,117 @@
+"""Rejected records: how many there may be, what is told of them, and processing exactly them again."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_batch import MakePipeline, MakeTopic, World, world
+from typer.testing import CliRunner
+
+from conftest import Topic, record
+from exactbatch import Pipeline
+from exactbatch.cli import app
+from exactbatch.errors import TooManyRejects
+from exactbatch.settings import KAFKA, POSTGRES
+
+__all__ = ["world"]
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture
+def command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run `exactbatch …` over a pipeline in this process, whose Spark session it uses; the JSON it prints."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in world.settings.as_environment().items():
+        assert name in (KAFKA, POSTGRES)
+        monkeypatch.setenv(name, value)
+
+    def run(pipeline: Pipeline, schema: str, *arguments: str) -> Any:
+        module = f"rejects_{abs(hash((pipeline.name, schema)))}"
+        (tmp_path / f"{module}.py").write_text(
+            "from exactbatch import Append, Json, Pipeline\n"
+            f"p = Pipeline(name={pipeline.name!r}, topics={pipeline.topics!r}, value=Json({schema!r}), "
+            f"sink=Append({pipeline.sink.target!r}), max_rejects={pipeline.max_rejects})\n"
+        )
+        monkeypatch.setattr("exactbatch.session.spark_session", lambda *_, **__: _Same(world.spark))
+        result = CliRunner().invoke(app, ["rejects", f"{module}:p", "--json", *arguments])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    return run
+
+
+class _Same:
+    """The test's session, which outlives the command."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def __enter__(self) -> Any:
+        return self._spark
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+def test_a_share_of_the_records_may_be_rejected(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(*[record(n) for n in range(18)], b"bad", b"worse")
+    pipeline = make_pipeline(topic, max_rejects=0.09)
+    batch_id = world.plan(pipeline)
+    with pytest.raises(TooManyRejects, match="expected at most 1 records that do not decode, found 2"):
+        world.process(pipeline, batch_id)
+    assert world.process(replace(pipeline, max_rejects=0.1), batch_id).batch.rejected == 2
+
+
+def test_rejects_are_listed_grouped_and_processed_again(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
+) -> None:
+    topic = make_topic(2)
+    wrong = [b'{"id": "%d", "name": "x"}' % n for n in range(3)]
+    topic.produce(record(0), wrong[0], wrong[1], record(3), b"no json")
+    topic.produce(record(0), wrong[2], partition=1)
+    pipeline = make_pipeline(topic, max_rejects=9)
+    first = world.run(pipeline).batch
+    told = command(pipeline, "id int, name text", "--limit", "2")
+    assert [(each["partition"], each["offset"], each["bytes"]) for each in told["rejects"]] == [
+        (0, 1, 24),
+        (0, 2, 24),
+    ]
+    assert [(each["records"], each["first"]) for each in told["reasons"]] == [
+        (3, f"{topic.name}[0] 1"),
+        (1, f"{topic.name}[0] 4"),
+    ]
+    assert "expected number, found string" in told["reasons"][0]["reason"]
+    world.execute(f'alter table public."{topic.name}" alter id type text')
+    preview = command(pipeline, "name text", "--replay", "--dry-run")
+    assert [(r["partition"], r["from_offset"], r["until_offset"]) for r in preview["plan"]["ranges"]] == [
+        (0, 1, 3),
+        (0, 4, 5),
+        (1, 1, 2),
+    ]
+    report = command(pipeline, "name text", "--replay")
+    assert (report["kind"], report["records"], report["rows"], report["rejected"]) == ("replay", 4, 3, 1)
+    assert world.rows('select "offset", batch_id from exactbatch.rejected_record') == [
+        (4, report["batch_id"])
+    ]
+    assert world.rows(f'select count(*) from public."{topic.name}" where batch_id = %s', first.batch_id) == [
+        (3,)
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_nothing_was_rejected(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
+) -> None:
+    topic: Topic = make_topic()
+    topic.produce(record(0))
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    assert command(pipeline, "id int, name text") == {"reasons": [], "rejects": []}
+    assert command(pipeline, "id int, name text", "--replay") == {"batch_id": None}
