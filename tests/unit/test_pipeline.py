@@ -40,11 +40,7 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
         ({"start": {"flihgts": {0: 5}}}, "to name topics of the pipeline, flights, found 'flihgts'"),
         ({"start": {"flights": 5}}, "expected start as .*partition: offset.*, found 5 for topic 'flights'"),
         ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'record', found 'ignore'"),
-        (
-            {"max_rejects": -1},
-            "pipeline 'flights': expected max_rejects to be a whole number of 0 or more, or a share from 0.0 to 1.0, "
-            "found -1",
-        ),
+        ({"max_rejects": -1}, r"expected max_rejects to be a whole number .* from 0\.0 to 1\.0, found -1"),
         ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
         ({"publish_timeout": -2.5}, "expected publish_timeout to be more than 0 seconds, found -2.5"),
         ({"value": Raw("kafka_offset")}, r"found \['kafka_offset'\] in the pipeline's own: rename them"),
