@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from exactbatch import advance
 from exactbatch.errors import OffsetsLost, ReplayRefused
@@ -17,8 +17,10 @@ from exactbatch.planner import LogPartition, StoredOffset, TopicPartition, cover
 from exactbatch.replay_planner import ReplayPlan, plan_replay, window_ranges
 from exactbatch.replay_request import AskedRange, ReplayRequest
 
-# For each of the two times of a window, the first offset at or after it, where there is one.
+# For each of the two times of a window, and for the beginning of all times, the first offset at or after it,
+# where there is one.
 _Found = Mapping[datetime, Mapping[TopicPartition, int]]
+_BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,11 @@ def plan_run(
         earlier = ledger.batches_of_run(pipeline, run)
     if batch_id is None:
         if origin != "backfill" and (done := committed_in_this_life(run, earlier)) is not None:
-            origin, request = "clear", ReplayRequest(batch_ids=(done.batch_id,))
+            available_only = request is not None and request.available_only
+            origin, request = (
+                "clear",
+                ReplayRequest(batch_ids=(done.batch_id,), available_only=available_only),
+            )
         if request is None:
             batch_id = advance.plan(connection, log, pipeline, origin=origin, run=run)
         else:
@@ -166,7 +172,8 @@ def _ask(
     then lies beyond the offset that stands for the time.
     """
     partitions = log.partitions(pipeline.topics)
-    return partitions, {at: log.offsets_at(partitions, at) for at in request.window or ()}
+    times = (*request.window, _BEGINNING) if request.window is not None else ()
+    return partitions, {at: log.offsets_at(partitions, at) for at in times}
 
 
 def _plan(
@@ -228,6 +235,8 @@ def _window(
 ) -> list[AskedRange]:
     assert request.window is not None
     now = datetime.now(UTC)
+    if not request.available_only and request.window[0] <= now:
+        _check_beginning(ledger, pipeline, request.window, stored, partitions, found)
     offsets: list[dict[TopicPartition, int | None]] = []
     for at in request.window:
         offsets.append({})
@@ -240,16 +249,34 @@ def _window(
                 else None
             )
     starts, ends = offsets
-    heads = {(each.topic, each.partition): each.next_offset for each in stored}
+    return window_ranges(stored, starts, ends)
+
+
+def _check_beginning(
+    ledger: Ledger,
+    pipeline: Pipeline,
+    window: tuple[datetime, datetime],
+    stored: Sequence[StoredOffset],
+    partitions: Sequence[LogPartition],
+    found: _Found,
+) -> None:
+    """Raise OffsetsLost where retention may have removed the beginning of a window, or all of it.
+
+    Nobody can tell what was there, once the window holds the first record that is left, or no record is left
+    at all. A start that was resolved before is known: the planner sees whether the log still holds it.
+    """
+    there = {(each.topic, each.partition) for each in stored}
     for partition in partitions:
         key = partition.topic, partition.partition
-        begins_before = found[request.window[0]].get(key) == partition.earliest > 0
-        if begins_before and heads.get(key, 0) > partition.earliest and not request.available_only:
-            start, end = request.window
+        if (
+            key in there
+            and partition.earliest > 0
+            and found[window[0]].get(key) == found[_BEGINNING].get(key)
+            and ledger.kept_boundary(pipeline, partition, window[0]) is None
+        ):
+            start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in window)
             raise OffsetsLost(
-                f"{partition}: expected the log to hold all of {start:%Y-%m-%d %H:%M:%S} to "
-                f"{end:%Y-%m-%d %H:%M:%S} UTC, found that it starts, at offset {partition.earliest}, after the "
-                f"window does: retention may have removed a part of it. To replay what is left, and keep the "
-                f"results of the rest as they are, set available_only."
+                f"{partition}: expected the log to hold all of {start} to {end} UTC, found that it starts, at "
+                f"offset {partition.earliest}, after the window does: retention may have removed a part of it. To "
+                f"replay what is left, and keep the results of the rest as they are, set available_only."
             )
-    return window_ranges(stored, starts, ends)

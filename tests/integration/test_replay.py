@@ -379,6 +379,11 @@ def test_a_window_whose_beginning_was_removed_is_refused(
     assert world.rows("select from exactbatch.time_boundary") == []
     batch_id = replays.plan(pipeline, window(T0, T0 + HOUR, available_only=True))
     assert replays.planned(batch_id) == [(0, 2, 3)]
+    # Resolved now, with the rest in view: the same window is no question any more.
+    assert replays.planned(replays.plan(pipeline, window(T0, T0 + HOUR))) == [(0, 2, 3)]
+    delete_below(admin, topic, 4)
+    message = replays.refused(OffsetsLost, pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))
+    assert "found that it starts, at offset 4" in message  # nothing is left that could tell
 
 
 def test_history_before_the_first_batch_can_be_filled_in(

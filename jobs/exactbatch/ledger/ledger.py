@@ -270,6 +270,17 @@ class Ledger:
         rows = _queries.still_covering(self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids))
         return [row.batch_id for row in rows]
 
+    def kept_boundary(self, pipeline: Pipeline, partition: LogPartition, at: datetime) -> int | None:
+        """The offset that a time was resolved to in a partition, if it was."""
+        kept = _queries.time_boundary(
+            self._connection,
+            pipeline=pipeline.name,
+            topic_id=partition.topic_id,
+            partition=partition.partition,
+            boundary=at,
+        )
+        return None if kept is None else int(kept)
+
     def boundary(
         self, pipeline: Pipeline, partition: LogPartition, at: datetime, found: int, *, keep: bool
     ) -> int:
@@ -284,9 +295,8 @@ class Ledger:
             "partition": partition.partition,
             "boundary": at,
         }
-        kept = _queries.time_boundary(self._connection, **where)
-        if kept is not None:
-            return int(kept)
+        if (kept := self.kept_boundary(pipeline, partition, at)) is not None:
+            return kept
         # Retention, and records that came late, can make a time's first offset move: intervals would overlap.
         near = _queries.neighbouring_boundaries(self._connection, **where)
         offset = max(found, near.before or 0)
