@@ -46,7 +46,7 @@ test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow
 
 test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_killed_replays.py \
-	  tests/integration/test_ledger_model.py $(ARGS)
+	  tests/integration/test_ledger_model.py tests/integration/test_upsert_flights.py $(ARGS)
 
 bench: java ## measure against the usual ways to do it
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)

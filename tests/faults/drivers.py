@@ -193,10 +193,8 @@ class World:
 
     def _write_module(self, pipeline: Pipeline) -> None:
         (self.folder / f"{_module(pipeline)}.py").write_text(
-            "from exactbatch import Append, Json, Pipeline\n"
-            f"pipeline = Pipeline(name={pipeline.name!r}, topics={pipeline.topics!r}, value=Json('id int'), "
-            f"sink=Append({pipeline.sink.target!r}), max_rejects={pipeline.max_rejects}, "
-            f"publish_timeout={pipeline.publish_timeout}, read_timeout={pipeline.read_timeout})\n"
+            # A pipeline's repr is the Python that makes it.
+            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\npipeline = {pipeline!r}\n"
         )
 
 

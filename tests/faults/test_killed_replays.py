@@ -3,6 +3,7 @@
 `make test-long` does it 20 times.
 """
 
+import json
 import os
 import random
 import secrets
@@ -16,7 +17,8 @@ import pytest
 from drivers import World, load
 
 from conftest import Topic
-from exactbatch import Json, Pipeline, replay
+from exactbatch import Json, Pipeline, Upsert, replay
+from exactbatch.audit import audit
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.settings import Settings
@@ -80,6 +82,42 @@ def test_the_same_replay_again_and_again_with_its_driver_killed_each_time(
         assert published.wrote != committed
     assert _state(world, pipeline, {first, batch_id}) == expected
     world.assert_exact(pipeline, rows=30, rejected=2)
+
+
+@pytest.mark.parametrize(
+    "moment", ["publish.after_take_back", "publish.before_commit", "publish.after_commit"]
+)
+def test_an_upsert_is_the_latest_of_its_changes_whenever_its_driver_is_killed(
+    world: World,
+    make_topic: Callable[..., Topic],
+    make_pipeline: Callable[..., Pipeline],
+    moment: str,
+) -> None:
+    """An advance and then a replay over deletes and updates, each killed at this moment and tried again."""
+    topic = make_topic()
+    topic.produce(*[json.dumps({"id": n % 7, "name": f"first {n}"}).encode() for n in range(20)])
+    topic.produce(None, None, key=b'{"id": 3}')
+    topic.produce(*[json.dumps({"id": n, "name": "second"}).encode() for n in (1, 9)])
+    pipeline = make_pipeline(
+        topic, sink=Upsert(f'public."{topic.name}"', key=("id",)), key=Json("id int"), max_rejects=0
+    )
+    expected = {n: f"first {max(m for m in range(20) if m % 7 == n)}" for n in range(7) if n != 3}
+    expected |= {1: "second", 9: "second"}
+    request = ReplayRequest(ranges=(AskedRange(topic.name, 0, 18, 23),))
+    for plan in (lambda: world.plan(pipeline), lambda: _plan(world, pipeline, request)):
+        batch_id = plan()
+        driver = world.launch(pipeline, batch_id, f"{moment}=kill")
+        status = driver.wait()
+        driver.close()
+        # An advance takes nothing back: it is not killed there.
+        assert status == (0 if world.batch(batch_id).kind == "advance" and "take_back" in moment else -9)
+        world.retry(pipeline, batch_id)
+        table = pipeline.sink.table.as_string(world.connection)
+        with transaction(world.connection) as cursor:
+            cursor.execute(f"select id, name from {table}")
+            assert dict(cursor.fetchall()) == expected
+        found = audit(pipeline, world.settings)
+        assert all(each.is_exact for each in found), found
 
 
 def _plan(world: World, pipeline: Pipeline, request: ReplayRequest) -> int:
