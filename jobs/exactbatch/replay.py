@@ -58,18 +58,19 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, stored, partitions, found, keep=False)
         parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
+        by_range = pipeline.sink.lineage == "record"
         taken_back = tuple(
             TakenBack(
                 range_,
                 batch_ids,
-                pipeline.sink.count(cursor, [(range_, batch_ids)])
-                if pipeline.sink.lineage == "record"
-                else None,
+                pipeline.sink.count(cursor, [(range_, batch_ids)]) if by_range else None,
                 ledger.count_rejects(pipeline, range_, batch_ids),
             )
             for range_, batch_ids in parts
         )
-        return Preview(planned, taken_back, pipeline.sink.count(cursor, parts))
+        # Where rows do not tell their offsets, all ranges are counted at once; else they have been.
+        rows = sum(each.rows or 0 for each in taken_back) if by_range else pipeline.sink.count(cursor, parts)
+        return Preview(planned, taken_back, rows)
 
 
 def plan(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.values.format import Decoded, decode_block_or_halves, positions
+from exactbatch.values.format import Decoded, decode_present
 from exactbatch.values.json import as_stored, objects, read_objects, readable
 
 if TYPE_CHECKING:
@@ -65,19 +65,12 @@ class Debezium:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block when all of them are envelopes."""
-        import pyarrow.compute as pc
-
-        present = positions(values)
-        if tombstones := values.null_count:
-            present = pc.filter(present, values.is_valid())
-            values = values.drop_null()
-        decoded = decode_block_or_halves(values, present, self._decode_block)
+        decoded = decode_present(values, self._decode_block)
         *names, deleted = decoded.rows.schema.names
         return replace(
             decoded,
             rows=decoded.rows.select(names),
             deleted=decoded.rows.column(deleted),
-            tombstones=tombstones,
         )
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":

@@ -1,7 +1,7 @@
 """What every value format offers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from exactbatch.columns import Column
@@ -51,6 +51,17 @@ def positions(values: "pa.Array") -> "pa.Int64Array":
     import pyarrow as pa
 
     return pa.array(np.arange(len(values)))
+
+
+def decode_present(values: "pa.BinaryArray", decode: "Callable[[pa.BinaryArray], pa.RecordBatch]") -> Decoded:
+    """As decode_block_or_halves() over the values that are not null; the null ones are tombstones."""
+    import pyarrow.compute as pc
+
+    present = positions(values)
+    if tombstones := values.null_count:
+        present = pc.filter(present, values.is_valid())
+        values = values.drop_null()
+    return replace(decode_block_or_halves(values, present, decode), tombstones=tombstones)
 
 
 def decode_block_or_halves(

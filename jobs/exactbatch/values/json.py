@@ -2,12 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column, parse_columns
-from exactbatch.values.format import Decoded, decode_block_or_halves, positions
+from exactbatch.values.format import Decoded, decode_present
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,14 +46,7 @@ class Json:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block when all of them are objects."""
-        import pyarrow.compute as pc
-
-        present = positions(values)
-        if tombstones := values.null_count:
-            present = pc.filter(present, values.is_valid())
-            values = values.drop_null()
-        decoded = decode_block_or_halves(values, present, self._decode_block)
-        return replace(decoded, tombstones=tombstones)
+        return decode_present(values, self._decode_block)
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
         """One row for each value, or ValueError; for a single value it says which column is to blame."""
