@@ -272,13 +272,7 @@ class Ledger:
 
     def kept_boundary(self, pipeline: Pipeline, partition: LogPartition, at: datetime) -> int | None:
         """The offset that a time was resolved to in a partition, if it was."""
-        kept = _queries.time_boundary(
-            self._connection,
-            pipeline=pipeline.name,
-            topic_id=partition.topic_id,
-            partition=partition.partition,
-            boundary=at,
-        )
+        kept = _queries.time_boundary(self._connection, **_boundary(pipeline, partition, at))
         return None if kept is None else int(kept)
 
     def boundary(
@@ -289,14 +283,9 @@ class Ledger:
         That is what it was resolved to before, or else `found`, set between the offsets of the times before
         and after that were. With `keep` it is resolved to that from now on.
         """
-        where = {
-            "pipeline": pipeline.name,
-            "topic_id": partition.topic_id,
-            "partition": partition.partition,
-            "boundary": at,
-        }
         if (kept := self.kept_boundary(pipeline, partition, at)) is not None:
             return kept
+        where = _boundary(pipeline, partition, at)
         # Retention, and records that came late, can make a time's first offset move: intervals would overlap.
         near = _queries.neighbouring_boundaries(self._connection, **where)
         offset = max(found, near.before or 0)
@@ -362,6 +351,15 @@ class Ledger:
                 f"If this is the right database, run `exactbatch init` for it once."
             )
         _check_identity(pipeline, registered)
+
+
+def _boundary(pipeline: Pipeline, partition: LogPartition, at: datetime) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline.name,
+        "topic_id": partition.topic_id,
+        "partition": partition.partition,
+        "boundary": at,
+    }
 
 
 def _part(pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> dict[str, Any]:
