@@ -41,12 +41,18 @@ jars: java ## fetch the Kafka broker's jars into .local/jars (45 MB, once)
 demo: java ## show it all at work on real servers; EXIT=1 ends them afterwards
 	@$(BIN)/python -m exactbatch.local.demo $(if $(EXIT),--exit)
 
-test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow
+test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" for some
+ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
+else
+	@$(BIN)/python -m pytest tests/e2e tests/faults
+	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/unit
+endif
 
-test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps
+test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_killed_replays.py \
-	  tests/integration/test_ledger_model.py tests/integration/test_upsert_flights.py $(ARGS)
+	  tests/integration/test_ledger_model.py tests/integration/test_every_sink.py tests/integration/test_upsert_flights.py \
+	  tests/integration/test_hourly_delays.py tests/integration/test_fuzzed_values.py $(ARGS)
 
 bench: java ## measure against the usual ways to do it
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)

@@ -1,5 +1,6 @@
 """Real servers for the tests: one Kafka broker, one Postgres and one Spark session for the whole run."""
 
+import fcntl
 import json
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,22 @@ HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".l
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
 
 
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Two workers that look for free ports at the same moment find the same ones."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "ports.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """Kafka and Postgres of this test run alone; tests that stop a server bring it up again."""
     stack = LocalStack(HOME, name=f"test-{os.getpid()}")
     try:
-        stack.up()
+        with _one_at_a_time():
+            stack.up()
         yield stack
     finally:
         stack.down(delete=True)
@@ -46,8 +58,9 @@ def own_stack() -> Iterator[LocalStack]:
     """A broker that may be stopped or killed, and its log cut, without disturbing other tests."""
     stack = LocalStack(HOME, name=f"broker-{os.getpid()}")
     try:
-        stack.broker.configure({}, None)
-        stack.broker.start()
+        with _one_at_a_time():
+            stack.broker.configure({}, None)
+            stack.broker.start()
         yield stack
     finally:
         stack.down(delete=True)
@@ -67,8 +80,15 @@ class Topic:
     properties: dict[str, Any]
 
     def produce(self, *values: bytes | None, partition: int = 0, **message: Any) -> None:
-        """Append one record for each value."""
-        producer = Producer({**self.properties, "linger.ms": 5, "message.max.bytes": 10_000_000})
+        """Append one record for each value, in their order, which a retry would change without idempotence."""
+        producer = Producer(
+            {
+                **self.properties,
+                "linger.ms": 5,
+                "message.max.bytes": 10_000_000,
+                "enable.idempotence": True,
+            }
+        )
         for value in values:
             producer.produce(self.name, value, partition=partition, **message)
             producer.poll(0)

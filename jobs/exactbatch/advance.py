@@ -51,6 +51,7 @@ def plan(
             ledger.lock(pipeline)
             if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
                 return batch_id
+            ledger.hold_planned_advance(pipeline)
             if ledger.stored_offsets(pipeline) != seen:
                 continue  # another batch has committed since Kafka was asked: its answer may be older
             planned = _plan(pipeline, seen, partitions, start)

@@ -17,15 +17,27 @@ import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg2 import sql
 
-from exactbatch.errors import ReadFailed
+from exactbatch.errors import ReadFailed, TargetMismatch
 from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, check_schema, connect, transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, check_same_logs
 from exactbatch.settings import Settings
-from exactbatch.sinks import Upsert
+from exactbatch.sinks import Aggregate, Upsert
+from exactbatch.sinks.finality import Finality
 
+# Of the changes or rows of a batch, how many records they come from.
+_RECORDS: Final = "count(distinct (kafka_topic, kafka_partition, kafka_offset))"
+# A batch that is not cut by a replay, and whose changes were not compacted; or one that stands for nothing.
+_WHOLE: Final = (
+    "and (select sum(upper(offsets) - lower(offsets)) from exactbatch.coverage k "
+    "where k.pipeline = $1 and k.batch_id = b.batch_id) is not distinct from (select sum(until_offset - "
+    "from_offset) from exactbatch.batch_range r where r.batch_id = b.batch_id and c.batch_id is not null) "
+    "and not exists (select from exactbatch.batch_range r join exactbatch.replay_horizon h "
+    "on h.pipeline = $1 and h.topic_id = r.topic_id and h.partition = r.partition "
+    'where r.batch_id = b.batch_id and r.from_offset < h."offset")'
+)
 Offsets = npt.NDArray[np.int64]
 
 _WINDOW: Final = 200_000  # offsets that are compared at a time
@@ -52,20 +64,24 @@ class PartitionAudit:
     """One partition, from where the pipeline began to its stored offset.
 
     records       committed records in the log
-    rows          rows in the target; with `rejected` records and `tombstones` they make up `records`
+    rows          rows in the target; with `rejected` records, `tombstones` and what is `compacted` they make
+                  up `records`
     lost          offsets that the ledger records as lost before they were processed
+    compacted     records below the replay horizon that have neither row nor reject: exactbatch compact drops
+                  such changes, so that nothing proves or disproves them
     removed       accounted offsets that the log no longer holds, so that nothing proves or disproves them
     missing       records that no row and no reject accounts for
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, in a lost or uncovered offset, or of another batch than
                   the one that covers their offset
-    stale         rows of a target that is derived from changes that are not what the changes say: their
-                  number, in the first partition
+    stale         rows of a target that is derived from changes or partial results that are not what these
+                  say: their number, in the first partition
     gaps          offsets, from where the pipeline began to the stored one, that the ledger accounts for
                   neither as processed nor as lost
 
     With lineage="batch" rows do not tell their offsets: their numbers are compared batch by batch, and a
-    difference is told at the first offset that the batch covers.
+    difference is told at the first offset that the batch covers. So it is with a transform, which may give
+    any number of rows for a record.
     """
 
     topic: str
@@ -78,6 +94,7 @@ class PartitionAudit:
     tombstones: int = 0
     lost: int = 0
     removed: int = 0
+    compacted: int = 0
     missing: Finding = field(default_factory=Finding)
     duplicated: Finding = field(default_factory=Finding)
     unexpected: Finding = field(default_factory=Finding)
@@ -109,8 +126,9 @@ def audit(
     Ledger and target are read in one snapshot, so batches may commit meanwhile. `progress` is told how many
     offsets are done, of how many.
 
-    Raises KafkaUnavailable, PostgresUnavailable, NotRegistered, TopicMissing, ReadFailed, and TopicRecreated
-    or PartitionGone where the log that was processed is not there to compare with.
+    Raises KafkaUnavailable, PostgresUnavailable, NotRegistered, TopicMissing, ReadFailed, TargetMismatch where
+    there is no target, and TopicRecreated or PartitionGone where the log that was processed is not there to
+    compare with.
     """
     connection = connect(settings.postgres, application="exactbatch audit")
     try:
@@ -123,6 +141,8 @@ def audit(
                 ledger.check_registered(pipeline)
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
                 began = ledger.first_advanced(pipeline)
+                horizons = ledger.horizons(pipeline)
+                _check_target(cursor, pipeline)
                 _share_snapshot(cursor, results_connection)
             # The log is asked after the ledger: it holds every stored offset that was seen.
             partitions = kafka.partitions(pipeline.topics)
@@ -138,6 +158,7 @@ def audit(
                     [covered for covered in coverage if _is_of(covered, each)],
                     heads[each.topic, each.partition],
                     began.get((each.topic_id, each.partition)),
+                    horizons.get((each.topic, each.partition, each.topic_id), 0),
                     compacted=each.topic in compacted,
                 )
                 for each in partitions
@@ -150,13 +171,26 @@ def audit(
                     done += span
                     progress(done, total)
                 results.append(read.result)
-            if pipeline.sink.lineage == "batch":
+            if pipeline.sink.lineage == "batch" or pipeline.is_transformed:
                 _compare_batches(results_connection, connection, pipeline, coverage, results)
             if isinstance(pipeline.sink, Upsert) and results:
-                results[0].stale.count = _stale_rows(results_connection, connection, pipeline, pipeline.sink)
+                results[0].stale.count = _stale_rows(results_connection, connection, pipeline.sink)
+            if isinstance(pipeline.sink, Aggregate) and results:
+                results[0].stale.count = _stale_aggregates(results_connection, connection, pipeline.sink)
         return results
     finally:
         connection.close()
+
+
+def _check_target(cursor: Any, pipeline: Pipeline) -> None:
+    for table in (pipeline.sink.table, pipeline.sink.contributions.table):
+        name = table.as_string(cursor)
+        cursor.execute("select to_regclass(%s) is null", (name,))
+        if cursor.fetchone()[0]:
+            raise TargetMismatch(
+                f"pipeline {pipeline.name!r}: expected the table {name}, found none: either no batch of it was "
+                f"processed yet, or somebody dropped it. `exactbatch status {pipeline.name}` shows the batches."
+            )
 
 
 def _share_snapshot(cursor: Any, results: Any) -> None:
@@ -175,46 +209,67 @@ def _compare_batches(
     coverage: Sequence[Covered],
     found: list[PartitionAudit],
 ) -> None:
-    """Where rows do not tell their offsets, compare their number batch by batch.
+    """Where an offset may have any number of rows, compare their number batch by batch.
 
     A batch that stands for any offset has as many rows as it had when it was committed, and any other batch
     has none. A difference is told at the first offset that the batch covers.
+
+    Where a transform drops records, rows of some offsets are taken back by replays, and of a batch that was cut
+    nobody knows how many rows the rest has: the batches that are whole are compared, and those that are none.
     """
+    by_record = pipeline.sink.lineage == "record"
     query = sql.SQL(
-        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0) "
+        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "
+        "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
         "from exactbatch.batch b "
         "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
-        "left join (select batch_id, count(*) as rows from {} group by batch_id) t using (batch_id) "
-        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0)"
-    ).format(pipeline.sink.contributions.table)
+        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {contributions} "
+        "group by batch_id) t using (batch_id) "
+        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
+    ).format(
+        # A partial result says how many rows it stands for.
+        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
+        records=sql.SQL(_RECORDS if by_record else "0"),
+        expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
+        contributions=pipeline.sink.contributions.table,
+        whole=sql.SQL(_WHOLE if by_record else ""),
+    )
     with results.cursor() as cursor:
         cursor.execute(query.as_string(connection), (pipeline.name,))
         batches = cursor.fetchall()
     partitions = {(each.topic, each.partition): each for each in found}
     first = {each.batch_id: each for each in reversed(coverage)}
-    for batch_id, expected, rows in batches:
+    for batch_id, expected, rows, expected_records, records in batches:
         covered = first.get(batch_id)
         where = found[0] if covered is None else partitions[covered.topic, covered.partition]
         at = np.array([] if covered is None else [covered.from_offset], np.int64)
-        where.rows += rows
-        for finding, count in ((where.missing, expected - rows), (where.unexpected, rows - expected)):
+        where.rows += 0 if by_record else rows
+        for finding, count in (
+            (where.missing, max(expected - rows, expected_records - records)),
+            (where.unexpected, max(rows - expected, records - expected_records)),
+        ):
             if count > 0:
                 finding.add(at)
                 finding.count += count - len(at)
 
 
-def _stale_rows(results: Any, connection: Any, pipeline: Pipeline, sink: Upsert) -> int:
+def _stale_rows(results: Any, connection: Any, sink: Upsert) -> int:
     """How many rows are in the target and not the latest of their key's changes, or the other way round."""
-    names = sql.SQL(", ").join(sql.Identifier(column.name) for column in pipeline.value.columns)
+    common = _common_columns(results, connection, sink)
+    names = sql.SQL(", ").join(sql.Identifier(name) for name, _ in common)
     version = sql.SQL("null::int") if sink.version is None else sql.Identifier(sink.version)
     query = sql.SQL(
         "with ranked as (select {names}, deleted, row_number() over (partition by {key} order by "
         "{version} is null, {version} desc, kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
-        "from {change}), latest as (select {names} from ranked where rank = 1 and not deleted) "
+        "from {change}), latest as (select {values} from ranked where rank = 1 and not deleted) "
         "select count(*) from ((table latest except all select {names} from {target}) "
         "union all (select {names} from {target} except all table latest)) different"
     ).format(
         names=names,
+        # The target's types may be narrower than those of the changes.
+        values=sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in common
+        ),
         key=sql.SQL(", ").join(map(sql.Identifier, sink.key)),
         version=version,
         change=sink.contributions.table,
@@ -223,6 +278,68 @@ def _stale_rows(results: Any, connection: Any, pipeline: Pipeline, sink: Upsert)
     with results.cursor() as cursor:
         cursor.execute(query.as_string(connection))
         return int(cursor.fetchone()[0])
+
+
+def _common_columns(results: Any, connection: Any, sink: Upsert) -> list[tuple[str, str]]:
+    """The columns that the target has from the changes, with their types in the target."""
+    query = (
+        "select a.attname, format_type(a.atttypid, a.atttypmod) from pg_attribute a "
+        "join pg_attribute c on c.attname = a.attname and c.attnum > 0 "
+        "where a.attrelid = $1::regclass and c.attrelid = $2::regclass and a.attnum > 0 "
+        "and not a.attisdropped and not c.attisdropped"
+    )
+    tables = (sink.table.as_string(connection), sink.contributions.table.as_string(connection))
+    with results.cursor() as cursor:
+        cursor.execute(query, tables)
+        return list(cursor.fetchall())
+
+
+def _stale_aggregates(results: Any, connection: Any, sink: Aggregate) -> int:
+    """How many rows are in the target and not what its partial results make, or the other way round."""
+    by = sql.SQL(", ").join(map(sql.Identifier, sink.by_names))
+    merge = {
+        "count": "sum({0})",
+        # Floating point numbers are added up in one order, here and there.
+        "sum": "sum({0} order by batch_id)",
+        "min": "min({0})",
+        "max": "max({0})",
+    }
+    measures = [
+        sql.SQL(merge[str(measure).partition("(")[0]]).format(sql.Identifier(name))
+        for name, measure in sink.measures.items()
+    ]
+    names = [*sink.by_names, *sink.measures]
+    if sink.finality is not None:
+        names.append("final")
+        measures.append(_is_final(sink.finality))
+    query = sql.SQL(
+        "with merged as (select {by}, {measures} from {partial} group by {by}), "
+        "found as (select {names} from {target}) "
+        "select count(*) from ((table merged except all table found) union all "
+        "(table found except all table merged)) different"
+    ).format(
+        by=by,
+        measures=sql.SQL(", ").join(measures),
+        partial=sink.contributions.table,
+        names=sql.SQL(", ").join(map(sql.Identifier, names)),
+        target=sink.table,
+    )
+    with results.cursor() as cursor:
+        cursor.execute(query.as_string(connection))
+        return int(cursor.fetchone()[0])
+
+
+def _is_final(finality: Finality) -> sql.Composable:
+    """Whether the least of the partitions' greatest event times is at or past a window's end by so much."""
+    return sql.SQL(
+        "coalesce({start} + {length} + {wait} <= (select min(greatest) from (select max(event_time) as greatest "
+        "from {watermark} group by topic, partition) partitions), false)"
+    ).format(
+        start=sql.Identifier(finality.window.start.name),
+        length=sql.Literal(finality.window.length),
+        wait=sql.Literal(finality.wait),
+        watermark=finality.watermark.table,
+    )
 
 
 class _Audit:
@@ -237,11 +354,13 @@ class _Audit:
         coverage: list[Covered],
         head: int,
         began: int | None,
+        horizon: int,
         *,
         compacted: bool,
     ) -> None:
         self._pipeline, self._settings, self._connection = pipeline, settings, connection
         self._log, self._coverage, self._compacted = log, coverage, compacted
+        self._horizon = horizon
         self._starts = [each.from_offset for each in coverage]
         first = coverage[0].from_offset if coverage else head
         # Below where the pipeline began lies history, which replays cover where they were asked to.
@@ -304,9 +423,12 @@ class _Audit:
         result.tombstones += len(records) - len(expected)
         result.lost += lost
         result.removed += len(unprovable)
-        if self._pipeline.sink.lineage == "record":
-            result.missing.add(self._not_lost(np.setdiff1d(expected, accounted)))
-        result.duplicated.add(accounted[counts > 1])
+        if self._has_a_row_per_record:
+            absent = self._not_lost(np.setdiff1d(expected, accounted))
+            below = (absent < self._horizon) & (self._covering(absent) >= 0)
+            result.compacted += int(below.sum())
+            result.missing.add(absent[~below])
+            result.duplicated.add(accounted[counts > 1])
         foreign = np.setdiff1d(np.setdiff1d(accounted, records), unprovable)
         result.unexpected.add(np.union1d(foreign, misplaced))
 
@@ -314,6 +436,11 @@ class _Audit:
         """Without what lies below where the pipeline began and no replay has covered."""
         kept: Offsets = offsets[(offsets >= self._began) | (self._covering(offsets) >= 0)]
         return kept
+
+    @property
+    def _has_a_row_per_record(self) -> bool:
+        """Whether each record that is no reject and no tombstone has one row."""
+        return self._pipeline.sink.lineage == "record" and not self._pipeline.is_transformed
 
     @property
     def _keeps_no_null(self) -> bool:

@@ -1,49 +1,50 @@
-"""The driver of a batch: read → decode → stage on executors, then publish."""
+"""The driver of a batch: read → decode → stage on executors, then publish; or each range by itself."""
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg2
 import psycopg2.errors
 from psycopg2 import sql
-from py4j.protocol import Py4JJavaError
-from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from exactbatch.errors import ExactbatchError, TasksFailed, TooManyRejects
+from exactbatch.columns import Column
+from exactbatch.direct import Direct, on_executors, stage_tasks
+from exactbatch.errors import TooManyRejects
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, check_schema, connect, transaction, with_timeouts
-from exactbatch.offsets import OffsetRange, split
+from exactbatch.ledger import (
+    Batch,
+    Ledger,
+    check_schema,
+    connect,
+    session_options,
+    transaction,
+    with_timeouts,
+)
+from exactbatch.offsets import OffsetRange
+from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
 from exactbatch.settings import Settings
-from exactbatch.staging import (
-    ChangesOf,
-    Staged,
-    StageTask,
-    StagingTables,
-    create_tables,
-    dump,
-    identifier,
-    load,
-    stage,
-)
+from exactbatch.sift import sift
+from exactbatch.sinks import Append
+from exactbatch.staging import StagedBatch, StagingTables, create_tables, identifier
+from exactbatch.transform import Transformed
 
 log = logging.getLogger(__name__)
 
-# Offsets: a piece of a range that is smaller than this is not worth a task of its own.
-_SMALLEST_PIECE: Final = 100_000
 _DROP_LOCK_TIMEOUT: Final = "2s"
 _REJECTS_SHOWN: Final = 5
 
 
 def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settings: Settings) -> Published:
     """Process a planned batch: stage its ranges on executors and publish them in one transaction.
+
+    With commit="partition" an advance commits range by range instead; a replay does not.
 
     A batch that is committed already is left as it is. Raises any ExactbatchError; its `retryable` tells
     whether the same batch may succeed when it is tried again.
@@ -55,20 +56,28 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
+        if pipeline.commit == "partition" and batch.kind == "advance":
+            return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
         kafka = KafkaLog(settings.kafka)
         topics = sorted({each.topic for each in ranges})
         check_topic_ids(ranges, kafka.topic_ids(topics))
+        tables = StagingTables(batch_id, secrets.randbits(62))
+        tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
+        way = (
+            Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
+        )
         with transaction(connection) as cursor:
-            pipeline.sink.prepare(cursor, pipeline.value.columns)
-        with _launch(connection, settings, pipeline, batch_id) as tables:
+            pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+        with _launch(connection, settings, pipeline, tables, way.columns):
             failpoint("job.before_stage")
-            staged = _stage(spark, pipeline, ranges, epochs, tables, settings)
+            staged = way.stage(connection)
             failpoint("job.after_stage")
-            _check_rejects(connection, pipeline, tables, staged)
+            staged = _without_misfits(connection, pipeline, tables, way.columns, ranges, staged, settings)
             return publish(
                 connection,
                 pipeline,
                 tables=tables,
+                columns=way.columns,
                 staged=staged,
                 # Asked after the last record was read: if the ids are the plan's now, they were all along.
                 topic_ids=kafka.topic_ids(topics),
@@ -92,16 +101,59 @@ def _load(
         return batch, ranges, epochs
 
 
+def _process_ranges(
+    spark: SparkSession,
+    connection: Any,
+    pipeline: Pipeline,
+    batch_id: int,
+    epochs: Mapping[tuple[str, int], int | None],
+    settings: Settings,
+) -> Published:
+    """Commit each range that is left by itself, on the executors, and then the batch."""
+    assert isinstance(pipeline.sink, Append)  # the pipeline takes no other
+    with transaction(connection) as cursor:
+        pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
+        pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
+        left = Ledger(connection).uncommitted_ranges(batch_id)
+    if left:
+        topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
+        check_topic_ids(left, topic_ids)
+        postgres = with_timeouts(
+            settings.postgres,
+            application="exactbatch task",
+            timeout=pipeline.publish_timeout,
+            options=session_options(pipeline.publish_timeout),
+        )
+        tasks = [
+            RangeTask(
+                range=each,
+                leader_epoch=epochs.get((each.topic, each.partition)),
+                batch_id=batch_id,
+                pipeline=pipeline,
+                kafka=settings.kafka,
+                postgres=postgres,
+            )
+            for each in left
+        ]
+        failpoint("job.before_ranges")
+        on_executors(spark, tasks, commit_range, what="commit")
+        failpoint("job.after_ranges")
+    return commit_batch(connection, pipeline, batch_id)
+
+
 @contextmanager
 def _launch(
-    connection: Any, settings: Settings, pipeline: Pipeline, batch_id: int
-) -> Iterator[StagingTables]:
+    connection: Any,
+    settings: Settings,
+    pipeline: Pipeline,
+    tables: StagingTables,
+    columns: Sequence[Column],
+) -> Iterator[None]:
     """Staging tables of this launch alone, dropped at the end whatever happens.
 
     The launch is a session advisory lock on a connection of its own: as long as it is held, no other launch
     takes these tables for leftovers.
     """
-    tables = StagingTables(batch_id, secrets.randbits(62))
     holder = connect(settings.postgres, application="exactbatch launch", timeout=pipeline.publish_timeout)
     holder.autocommit = True
     try:
@@ -109,8 +161,8 @@ def _launch(
         ledger.try_lock_launch(tables.launch)
         _drop_leftovers(holder, ledger)
         with transaction(connection) as cursor:
-            create_tables(cursor, tables, pipeline.sink.staged_columns(pipeline.value.columns))
-        yield tables
+            create_tables(cursor, tables, pipeline.sink.staged_columns(columns))
+        yield
     finally:
         _drop(holder, tables.rows, tables.rejects)
         holder.close()
@@ -141,67 +193,37 @@ def _drop(holder: Any, *tables: str) -> None:
         log.warning("staging tables %s stay until the next launch drops them: %s", ", ".join(tables), error)
 
 
-def _stage(
-    spark: SparkSession,
+def _without_misfits(
+    connection: Any,
     pipeline: Pipeline,
-    ranges: Sequence[OffsetRange],
-    epochs: Mapping[tuple[str, int], int | None],
     tables: StagingTables,
+    columns: Sequence[Column],
+    ranges: Sequence[OffsetRange],
+    staged: StagedBatch,
     settings: Settings,
-) -> list[Staged]:
-    """Stage every range on the executors; return the outcome of each attempt that Spark accepted."""
-    first_offsets = {(each.topic, each.partition, each.from_offset) for each in ranges}
-    postgres = with_timeouts(
-        settings.postgres, application="exactbatch task", timeout=pipeline.publish_timeout
+) -> StagedBatch:
+    """What is staged without the rows that the target cannot hold, unless that makes too many rejects."""
+    allowed = pipeline.rejects_allowed(staged.records)
+    _check_rejects(connection, pipeline, tables, staged, allowed)
+    sifted = sift(
+        connection,
+        pipeline,
+        tables=tables,
+        columns=columns,
+        ranges=ranges,
+        staged=staged,
+        most=allowed - staged.rejected,
+        settings=settings,
     )
-    tasks = [
-        StageTask(
-            range=piece,
-            # The epoch is known at the start of a range only: a later piece may begin in a newer one.
-            leader_epoch=epochs.get((piece.topic, piece.partition))
-            if (piece.topic, piece.partition, piece.from_offset) in first_offsets
-            else None,
-            tables=tables,
-            kafka=settings.kafka,
-            postgres=postgres,
-            value=pipeline.value,
-            columns=pipeline.sink.staged_columns(pipeline.value.columns),
-            changes=ChangesOf(pipeline.sink.key, pipeline.key) if pipeline.sink.keeps_deletes else None,
-            # Of a share, the most that there can be: no range has more records than offsets.
-            max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
-            read_timeout=pipeline.read_timeout,
-        )
-        for piece in split(ranges, parts=spark.sparkContext.defaultParallelism, smallest=_SMALLEST_PIECE)
-    ]
-
-    def run(mine: Iterable[StageTask]) -> Iterable[bytes]:  # on an executor
-        context = TaskContext.get()
-        assert context is not None
-        for task in mine:
-            yield dump(stage(task, context.taskAttemptId()))
-
-    try:
-        outcomes = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(run).collect()
-    except (PySparkException, Py4JJavaError) as error:
-        raise TasksFailed(
-            f"expected every task to stage its range, found: {_cause(error)}. The next try reads the same "
-            f"ranges; the log of the executors has the trace."
-        ) from error
-    staged = []
-    for outcome in map(load, outcomes):
-        if isinstance(outcome, ExactbatchError):
-            raise outcome
-        staged.append(outcome)
-    return staged
+    _check_rejects(connection, pipeline, tables, sifted, allowed)
+    return sifted
 
 
 def _check_rejects(
-    connection: Any, pipeline: Pipeline, tables: StagingTables, staged: Sequence[Staged]
+    connection: Any, pipeline: Pipeline, tables: StagingTables, staged: StagedBatch, allowed: int
 ) -> None:
     """Raise TooManyRejects, naming the first bad records, when there are more than the pipeline allows."""
-    rejects = sum(each.rejects for each in staged)
-    allowed = pipeline.rejects_allowed(sum(each.records for each in staged))
-    if rejects <= allowed:
+    if staged.rejected <= allowed:
         return
     with transaction(connection) as cursor:
         cursor.execute(
@@ -209,22 +231,12 @@ def _check_rejects(
                 'select topic, partition, "offset", reason from {} where task_attempt = any(%s) '
                 'order by topic, partition, "offset" limit %s'
             ).format(identifier(tables.rejects)),
-            ([each.attempt for each in staged], _REJECTS_SHOWN),
+            (staged.attempts, _REJECTS_SHOWN),
         )
         shown = [f"{r.topic}[{r.partition}] offset {r.offset}: {r.reason}" for r in cursor.fetchall()]
     raise TooManyRejects(
         f"batch {tables.batch_id} of pipeline {pipeline.name!r}: expected at most {allowed} "
-        f"records that do not decode, found {rejects} or more. Nothing was written. The first: "
-        f"{'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to keep such records "
-        f"in exactbatch.rejected_record."
+        f"records that do not decode or do not fit the target, found {staged.rejected} or more. Nothing was "
+        f"written. The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
+        f"keep such records in exactbatch.rejected_record."
     )
-
-
-def _cause(error: PySparkException | Py4JJavaError) -> str:
-    """What a task raised, without the trace around it; for a worker that died, what Spark says of it."""
-    if isinstance(error, Py4JJavaError):
-        return str(error.java_exception.getMessage()).splitlines()[0]
-    lines = str(error).splitlines()
-    trace = [number for number, line in enumerate(lines) if line.startswith((" ", "\t"))]
-    after = [line.strip() for line in lines[trace[-1] + 1 if trace else 0 :] if line.strip()]
-    return "; ".join(after or lines[:1])

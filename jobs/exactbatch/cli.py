@@ -1,4 +1,4 @@
-"""The command line: exactbatch init, plan, run, replay, rejects, status, audit and local."""
+"""The command line: exactbatch init, plan, run, replay, rejects, compact, status, audit and local."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
 
@@ -15,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from exactbatch import advance, tables
+from exactbatch import compact as compaction
 from exactbatch import replay as replays
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.exit_status import DIFFERS, exit_status
@@ -25,7 +27,14 @@ from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.pipeline import Pipeline, load_pipeline
 from exactbatch.replay import preview_replay
-from exactbatch.replay_request import ReplayRequest, parse_range, ranges_of_offsets, request_of
+from exactbatch.replay_request import (
+    ReplayRequest,
+    parse_age,
+    parse_range,
+    parse_time,
+    ranges_of_offsets,
+    request_of,
+)
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.status import load_status
 
@@ -135,7 +144,7 @@ def replay(
         list[int] | None, typer.Option("--batch", metavar="ID", help="A committed batch; repeatable.")
     ] = None,
     available_only: Annotated[
-        bool, typer.Option("--available-only", help="Replay what retention has left of it.")
+        bool, typer.Option("--available-only", help="Replay what retention and compact have left of it.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and stop.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -169,7 +178,7 @@ def rejects(
         bool, typer.Option("--replay", help="Process exactly these offsets again, after a fix.")
     ] = False,
     available_only: Annotated[
-        bool, typer.Option("--available-only", help="Replay what retention has left of them.")
+        bool, typer.Option("--available-only", help="Replay what retention and compact have left of them.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what a replay would do, and stop.")
@@ -244,6 +253,48 @@ def _process(pipeline: Pipeline, settings: Settings, batch_id: int, master: str,
         process_batch(spark, pipeline, batch_id, settings)
     report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch_id)
     _print_json(report.as_json()) if as_json else out.print(report.as_table(), highlight=False)
+
+
+@_command
+def compact(
+    reference: Reference,
+    before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Up to the first change from this time or later.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="AGE", help="As --before, that long ago: 30d, 12h or 90m.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Up to the stored offsets.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop old changes of an Upsert, beside the latest of each key. They can no longer be replayed."""
+    given = [name for name, value in (("--before", before), ("--keep", keep), ("--all", everything)) if value]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"expected one of --before, --keep and --all, found {' and '.join(given) or 'none of them'}"
+        )
+    until = parse_time(before, "--before") if before else None
+    if keep:
+        until = datetime.now(UTC) - parse_age(keep)
+    pipeline, settings = _load(reference)
+    kafka = KafkaLog(settings.kafka)
+    with _connection(settings, pipeline) as connection:
+        with err.status("Counting changes …"):
+            found = compaction.preview_compaction(connection, kafka, pipeline, before=until)
+        if not as_json:
+            out.print(tables.compaction_table(pipeline, found))
+        if not dry_run and found.dropped:
+            question = "Drop these changes? What lies below the horizons cannot be replayed any more."
+            if not yes and sys.stdin.isatty() and not typer.confirm(question):
+                raise typer.Abort
+            with err.status("Dropping changes …"):
+                found = compaction.compact(connection, kafka, pipeline, before=until)
+            if not as_json:
+                out.print(f"Dropped {found.dropped} changes.")
+        if as_json:
+            _print_json({"pipeline": pipeline.name, "dropped": found.dropped, **asdict(found)})
 
 
 @_command

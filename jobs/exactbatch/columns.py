@@ -1,6 +1,7 @@
 """Named, typed columns, written as Postgres writes them: "year int, time_hour timestamptz"."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,16 @@ _CANONICAL = {
     "float8": "double precision",
     "float": "double precision",
     "bool": "boolean",
-    "varchar": "text",
-    "character varying": "text",
+    "varchar": "character varying",
+    "char": "character",
     "timestamp": "timestamp without time zone",
     "timestamptz": "timestamp with time zone",
+    "time": "time without time zone",
+    "timetz": "time with time zone",
     "decimal": "numeric",
 }
-_TYPES = {
+# Types whose values travel as Arrow data of their own, beside numeric(p,s).
+_CARRIED = {
     "smallint",
     "integer",
     "bigint",
@@ -37,11 +41,31 @@ _TYPES = {
     "date",
     "timestamp without time zone",
     "timestamp with time zone",
-    "numeric",
 }
+# Types whose values travel as text: Postgres reads them, and tells which it refuses.
+_AS_TEXT = {
+    "character varying",
+    "character",
+    "numeric",
+    "uuid",
+    "json",
+    "jsonb",
+    "time without time zone",
+    "time with time zone",
+    "interval",
+    "inet",
+    "cidr",
+    "macaddr",
+}
+_WITH_LENGTH = {"character varying", "character"}
 _COLUMN = re.compile(r'\s*(?:"(?P<quoted>[^"]+)"|(?P<plain>[a-z_][a-z0-9_]*))\s+(?P<type>.+?)\s*')
-_TYPE = re.compile(r"(?P<name>[a-z0-9 ]+?)\s*(?:\(\s*(?P<precision>\d+)\s*(?:,\s*(?P<scale>\d+)\s*)?\))?")
+_TYPE = re.compile(r"(?P<name>[a-z0-9 ]+?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>\d+)\s*)?\))?")
+# A type that the database's owner made, such as an enum: always with its schema, so that a typing mistake in
+# a built-in type's name is found at once.
+_OWN_TYPE = re.compile(r'(?:"[^"]+"|[a-z_][a-z0-9_]*)\.(?:"[^"]+"|[a-z_][a-z0-9_]*)')
+_NEEDLESS_QUOTES = re.compile(r'"([a-z_][a-z0-9_]*)"')
 _MAX_PRECISION = 38  # decimal128's
+_MAX_NUMERIC = 1000  # digits that a numeric may declare
 _MAX_NAME = 63  # bytes of a Postgres identifier
 # A comma that is neither between parentheses nor between double quotes.
 _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
@@ -49,7 +73,10 @@ _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its name as Postgres stores it, and its type as Postgres's format_type() prints it."""
+    """One column: its name as Postgres stores it, and its type as Postgres's format_type() prints it.
+
+    The type of one that the database's owner made is written with its schema, as "public.mood".
+    """
 
     name: str
     type: str
@@ -63,12 +90,27 @@ class Column:
             )
 
     @property
+    def element(self) -> str | None:
+        """The type of an array's elements; None for what is no array."""
+        return self.type.removesuffix("[]") if self.type.endswith("[]") else None
+
+    @property
+    def staged_type(self) -> str:
+        """The Postgres type of the column in a staging table: the column's own, or text where Postgres is to
+        read the values."""
+        element = self.element or self.type
+        carried = element in _CARRIED or _carried_decimal(element) is not None
+        return (element if carried else "text") + ("[]" if self.element else "")
+
+    @property
     def arrow_type(self) -> "pa.DataType":
-        """The Arrow type whose values ADBC's binary COPY writes into a column of this type."""
+        """The Arrow type whose values ADBC's binary COPY writes into a column of the staged type."""
         import pyarrow as pa
 
-        if decimal := re.fullmatch(r"numeric\((\d+),(\d+)\)", self.type):
-            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        if self.element is not None:
+            return pa.list_(Column(self.name, self.element).arrow_type)
+        if decimal := _carried_decimal(self.type):
+            return pa.decimal128(*decimal)
         return {
             "smallint": pa.int16(),
             "integer": pa.int32(),
@@ -76,12 +118,11 @@ class Column:
             "real": pa.float32(),
             "double precision": pa.float64(),
             "boolean": pa.bool_(),
-            "text": pa.string(),
             "bytea": pa.binary(),
             "date": pa.date32(),
             "timestamp without time zone": pa.timestamp("us"),
             "timestamp with time zone": pa.timestamp("us", "UTC"),
-        }[self.type]
+        }.get(self.type, pa.string())
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
@@ -110,19 +151,40 @@ def _parse_column(text: str) -> Column:
 
 
 def _parse_type(text: str, *, column: str) -> str:
-    match = _TYPE.fullmatch(" ".join(text.lower().split()))
-    name = _CANONICAL.get(match["name"], match["name"]) if match else None
-    if match is None or name not in _TYPES or (match["precision"] is not None and name != "numeric"):
+    text = " ".join(text.split())
+    if text.endswith("[]"):
+        return _parse_type(text[:-2].strip(), column=column) + "[]"
+    if _OWN_TYPE.fullmatch(text):
+        return _NEEDLESS_QUOTES.sub(r"\1", text)  # as quote_ident() spells it
+    match = _TYPE.fullmatch(text.lower())
+    name = _CANONICAL.get(match["name"], match["name"]) if match else ""
+    numbers = [int(each) for each in (match["first"], match["second"]) if each is not None] if match else []
+    if name == "numeric":
+        return _numeric(numbers, text, column) if numbers else name
+    if name in _WITH_LENGTH and len(numbers) <= 1:
+        # Without a length, varchar is text by another name, and char is one character.
+        length = numbers[0] if numbers else 1
+        return "text" if name == "character varying" and not numbers else f"{name}({length})"
+    if name not in _CARRIED | _AS_TEXT or numbers:
         raise ConfigurationError(
-            f"expected one of the types {', '.join(sorted(_TYPES))} (numeric with precision and scale), "
-            f"found {text!r} in the column {column!r}. Use the nearest of them."
+            f"expected one of the types {', '.join(sorted(_CARRIED | _AS_TEXT))}, an array of one, or a type of "
+            f"your own with its schema, found {text!r} in the column {column!r}. Use the nearest of them."
         )
-    if name != "numeric":
-        return name
-    precision, scale = int(match["precision"] or 0), int(match["scale"] or 0)
-    if not 1 <= precision <= _MAX_PRECISION or scale > precision:
+    return name
+
+
+def _numeric(numbers: Sequence[int], text: str, column: str) -> str:
+    precision, scale = numbers[0], numbers[1] if len(numbers) > 1 else 0
+    if not 1 <= precision <= _MAX_NUMERIC or scale > precision:
         raise ConfigurationError(
-            f"expected numeric(precision, scale) with a precision of 1 to {_MAX_PRECISION} and a scale not "
+            f"expected numeric(precision, scale) with a precision of 1 to {_MAX_NUMERIC} and a scale not "
             f"above it, found {text!r} in the column {column!r}. Write it as numeric(10,2)."
         )
     return f"numeric({precision},{scale})"
+
+
+def _carried_decimal(type_: str) -> tuple[int, int] | None:
+    """Precision and scale of a numeric type that an Arrow decimal can hold."""
+    if (match := re.fullmatch(r"numeric\((\d+),(\d+)\)", type_)) and int(match[1]) <= _MAX_PRECISION:
+        return int(match[1]), int(match[2])
+    return None

@@ -67,6 +67,14 @@ class TargetMismatch(ExactbatchError):
     """The target's columns are not those that the pipeline writes."""
 
 
+class TransformRefused(ExactbatchError):
+    """A transform does not give what its sink needs, or may give something else when it is tried again."""
+
+
+class TransformFailed(ExactbatchError):
+    """A transform raised an error over a record that it fails for each time."""
+
+
 class KeyOnTwoPartitions(ExactbatchError):
     """Changes of one key are in several partitions, and nothing tells their order."""
 
@@ -81,6 +89,10 @@ class Fenced(ExactbatchError):
 
 class KafkaUnavailable(RetryableError):
     """The broker cannot be reached, or does not answer in time."""
+
+
+class RegistryUnavailable(RetryableError):
+    """The schema registry cannot be reached, or does not answer."""
 
 
 class LogEndedEarly(RetryableError):

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable
+from exactbatch.values import registry
 
 # Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms sets it.
 _ANSWER_TIMEOUT: Final = 5.0
@@ -64,6 +65,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
     from confluent_kafka import Consumer, KafkaException
 
     admin_properties(properties)
+    registry.registry_properties(properties)
     try:
         Consumer({**reader_properties(properties), "log_level": 0}).close()
     except KafkaException as error:
@@ -130,7 +132,8 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         "topic.metadata.propagation.max.ms": 1000,
         # With the other strategy, a broker that is down is tried, and complained about, 20 times a second.
         "metadata.recovery.strategy": "none",
-        **properties,
+        # Those of a schema registry are for value formats; librdkafka would refuse them.
+        **{name: value for name, value in properties.items() if not name.startswith(registry.PREFIX)},
         **_FIXED,
     }
 

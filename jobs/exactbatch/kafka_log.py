@@ -63,10 +63,9 @@ class KafkaLog:
         from kafka import TopicPartition as KafkaPartition
         from kafka.protocol.consumer import IsolationLevel
 
-        asked = {
-            KafkaPartition(each.topic, each.partition): math.ceil(at.timestamp() * 1000)
-            for each in partitions
-        }
+        # No timestamp lies before 1970; to the protocol, such numbers are earliest, latest and the like.
+        milliseconds = max(0, math.ceil(at.timestamp() * 1000))
+        asked = {KafkaPartition(each.topic, each.partition): milliseconds for each in partitions}
         with admin_client(self._properties) as client:
             found = client.list_partition_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
         return {(each.topic, each.partition): told.offset for each, told in found.items() if told.offset >= 0}

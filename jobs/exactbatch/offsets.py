@@ -4,6 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+# The partition of one life of a topic: topic, partition, topic id.
+Log = tuple[str, int, UUID]
+
 
 @dataclass(frozen=True, order=True, slots=True)
 class OffsetRange:
@@ -30,7 +33,7 @@ class OffsetRange:
         return self.until_offset - self.from_offset
 
     @property
-    def log(self) -> tuple[str, int, UUID]:
+    def log(self) -> Log:
         """The partition of the topic's life that the offsets belong to."""
         return self.topic, self.partition, self.topic_id
 

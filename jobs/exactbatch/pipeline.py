@@ -2,14 +2,20 @@
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.planner import Limits, OnLoss
 from exactbatch.sinks import Sink
-from exactbatch.values import Format
+from exactbatch.sinks.append import LINEAGE
+from exactbatch.sinks.target import Evolve
+from exactbatch.values import Format, WithMessage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # Kafka's own rule for topic names fits Airflow's dag ids and pools as well.
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -26,8 +32,15 @@ class Pipeline:
                    mapping does not name begin at their earliest offset
     limits         how many offsets one batch may span
     on_loss        when retention removed offsets that were not processed: "fail", or "record" them as lost
+    transform      a function from a Spark DataFrame of the decoded records to one of the rows to store
+    sql            the same as a query over the view `records`
+    allow_nondeterministic  names of Spark expressions that may give other results on a retry, and that the
+                   transform may use all the same: ("now",)
+    evolve         what to do with columns that the target does not have: "refuse" the batch, or "add" them
+    commit         "batch": all of a batch in one transaction; "partition": each range of an advance in one of its
+                   own, for big catch-ups into an Append
     max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records between
-                   0 and 1; one more, and the batch fails
+                   0 and 1; one more, and the batch fails; of each range, with commit="partition"
     read_timeout   seconds without progress after which reading a range is given up
     publish_timeout  seconds that publish waits for a lock, and that Postgres lets it sit idle in its
                    transaction: the longest time for which a driver that hangs can hold the pipeline
@@ -38,12 +51,17 @@ class Pipeline:
 
     name: str
     topics: tuple[str, ...]
-    value: Format
+    value: Format | WithMessage
     sink: Sink
     key: Format | None = None
     start: str | Mapping[str, Mapping[int, int]] = "earliest"
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
+    transform: "Callable[[DataFrame], DataFrame] | None" = None
+    sql: str | None = None
+    allow_nondeterministic: tuple[str, ...] = ()
+    evolve: Evolve = "refuse"
+    commit: Literal["batch", "partition"] = "batch"
     max_rejects: int | float = 0
     read_timeout: float = 60.0
     publish_timeout: float = 60.0
@@ -73,6 +91,14 @@ class Pipeline:
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected on_loss to be 'fail' or 'record', found {self.on_loss!r}"
             )
+        if self.evolve not in ("refuse", "add"):
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected evolve to be 'refuse' or 'add', found {self.evolve!r}"
+            )
+        if self.commit not in ("batch", "partition"):
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected commit to be 'batch' or 'partition', found {self.commit!r}"
+            )
         share = isinstance(self.max_rejects, float)
         if self.max_rejects < 0 or (share and not 0 <= self.max_rejects <= 1):
             raise ConfigurationError(
@@ -85,9 +111,30 @@ class Pipeline:
                     f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "
                     f"{getattr(self, name)}"
                 )
-        self.sink.check(self.value.columns)
+        self._check_transform()
         if self.key is not None:
             self._check_key(self.key)
+        if self.commit == "partition" and (found := self._needs_one_transaction()):
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected rows that one range gives alone and that are copied as they "
+                f"are, which commit='partition' needs, found {found}. Use commit='batch'."
+            )
+
+    def _needs_one_transaction(self) -> str | None:
+        """What makes it impossible to commit each range by itself; None where it is possible."""
+        if self.sink.kind != "append":
+            return f"a sink whose target is derived from all ranges ({self.sink.kind})"
+        if self.sink.lineage != "record":
+            return f"rows that come from many records (lineage={self.sink.lineage!r})"
+        if self.is_transformed:
+            return "a transform, which sees the records of all ranges"
+        for column in self.value.columns:
+            if column.staged_type != column.type:
+                return (
+                    f"the column {column.name} of type {column.type}, whose values Postgres casts from "
+                    f"{column.staged_type}"
+                )
+        return None
 
     def rejects_allowed(self, records: int) -> int:
         """How many of so many records may be rejected."""
@@ -95,19 +142,41 @@ class Pipeline:
             return int(self.max_rejects * records)
         return self.max_rejects
 
+    @property
+    def is_transformed(self) -> bool:
+        """Whether rows are what a transform makes of the decoded records."""
+        return self.transform is not None or self.sql is not None
+
+    def _check_transform(self) -> None:
+        if not self.is_transformed:
+            self.sink.check(self.value.columns)
+            return
+        if self.transform is not None and self.sql is not None:
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected a transform or sql, found both: let the function run the query"
+            )
+        # What the sink gets is not known before Spark has seen the transform; what the transform gets is.
+        if taken := {column.name for column in LINEAGE} & {column.name for column in self.value.columns}:
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected columns beside the lineage columns, found {sorted(taken)} in "
+                f"the value: rename them"
+            )
+
     def _check_key(self, key: Format) -> None:
         if {column.name for column in key.columns} != set(self.sink.key):
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected key to give the key columns of the sink, "
                 f"({', '.join(self.sink.key)}), found ({', '.join(column.name for column in key.columns)})"
-                + ("" if self.sink.key else ": only an Upsert has a key")
+                + ("" if self.sink.keeps_deletes else ": only an Upsert has a key")
             )
         for column in key.columns:
             if column not in self.value.columns:
-                (other,) = (each for each in self.value.columns if each.name == column.name)
+                other = {each.name: each.type for each in self.value.columns}.get(
+                    column.name, "no such column"
+                )
                 raise ConfigurationError(
                     f"pipeline {self.name!r}, column {column.name}: expected one type in key and value, found "
-                    f"{column.type} and {other.type}"
+                    f"{column.type} and {other}"
                 )
 
 

@@ -1,7 +1,7 @@
 """Publish: results, rejects, coverage and the new offsets, in one short transaction."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -9,6 +9,7 @@ from uuid import UUID
 import psycopg2.errors
 from psycopg2 import sql
 
+from exactbatch.columns import Column
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,
@@ -21,7 +22,8 @@ from exactbatch.ledger import Batch, Ledger, transaction
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, covered_parts
-from exactbatch.staging import Staged, StagingTables, identifier
+from exactbatch.replay_planner import check_above_horizons
+from exactbatch.staging import Staged, StagedBatch, StagingTables, identifier
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Published:
             return f"batch {self.batch.batch_id} was committed before: nothing written"
         return (
             f"batch {self.batch.batch_id} committed: {self.batch.records} records, {self.batch.rows} rows, "
-            f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones"
+            f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones, {self.batch.dropped} dropped"
         )
 
 
@@ -45,17 +47,19 @@ def publish(
     pipeline: Pipeline,
     *,
     tables: StagingTables,
-    staged: Sequence[Staged],
+    columns: Sequence[Column],
+    staged: StagedBatch,
     topic_ids: Mapping[str, UUID],
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
-    `staged` holds the outcome of each task attempt that Spark accepted; together they cover the batch's
-    ranges. `topic_ids` are the topics' ids as the broker told them after the last record was read.
+    `columns` are those of a row, beside its lineage. `staged` is what the task attempts
+    that Spark accepted have staged. `topic_ids` are the topics' ids as the broker told them
+    after the last record was read.
 
-    Raises Fenced when another batch took this one's place, TopicRecreated, StagedRowsDiffer, TargetMismatch
-    when the target refuses rows, and PostgresUnavailable, after which the outcome is unknown and the ledger
-    knows it.
+    Raises Fenced when another batch took this one's place, ReplayRefused below a horizon, TopicRecreated,
+    StagedRowsDiffer, TargetMismatch when the target refuses rows, and PostgresUnavailable, after which the
+    outcome is unknown and the ledger knows it.
     """
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
@@ -65,24 +69,23 @@ def publish(
             return Published(batch, wrote=False)
         ranges = ledger.ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
-        _check_complete(ranges, staged)
+        _check_complete(ranges, staged.pieces)
         if batch.kind == "advance":
             _advance(ledger, pipeline, batch, ranges)
             failpoint("publish.after_advance")
         else:
             _take_back(cursor, ledger, pipeline, batch, ranges)
             failpoint("publish.after_take_back")
-        _check_staged(cursor, tables.rows, [(each.attempt, each.rows) for each in staged])
-        _check_staged(cursor, tables.rejects, [(each.attempt, each.rejects) for each in staged])
-        attempts = [each.attempt for each in staged]
+        _check_staged(cursor, tables.rows, staged.rows)
+        _check_staged(cursor, tables.rejects, staged.rejects)
         rows = pipeline.sink.insert_staged(
             cursor,
             staging=identifier(tables.rows),
-            columns=pipeline.value.columns,
+            columns=columns,
             batch_id=batch.batch_id,
-            attempts=attempts,
+            attempts=staged.attempts,
         )
-        rejected = _insert_rejects(cursor, pipeline, tables, attempts)
+        rejected = _insert_rejects(cursor, pipeline, tables, staged.attempts)
         _check_inserted(pipeline, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
         ledger.cover(batch)
@@ -90,8 +93,9 @@ def publish(
             batch,
             rows=rows,
             rejected=rejected,
-            tombstones=sum(each.tombstones for each in staged),
-            records=_records_of(ranges, staged),
+            tombstones=staged.tombstones,
+            dropped=staged.dropped,
+            records=_records_of(ranges, staged.pieces),
         )
         failpoint("publish.before_commit")
     failpoint("publish.after_commit")
@@ -102,7 +106,8 @@ def publish(
 def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
     """Return whether the batch is committed already.
 
-    Raises Fenced when it is superseded, and ConfigurationError when it is another pipeline's.
+    Raises Fenced when it is superseded, ReplayRefused when it reaches below a horizon that has moved since it
+    was planned, and ConfigurationError when it is another pipeline's.
     """
     if batch.pipeline != pipeline.name:
         raise ConfigurationError(
@@ -110,13 +115,16 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
             f"{batch.pipeline!r}. Give the batch_id that this pipeline's plan returned."
         )
     if batch.status == "superseded":
+        kept = len(ledger.committed_ranges(batch.batch_id))
+        written = f"{kept} of its ranges were committed before and stay" if kept else "Nothing was written"
         raise Fenced(
             f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: expected it to be planned, found it "
             f"superseded by batch {ledger.successor(batch)}, which was planned later over the same offsets. "
-            f"Nothing was written and nothing is lost; this batch needs no retry."
+            f"{written} and nothing is lost; this batch needs no retry."
         )
     if batch.kind == "replay" and batch.status == "planned":
         _check_not_overtaken(batch, ledger.covering(batch))
+        check_above_horizons(batch.batch_id, ledger.ranges(batch.batch_id), ledger.horizons(pipeline))
     return batch.status == "committed"
 
 
@@ -178,14 +186,11 @@ def _take_back(
             )
 
 
-def _check_staged(cursor: Any, table: str, reported: Iterable[tuple[int, int]]) -> None:
+def _check_staged(cursor: Any, table: str, expected: Mapping[int, int]) -> None:
     """The rows of each accepted attempt are all there, and no more.
 
     This catches an unlogged table that a crash has emptied, and a COPY that was never committed.
     """
-    expected: Counter[int] = Counter()
-    for attempt, rows in reported:
-        expected[attempt] += rows
     query = sql.SQL(
         "select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt"
     )
@@ -207,9 +212,9 @@ def _check_staged(cursor: Any, table: str, reported: Iterable[tuple[int, int]]) 
             )
 
 
-def _check_inserted(pipeline: Pipeline, staged: Sequence[Staged], *, rows: int, rejected: int) -> None:
+def _check_inserted(pipeline: Pipeline, staged: StagedBatch, *, rows: int, rejected: int) -> None:
     """As many rows arrived as were staged: a trigger or rule of the target may swallow some."""
-    expected = sum(each.rows for each in staged), sum(each.rejects for each in staged)
+    expected = sum(staged.rows.values()), staged.rejected
     if (rows, rejected) != expected:
         raise TargetMismatch(
             f"target {pipeline.sink.target}: expected to insert {expected[0]} rows and {expected[1]} rejected "

@@ -52,6 +52,7 @@ _offset = methodcaller("offset")
 _error = methodcaller("error")
 _key = methodcaller("key")
 _value = methodcaller("value")
+_headers = methodcaller("headers")
 _timestamp = methodcaller("timestamp")
 
 
@@ -76,6 +77,10 @@ class Records:
     def values(self) -> pa.BinaryArray:
         """Value bytes; null for a null value."""
         return pa.array(list(map(_value, self.messages)), pa.binary())
+
+    def headers(self) -> list[Any]:
+        """For each record its headers, a list of (name, bytes or None), or None."""
+        return list(map(_headers, self.messages))
 
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1)."""

@@ -53,10 +53,10 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
-        stored = ledger.stored_offsets(pipeline)
+        stored, named = _see(ledger, pipeline, request)
     partitions, found = _ask(log, pipeline, request)
     with transaction(connection) as cursor:
-        planned = _plan(ledger, pipeline, request, stored, partitions, found, keep=False)
+        planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
         parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
         by_range = pipeline.sink.lineage == "record"
         taken_back = tuple(
@@ -92,15 +92,13 @@ def plan(
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
-        # Seen before Kafka is asked, so that the log reaches every head; heads that move on meanwhile are
-        # no matter, because a replay stays below those that were seen.
-        stored = ledger.stored_offsets(pipeline)
+        stored, named = _see(ledger, pipeline, request)
     partitions, found = _ask(log, pipeline, request)
     with transaction(connection):
         ledger.lock(pipeline)
         if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
             return batch_id
-        planned = _plan(ledger, pipeline, request, stored, partitions, found, keep=True)
+        planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=True)
         if planned.is_empty:
             return None
         batch_id = ledger.write_replay(pipeline, planned.ranges, origin=origin, run=run)
@@ -164,6 +162,24 @@ def committed_in_this_life(run: Run, batches: Sequence[Batch]) -> Batch | None:
     return None
 
 
+def _see(
+    ledger: Ledger, pipeline: Pipeline, request: ReplayRequest
+) -> tuple[list[StoredOffset], list[AskedRange]]:
+    """Where the pipeline stands, and the ranges that are named: by themselves, or by their batches.
+
+    Seen before Kafka is asked, so that the log reaches every head. Heads that move on meanwhile are no matter,
+    because a replay stays below those that were seen; nor is a batch that commits meanwhile.
+    """
+    stored = ledger.stored_offsets(pipeline)
+    if not stored:
+        raise ReplayRefused(
+            f"pipeline {pipeline.name!r}: expected stored offsets, found none: it has processed nothing that "
+            f"could be replayed. Run it once first; where it starts is where history ends."
+        )
+    named = _batches(ledger, pipeline, request.batch_ids) if request.batch_ids else list(request.ranges)
+    return [each for each in stored if each.topic in pipeline.topics], named
+
+
 def _ask(
     log: KafkaLog, pipeline: Pipeline, request: ReplayRequest
 ) -> tuple[tuple[LogPartition, ...], _Found]:
@@ -182,28 +198,18 @@ def _plan(
     pipeline: Pipeline,
     request: ReplayRequest,
     stored: Sequence[StoredOffset],
+    named: Sequence[AskedRange],
     partitions: Sequence[LogPartition],
     found: _Found,
     *,
     keep: bool,
 ) -> ReplayPlan:
-    if not stored:
-        raise ReplayRefused(
-            f"pipeline {pipeline.name!r}: expected stored offsets, found none: it has processed nothing that "
-            f"could be replayed. Run it once first; where it starts is where history ends."
-        )
-    stored = [each for each in stored if each.topic in pipeline.topics]
-    if request.window is not None:
-        asked = _window(ledger, pipeline, request, stored, partitions, found, keep=keep)
-    elif request.batch_ids:
-        asked = _batches(ledger, pipeline, request.batch_ids)
-    else:
-        asked = list(request.ranges)
     return plan_replay(
-        asked,
+        _window(ledger, pipeline, request, stored, partitions, found, keep=keep) if request.window else named,
         stored,
         partitions,
         coverage=ledger.coverage(pipeline) if pipeline.sink.lineage == "batch" else (),
+        horizons=ledger.horizons(pipeline),
         lineage=pipeline.sink.lineage,
         available_only=request.available_only,
     )
@@ -213,12 +219,14 @@ def _batches(ledger: Ledger, pipeline: Pipeline, batch_ids: Sequence[int]) -> li
     ranges: list[OffsetRange] = []
     for batch_id in batch_ids:
         batch = ledger.batch(batch_id)
-        if batch.pipeline != pipeline.name or batch.status != "committed":
+        # A superseded batch has results, too, where ranges are committed one by one: those of some ranges.
+        committed = ledger.committed_ranges(batch_id)
+        if batch.pipeline != pipeline.name or batch.status == "planned" or not committed:
             raise ReplayRefused(
                 f"batch {batch_id}: expected a committed batch of pipeline {pipeline.name!r}, found a "
                 f"{batch.status} one of {batch.pipeline!r}. `exactbatch status` lists the newest batches."
             )
-        ranges += ledger.ranges(batch_id)
+        ranges += committed
     return [
         AskedRange(each.topic, each.partition, each.from_offset, each.until_offset) for each in union(ranges)
     ]

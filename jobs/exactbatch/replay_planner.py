@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Literal
 
 from exactbatch.errors import OffsetsLost, ReplayRefused
-from exactbatch.offsets import OffsetRange, union
+from exactbatch.offsets import Log, OffsetRange, union
 from exactbatch.planner import (
     Covered,
     LogPartition,
@@ -27,10 +28,12 @@ class Widening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """What a replay processes; what was asked for and is no longer in the log; what came in beside it."""
+    """What a replay processes; what was asked for and is no longer in the log, or is below a horizon; what came
+    in beside it."""
 
     ranges: tuple[OffsetRange, ...]
     removed: tuple[OffsetRange, ...] = ()
+    compacted: tuple[OffsetRange, ...] = ()
     widened: tuple[Widening, ...] = ()
 
     @property
@@ -65,17 +68,20 @@ def plan_replay(
     log: Sequence[LogPartition],
     *,
     coverage: Sequence[Covered] = (),
+    horizons: Mapping[Log, int] = MappingProxyType({}),
     lineage: Literal["record", "batch"] = "record",
     available_only: bool = False,
 ) -> ReplayPlan:
     """Plan a replay of exactly what was asked for.
 
     With lineage="batch" nothing less than a whole batch can be taken back, so the plan is widened to all that
-    `coverage` says of every batch that it touches.
+    `coverage` says of every batch that it touches. `horizons` gives for each log the offset below which changes
+    were compacted.
 
     Raises ReplayRefused for ranges that are reversed, overlap, are beyond the stored head or of an unknown
-    partition, OffsetsLost for what retention has removed, unless `available_only`, and TopicRecreated,
-    PartitionGone or LogWentBackwards where the log is not the one that was processed.
+    partition, ReplayRefused for what lies below a horizon and OffsetsLost for what retention has removed,
+    unless `available_only`, and TopicRecreated, PartitionGone or LogWentBackwards where the log is not the one
+    that was processed.
     """
     heads = {(each.topic, each.partition): each for each in stored}
     for each in asked:
@@ -90,9 +96,13 @@ def plan_replay(
     widened: list[Widening] = []
     if lineage == "batch":
         widened = _widen(wanted, coverage, partitions)
+    asked_for = union([*wanted, *(each.range for each in widened)])
+    compacted, above = _cut_at_horizons(asked_for, horizons)
+    if compacted and not available_only:
+        raise ReplayRefused(_compacted_message(compacted[0], above, horizons))
     removed = []
     ranges = []
-    for range_ in union([*wanted, *(each.range for each in widened)]):
+    for range_ in above:
         earliest = partitions[range_.topic, range_.partition].earliest
         lost, left = range_.cut(earliest)
         if lost is not None:
@@ -103,7 +113,19 @@ def plan_replay(
             removed.append(lost)
         if left is not None:
             ranges.append(left)
-    return ReplayPlan(ranges=tuple(ranges), removed=tuple(removed), widened=tuple(widened))
+    return ReplayPlan(
+        ranges=tuple(ranges), removed=tuple(removed), compacted=tuple(compacted), widened=tuple(widened)
+    )
+
+
+def check_above_horizons(batch_id: int, ranges: Iterable[OffsetRange], horizons: Mapping[Log, int]) -> None:
+    """Raise ReplayRefused when a planned replay reaches below a horizon that has moved since."""
+    compacted, above = _cut_at_horizons(ranges, horizons)
+    if compacted:
+        raise ReplayRefused(
+            f"batch {batch_id}: {_compacted_message(compacted[0], above, horizons)} The horizon has moved since "
+            f"this replay was planned. Nothing was written; plan the replay again."
+        )
 
 
 def _check(asked: AskedRange, heads: Mapping[TopicPartition, StoredOffset]) -> None:
@@ -178,6 +200,28 @@ def _check_no_batch_is_lost(lost: OffsetRange, coverage: Iterable[Covered], earl
                 f"a whole (lineage='batch'), found that retention has removed its offsets below {earliest}. "
                 f"The replay is refused: it would lose what these offsets had given."
             )
+
+
+def _cut_at_horizons(
+    ranges: Iterable[OffsetRange], horizons: Mapping[Log, int]
+) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """What lies below the horizon of its log, and what lies at or above it."""
+    cuts = [each.cut(horizons.get(each.log, 0)) for each in ranges]
+    return [low for low, _ in cuts if low is not None], [high for _, high in cuts if high is not None]
+
+
+def _compacted_message(low: OffsetRange, above: Sequence[OffsetRange], horizons: Mapping[Log, int]) -> str:
+    return (
+        f"{low}: expected offsets at or above {horizons[low.log]}, the horizon of {low.topic}[{low.partition}], "
+        f"found them below it: exactbatch compact has dropped changes there, and what is dropped cannot be "
+        f"taken back. "
+        + (
+            f"To replay the {sum(map(len, above))} offsets that lie above, and keep the results of the rest as "
+            f"they are, set available_only."
+            if above
+            else "Nothing of it can be replayed; its results stay as they are."
+        )
+    )
 
 
 def _lost_message(range_: OffsetRange, lost: OffsetRange, left: OffsetRange | None, earliest: int) -> str:

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
 
+_UNITS: Final = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1)}
+_DIGITS: Final = 5  # 99999 days ago is still a date
 _RANGE_KEYS: Final = ("topic", "partition", "from_offset", "until_offset")
 PARAMETERS: Final = ("ranges", "start", "end", "batch_ids", "available_only")
 
@@ -29,7 +31,8 @@ class AskedRange:
 class ReplayRequest:
     """One of: ranges; a window [start, end) of message timestamps; the exact ranges of committed batches.
 
-    `available_only`: where retention has removed a part of what is asked for, process the rest.
+    `available_only`: where retention has removed a part of what is asked for, or compact has dropped changes of
+    it, process the rest.
 
     Raises ConfigurationError when none or several are given, or the window is not one.
     """
@@ -115,6 +118,16 @@ def parse_time(text: Any, name: str) -> datetime:
             f"expected {name} as an ISO 8601 time such as 2026-11-21T08:00:00Z, found {text!r}"
         ) from None
     return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_age(text: str) -> timedelta:
+    """How long something is kept, written as days, hours or minutes: 30d, 12h, 90m. Raises ConfigurationError."""
+    number, unit = text[:-1], text[-1:]
+    if not number.isdecimal() or len(number) > _DIGITS or unit not in _UNITS:
+        raise ConfigurationError(
+            f"expected an age of at most {_DIGITS} digits and a unit, such as 30d, 12h or 90m, found {text!r}"
+        )
+    return int(number) * _UNITS[unit]
 
 
 def parse_range(text: str) -> AskedRange:

@@ -47,6 +47,7 @@ class Report:
             "rows": self.batch.rows,
             "rejected": self.batch.rejected,
             "tombstones": self.batch.tombstones,
+            "dropped": self.batch.dropped,
             "seconds": self.seconds,
             "ranges": [
                 {
@@ -66,6 +67,7 @@ class Report:
             "topic", "partition", "from", "until", "records", "lag",
             title=f"batch {batch.batch_id} of {batch.pipeline} ({batch.kind}, {batch.status})",
             caption=f"{batch.rows} rows · {batch.rejected} rejected · {batch.tombstones} tombstones · "
+            f"{batch.dropped} dropped · "
             f"{seconds:.1f} s from plan to commit · {(batch.rows or 0) / max(seconds, 0.001):,.0f} rows/s",
         )  # fmt: skip
         lag = {(each.topic, each.partition): self.lag(each) for each in self.log}

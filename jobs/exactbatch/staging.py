@@ -4,26 +4,25 @@ A staging table belongs to one launch of one batch. It is UNLOGGED, and each row
 attempt that wrote it, because Spark's commit protocol does not know of a Python worker's side effects.
 """
 
-import base64
 import gc
-import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import adbc_driver_postgresql.dbapi
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.read import Records, read_range
-from exactbatch.values import Decoded, Format, as_changes
+from exactbatch.values import Decoded, Format, WithMessage, as_changes, headers_as_json
 
 SCHEMA: Final = "exactbatch_staging"
 _TABLE: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows|rejects)")
@@ -38,7 +37,8 @@ _LINEAGE: Final = pa.schema(
         ("kafka_topic", pa.string()),
     ]
 )
-_REJECT: Final = pa.schema(
+LINEAGE_NAMES: Final = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
+REJECT: Final = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -96,11 +96,22 @@ class StageTask:
     tables: StagingTables
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: str = field(repr=False)
-    value: Format
+    value: Format | WithMessage
     columns: tuple[Column, ...]
     changes: ChangesOf | None
     max_rejects: int
     read_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that is no row, as a Kafka message, why, and the task attempt that read it."""
+
+    topic: str
+    partition: int
+    message: Any
+    reason: str
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +126,54 @@ class Staged:
     tombstones: int
 
 
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """All that the accepted task attempts of a batch did.
+
+    `pieces` together are the ranges of the batch. `rows` and `rejects` say how many each task attempt has
+    staged. `dropped` counts the records that decoded and that the transform gave no row for.
+    """
+
+    pieces: tuple[Staged, ...]
+    rows: Mapping[int, int]
+    rejects: Mapping[int, int]
+    dropped: int = 0
+
+    @classmethod
+    def of(cls, pieces: Iterable[Staged]) -> "StagedBatch":
+        """A batch whose tasks staged what they had read."""
+        pieces = tuple(pieces)
+        rows, rejects = (
+            {each.attempt: getattr(each, name) for each in pieces} for name in ("rows", "rejects")
+        )
+        return cls(pieces, rows, rejects)
+
+    @property
+    def attempts(self) -> list[int]:
+        """The task attempts whose staged rows and rejects count."""
+        return sorted({*self.rows, *self.rejects})
+
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return sum(each.records for each in self.pieces)
+
+    @property
+    def tombstones(self) -> int:
+        """How many records were null values without a row."""
+        return sum(each.tombstones for each in self.pieces)
+
+    @property
+    def rejected(self) -> int:
+        """How many records were rejected."""
+        return sum(self.rejects.values())
+
+
 def create_tables(cursor: Any, tables: StagingTables, columns: Sequence[Column]) -> None:
     """Create a launch's staging tables. Columns have the types of the Arrow data, never the target's:
     binary COPY into another type corrupts silently."""
-    row = [*(_definition(f) for f in _LINEAGE), *((c.name, c.type) for c in columns)]
-    for name, definitions in ((tables.rows, row), (tables.rejects, [_definition(f) for f in _REJECT])):
+    row = [*(_definition(f) for f in _LINEAGE), *((c.name, c.staged_type) for c in columns)]
+    for name, definitions in ((tables.rows, row), (tables.rejects, [_definition(f) for f in REJECT])):
         cursor.execute(
             sql.SQL("create unlogged table {} ({})").format(
                 identifier(name),
@@ -135,6 +189,13 @@ def identifier(table: str) -> sql.Identifier:
     return sql.Identifier(SCHEMA, table)
 
 
+def stage_rejects(postgres: str, tables: StagingTables, rejected: Sequence[Rejected]) -> None:
+    """Stage records that were found to be none, on the driver."""
+    with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
+        _copy(connection, tables.rejects, REJECT, iter([reject_batch(rejected)]))
+        connection.commit()
+
+
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
     """Read, decode and stage one range, on an executor.
 
@@ -148,7 +209,7 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
             rows = _decoded_rows(task, attempt, counts, rejected)
             _copy(connection, task.tables.rows, _row_schema(task.columns), rows)
             if rejected:
-                _copy(connection, task.tables.rejects, _REJECT, iter(rejected))
+                _copy(connection, task.tables.rejects, REJECT, iter(rejected))
             failpoint("stage.before_copy_commit")
             connection.commit()
             failpoint("stage.after_copy_commit")
@@ -160,6 +221,99 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
             raise counts.error from error
         raise
     return Staged(task.range, attempt, counts.records, counts.rows, counts.rejects, counts.tombstones)
+
+
+def decode(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Staged | ExactbatchError]:
+    """Read and decode one range and stage its rejects, on an executor.
+
+    Gives the rows, with the columns of decoded_schema(), and last what was done; or a terminal error.
+    """
+    counts = _Counts()
+    rejected: list[pa.RecordBatch] = []
+    try:
+        with collector_paused():
+            for batch in _decoded_rows(task, attempt, counts, rejected):
+                yield batch.select(decoded_schema(task.columns).names)
+            if rejected:
+                with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+                    _copy(connection, task.tables.rejects, REJECT, iter(rejected))
+                    connection.commit()
+    except ExactbatchError as error:
+        if error.retryable:
+            raise
+        yield error
+        return
+    yield Staged(task.range, attempt, counts.records, counts.rows, counts.rejects, counts.tombstones)
+
+
+def decoded_schema(columns: Sequence[Column]) -> pa.Schema:
+    """The columns of a decoded row, and those that say which record it comes from."""
+    return pa.schema(
+        [*((c.name, c.arrow_type) for c in columns), *(_LINEAGE.field(n) for n in LINEAGE_NAMES)]
+    )
+
+
+def stage_rows(
+    batches: Iterable[pa.RecordBatch],
+    tables: StagingTables,
+    postgres: str,
+    columns: Sequence[Column],
+    attempt: int,
+) -> int | ExactbatchError:
+    """Stage rows that have these columns and, if they tell it, their lineage, on an executor; return how many.
+
+    A value that no Postgres can store is a terminal error, which is returned.
+    """
+    schema = _row_schema(columns)
+    counts = _Counts()
+
+    def tagged() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            try:
+                _refuse_nul(batch)
+            except TransformFailed as error:
+                counts.error = error
+                raise
+            counts.rows += len(batch)
+            yield _tagged(batch, schema, attempt)
+
+    try:
+        with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
+            _copy(connection, tables.rows, schema, tagged())
+            failpoint("stage.before_copy_commit")
+            connection.commit()
+            failpoint("stage.after_copy_commit")
+    except Exception:
+        if counts.error is not None:
+            return counts.error
+        raise
+    return counts.rows
+
+
+def _tagged(batch: pa.RecordBatch, schema: pa.Schema, attempt: int) -> pa.RecordBatch:
+    n = len(batch)
+    there = {"task_attempt": pa.repeat(pa.scalar(attempt, pa.int64()), n)}
+    there |= {name: batch.column(name) for name in batch.schema.names}
+    arrays = [there[f.name].cast(f.type) if f.name in there else pa.nulls(n, f.type) for f in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _refuse_nul(batch: pa.RecordBatch) -> None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_string(column.type):
+            at = pc.index(pc.fill_null(pc.match_substring(column, "\0"), False), True).as_py()
+            if at >= 0:
+                where = [
+                    batch.column(each)[at].as_py() for each in LINEAGE_NAMES[:3] if each in batch.schema.names
+                ]
+                raise TransformFailed(
+                    f"column {name!r}: expected text that Postgres can store, found U+0000 in a row of the "
+                    f"transform{_of_record(where)}. Nothing was written. Let the transform remove it."
+                )
+
+
+def _of_record(where: Sequence[Any]) -> str:
+    return f", from {where[0]}[{where[1]}] offset {where[2]}" if len(where) == len(LINEAGE_NAMES[:3]) else ""
 
 
 @contextmanager
@@ -175,15 +329,14 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def dump(outcome: Staged | ExactbatchError) -> bytes:
+def dump(outcome: object) -> bytes:
     """An outcome as bytes, for the way from an executor to the driver."""
     return pickle.dumps(outcome)
 
 
-def load(outcome: bytes) -> Staged | ExactbatchError:
+def load(outcome: bytes) -> Any:
     """The outcome that dump() wrote, in a task of this very job."""
-    found: Staged | ExactbatchError = pickle.loads(outcome)
-    return found
+    return pickle.loads(outcome)
 
 
 @dataclass(slots=True)
@@ -207,7 +360,7 @@ def _decoded_rows(
             counts.rejects += len(decoded.rejects)
             counts.tombstones += decoded.tombstones
             if decoded.rejects:
-                rejected.append(_reject_batch(task.range, each, decoded, attempt))
+                rejected.append(reject_batch(rejects_of(task.range, each, decoded, attempt)))
             if counts.rejects > task.max_rejects:
                 return
             yield _with_lineage(task.range, each, decoded, attempt)
@@ -218,7 +371,7 @@ def _decoded_rows(
 
 def _decode(task: StageTask, records: Records) -> Decoded:
     values = records.values()
-    decoded = task.value.decode(values)
+    decoded = decode_records(task.value, records, values)
     if task.changes is None:
         return decoded
     # Keys are asked for only where there is a null value: that is a Python call for each record.
@@ -233,6 +386,11 @@ def _decode(task: StageTask, records: Records) -> Decoded:
     )
 
 
+def decode_records(value: Format | WithMessage, records: Records, values: pa.BinaryArray) -> Decoded:
+    """Decode records, whose values are these."""
+    return value.decode(values, records) if isinstance(value, WithMessage) else value.decode(values)
+
+
 def _copy(connection: Any, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
     reader = pa.RecordBatchReader.from_batches(schema, batches)
     with connection.cursor() as cursor:
@@ -243,52 +401,51 @@ def _row_schema(columns: Sequence[Column]) -> pa.Schema:
     return pa.schema([*_LINEAGE, *((c.name, c.arrow_type) for c in columns)])
 
 
-def _with_lineage(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
+def origins(records: Records, decoded: Decoded) -> tuple[pa.Int64Array, pa.TimestampArray]:
+    """The offset and the timestamp, in microseconds UTC, of the record of each row."""
     offsets, timestamps = records.offsets(), records.timestamps()
     if len(decoded.kept) < len(offsets):
         offsets, timestamps = offsets.take(decoded.kept), timestamps.take(decoded.kept)
+    return offsets, timestamps.cast(pa.timestamp("us", "UTC"))
+
+
+def _with_lineage(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
+    offsets, timestamps = origins(records, decoded)
     n = len(offsets)
     lineage = [
         pa.repeat(pa.scalar(attempt, pa.int64()), n),
         pa.repeat(pa.scalar(range_.partition, pa.int32()), n),
         offsets,
-        timestamps.cast(pa.timestamp("us", "UTC")),
+        timestamps,
         pa.repeat(range_.topic, n),
     ]
     names = [*_LINEAGE.names, *decoded.rows.schema.names]
     return pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], names)
 
 
-def _reject_batch(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> pa.RecordBatch:
-    """Rejected records as they were. This is the slow path: one record at a time."""
-    rows = []
+def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> Iterator[Rejected]:
+    """The records of a range that did not decode."""
     for index, reason in decoded.rejects:
-        message = records.messages[index]
-        rows.append(
-            {
-                "topic": range_.topic,
-                "partition": range_.partition,
-                "offset": message.offset(),
-                "key": message.key(),
-                "value": message.value(),
-                "headers": _headers_as_json(message.headers()),
-                "reason": reason.replace("\0", "\\u0000"),
-                "task_attempt": attempt,
-            }
-        )
-    return pa.RecordBatch.from_pylist(rows, _REJECT)
+        yield Rejected(range_.topic, range_.partition, records.messages[index], reason, attempt)
 
 
-def _headers_as_json(headers: Any) -> str:
-    """Headers, a list of (name, bytes or None), as a JSON list of [name, value in base64 or null].
-
-    jsonb cannot hold U+0000, so a name shows it as text.
-    """
-    return json.dumps(
+def reject_batch(rejected: Iterable[Rejected]) -> pa.RecordBatch:
+    """Rejected records as they were. This is the slow path: one record at a time."""
+    return pa.RecordBatch.from_pylist(
         [
-            [name.replace("\0", "\\u0000"), None if value is None else base64.b64encode(value).decode()]
-            for name, value in headers or ()
-        ]
+            {
+                "topic": each.topic,
+                "partition": each.partition,
+                "offset": each.message.offset(),
+                "key": each.message.key(),
+                "value": each.message.value(),
+                "headers": headers_as_json(each.message.headers()),
+                "reason": each.reason.replace("\0", "\\u0000"),
+                "task_attempt": each.attempt,
+            }
+            for each in rejected
+        ],
+        REJECT,
     )
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, transaction
+from exactbatch.ledger import Batch, Ledger, PartlyCommitted, transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, StoredOffset
 
@@ -14,11 +14,16 @@ _BATCHES: Final = 5  # how many of the newest are shown
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. `stored` and `committed_at` are None where no offset is stored yet."""
+    """One partition. `stored` and `committed_at` are None where no offset is stored yet.
+
+    `horizon` is the offset below which changes were compacted and nothing can be replayed, None where there
+    is none.
+    """
 
     log: LogPartition
     stored: StoredOffset | None
     committed_at: datetime | None
+    horizon: int | None
     open_transactions: tuple[tuple[int, int], ...]
 
     @property
@@ -54,11 +59,15 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A pipeline's partitions and its newest batches, newest first."""
+    """A pipeline's partitions and its newest batches, newest first.
+
+    `partly_committed` tells more of those batches that are not committed, although some of their ranges are.
+    """
 
     pipeline: Pipeline
     partitions: tuple[PartitionStatus, ...]
     batches: tuple[Batch, ...]
+    partly_committed: tuple[PartlyCommitted, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -72,6 +81,7 @@ class Status:
                     "last_stable": each.log.last_stable,
                     "high_watermark": each.log.high_watermark,
                     "earliest": each.log.earliest,
+                    "horizon": each.horizon,
                     "lag": each.lag,
                     "committed_at": each.committed_at,
                     "troubles": each.troubles,
@@ -79,6 +89,7 @@ class Status:
                 for each in self.partitions
             ],
             "batches": [asdict(each) for each in self.batches],
+            "partly_committed": [asdict(each) for each in self.partly_committed],
         }
 
 
@@ -92,16 +103,19 @@ def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
         ledger.check_registered(pipeline)
         stored = {(each.topic, each.partition): each for each in ledger.stored_offsets(pipeline)}
         moved = ledger.stored_at(pipeline)
+        horizons = ledger.horizons(pipeline)
         batches = ledger.batches(pipeline, most=_BATCHES)
+        partly_committed = ledger.partly_committed(pipeline, batches)
     partitions = tuple(
         PartitionStatus(
             log=each,
             stored=stored.get((each.topic, each.partition)),
             committed_at=moved.get((each.topic, each.partition)),
+            horizon=horizons.get((each.topic, each.partition, each.topic_id)),
             open_transactions=tuple(
                 kafka.open_transactions(each) if each.last_stable < each.high_watermark else ()
             ),
         )
         for each in kafka.partitions(pipeline.topics)
     )
-    return Status(pipeline, partitions, tuple(batches))
+    return Status(pipeline, partitions, tuple(batches), partly_committed)

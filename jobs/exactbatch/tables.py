@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.ledger import Reject, RejectReason
+from exactbatch.ledger import PartlyCommitted, Reject, RejectReason
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, Plan, StoredOffset
@@ -17,6 +17,7 @@ from exactbatch.status import Status
 
 if TYPE_CHECKING:
     from exactbatch.audit import Finding, PartitionAudit
+    from exactbatch.compact import CompactedPartition, Compaction
     from exactbatch.replay import Preview
 
 _BATCHES_SHOWN = 4
@@ -72,10 +73,28 @@ def replay_notes(preview: "Preview") -> list[str]:
         for each in preview.plan.removed
     ]
     notes += [
+        f"{each}: below the horizon of exactbatch compact; its results stay as they are"
+        for each in preview.plan.compacted
+    ]
+    notes += [
         f"{each.range}: taken in, because batch {each.batch_id} can only be replayed as a whole (lineage='batch')"
         for each in preview.plan.widened
     ]
     return notes
+
+
+def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
+    """The changes that are dropped and kept below the horizon of each partition."""
+    table = _table(
+        f"changes of {pipeline.name} → {pipeline.sink.target}: {compaction.dropped} to drop, "
+        f"{compaction.kept} to keep below the horizons",
+        text=("partition",),
+        numbers=("horizon before", "horizon", "dropped", "kept below it"),
+    )
+    for each in compaction.partitions:
+        before = str(each.previous_horizon) if each.previous_horizon else "–"
+        table.add_row(_partition(each), before, *map(str, (each.horizon, each.dropped, each.kept)))
+    return table
 
 
 def reasons_table(pipeline: Pipeline, reasons: Sequence[RejectReason]) -> Table:
@@ -105,16 +124,18 @@ def _short(text: str) -> str:
 
 
 def status_table(status: Status) -> Table:
-    """Where the pipeline stands in each partition."""
+    """Where the pipeline stands in each partition; its horizons where it has some."""
+    horizon = ("horizon",) if any(each.horizon is not None for each in status.partitions) else ()
     table = _table(
         f"pipeline {status.pipeline.name} → {status.pipeline.sink.target}",
         text=("partition",),
-        numbers=("stored", "last stable", "high watermark", "lag", "earliest", "committed (UTC)"),
+        numbers=("stored", "last stable", "high watermark", "lag", "earliest", *horizon, "committed (UTC)"),
     )
     for each in status.partitions:
         log, stored = each.log, str(each.stored.next_offset) if each.stored else "–"
         numbers = (log.last_stable, log.high_watermark, each.lag, log.earliest)
-        table.add_row(_partition(log), stored, *map(str, numbers), _time(each.committed_at))
+        shown = ["–" if each.horizon is None else str(each.horizon) for _ in horizon]
+        table.add_row(_partition(log), stored, *map(str, numbers), *shown, _time(each.committed_at))
     return table
 
 
@@ -125,10 +146,14 @@ def batches_table(status: Status) -> Table:
         text=("batch", "kind", "origin", "status"),
         numbers=("records", "rows", "rejected", "planned (UTC)"),
     )
+    partly = {each.batch_id: each for each in status.partly_committed}
     for each in status.batches:
-        counts = (each.records, each.rows, each.rejected)
+        counted, state = partly.get(each.batch_id, each), str(each.status)
+        if isinstance(counted, PartlyCommitted):
+            state += f", {counted.committed} of {counted.ranges} ranges committed"
+        counts = (counted.records, counted.rows, counted.rejected)
         shown = ["–" if count is None else str(count) for count in counts]
-        table.add_row(str(each.batch_id), each.kind, each.origin, each.status, *shown, _time(each.planned_at))
+        table.add_row(str(each.batch_id), each.kind, each.origin, state, *shown, _time(each.planned_at))
     return table
 
 
@@ -137,7 +162,7 @@ def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Tabl
     usual = ("records", "rows")
     rare = tuple(
         name
-        for name in ("rejected", "tombstones", "lost", "removed")
+        for name in ("rejected", "tombstones", "lost", "removed", "compacted")
         if any(getattr(each, name) for each in results)
     )
     totals = _totals(results)
@@ -192,7 +217,9 @@ def _finding(finding: "Finding") -> str:
     return f"[bold red]{finding.count}[/]" if finding.count else "0"
 
 
-def _partition(each: "LogPartition | OffsetRange | StoredOffset | PartitionAudit") -> str:
+def _partition(
+    each: "LogPartition | OffsetRange | StoredOffset | PartitionAudit | CompactedPartition",
+) -> str:
     return escape(f"{each.topic}[{each.partition}]")
 
 

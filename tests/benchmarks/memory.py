@@ -60,10 +60,10 @@ def measure(servers: Servers, rows: int, progress: Callable[[str], None]) -> Mea
         place = servers.place(topic)
         progress(f"one batch of {rows:,} records")
         with Runner(EXACTBATCH, place) as runner:
-            servers.prepare(place, EXACTBATCH.target)
+            servers.prepare(place, EXACTBATCH)
             measured = runner.run(servers)
         check(servers, str(EXACTBATCH.target), rows)
-        servers.prepare(place, EXACTBATCH.target)  # its rows are not needed any more
+        servers.prepare(place, EXACTBATCH)  # its rows are not needed any more
         return measured
     finally:
         if rows != KEPT:

@@ -61,13 +61,14 @@ class Servers:
         """CPU time of the broker and of Postgres with its backends, those that ended too."""
         return sum(usage.cpu_seconds_with_ended(server.pid) for server in self.stack.servers if server.pid)
 
-    def prepare(self, place: Place, target: str | None) -> None:
+    def prepare(self, place: Place, way: Way) -> None:
         """An empty target, a pipeline that has read nothing, and no work left over from the last round."""
         register(place, exactbatch_pipeline(place))
         with self._cursor() as cursor:
-            if target:
-                Append(target).prepare(cursor, flights.value.columns)
-                cursor.execute(f"truncate {target}")
+            for suffix in ("", *way.derived) if way.target else ():
+                cursor.execute(f"drop table if exists {way.target}{suffix}")
+            if way.target and not way.derived:
+                Append(way.target).prepare(cursor, flights.value.columns)
             for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
                 cursor.execute(f"truncate exactbatch.{table} cascade")
             cursor.execute("checkpoint")
@@ -81,6 +82,16 @@ class Servers:
             )
             found: tuple[Any, ...] = cursor.fetchone()
             return found
+
+    def records(self, target: str) -> int:
+        """How many records a derived target stands for."""
+        count = {
+            "public.flight_upsert": "select count(*) from public.flight_upsert_change",
+            "public.flight_aggregate": "select sum(flights) from public.flight_aggregate",
+        }
+        with self._cursor() as cursor:
+            cursor.execute(count[target])
+            return int(cursor.fetchone()[0])
 
     def version(self) -> str:
         """The version of Postgres."""

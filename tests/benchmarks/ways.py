@@ -13,7 +13,7 @@ from psycopg2.extensions import parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from exactbatch import Append
+from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
 from exactbatch.advance import plan
 from exactbatch.batch_job import process_batch
 from exactbatch.kafka_log import KafkaLog
@@ -77,12 +77,17 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way: `open` makes, in a new process, what a round needs."""
+    """One way: `open` makes, in a new process, what a round needs.
+
+    `derived` names the suffixes of the tables beside a target that is derived from them, and whose rows are
+    therefore no copies of the records.
+    """
 
     name: str
     title: str
     target: str | None
     open: Callable[[Place], Session] = field(repr=False)
+    derived: tuple[str, ...] = ()
 
 
 def spark_noop(place: Place) -> Session:
@@ -117,17 +122,57 @@ def available_now_jdbc(place: Place) -> Session:
 
 def exactbatch_batch(place: Place) -> Session:
     """exactbatch: plan a batch over the topic, stage it and publish it."""
+    return _exactbatch(place, exactbatch_pipeline(place))
+
+
+def exactbatch_partition(place: Place) -> Session:
+    """exactbatch with commit="partition": plan a batch over the topic, and commit range by range."""
+    sink = Append(str(EXACTBATCH_PARTITION.target))
+    name = f"{place.topic}_partition"
+    return _exactbatch(place, replace(exactbatch_pipeline(place), name=name, sink=sink, commit="partition"))
+
+
+def exactbatch_sql(place: Place) -> Session:
+    """exactbatch with a transform that changes nothing: what the way through the JVM costs."""
+    sink = Append(str(EXACTBATCH_SQL.target))
+    name = f"{place.topic}_sql"
+    query = "select * from records where kafka_offset >= 0"
+    return _exactbatch(place, replace(exactbatch_pipeline(place), name=name, sink=sink, sql=query))
+
+
+def exactbatch_upsert(place: Place) -> Session:
+    """exactbatch with one row for each flight of the year, of which the topic has several records."""
+    sink = Upsert(str(EXACTBATCH_UPSERT.target), key=("time_hour", "carrier", "flight"), version="hour")
+    return _exactbatch(place, replace(exactbatch_pipeline(place), name=f"{place.topic}_upsert", sink=sink))
+
+
+def exactbatch_aggregate(place: Place) -> Session:
+    """exactbatch with the delays by airport and hour."""
+    measures = {
+        "flights": Count(),
+        "delay": Sum("dep_delay"),
+        "best": Min("dep_delay"),
+        "worst": Max("dep_delay"),
+    }
+    by = ("origin", Window("time_hour", "1 hour", "its_hour"))
+    sink = Aggregate(str(EXACTBATCH_AGGREGATE.target), by=by, measures=measures)
+    return _exactbatch(place, replace(exactbatch_pipeline(place), name=f"{place.topic}_aggregate", sink=sink))
+
+
+def _exactbatch(place: Place, pipeline: Pipeline) -> Session:
     spark = _session(place, jars=False)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
-    register(place, exactbatch_pipeline(place))
+    register(place, pipeline)
 
     def run() -> None:
-        run_batch(spark, exactbatch_pipeline(place), settings)
+        run_batch(spark, pipeline, settings)
 
     def import_staging(_: Any) -> None:  # on an executor, which does not know this module
+        import exactbatch.partition_commit
         import exactbatch.staging
 
         assert exactbatch.staging
+        assert exactbatch.partition_commit
         time.sleep(0.5)  # long enough that the other task gets a worker of its own
 
     def warm() -> None:
@@ -212,4 +257,31 @@ EXACTBATCH = Way(
     target="public.flight",
     open=exactbatch_batch,
 )
-WAYS = (SPARK_NOOP, AVAILABLE_NOW, EXACTBATCH)
+EXACTBATCH_PARTITION = Way(
+    name="exactbatch_partition",
+    title='exactbatch, commit="partition"',
+    target="public.flight_partition",
+    open=exactbatch_partition,
+)
+EXACTBATCH_SQL = Way(
+    name="exactbatch_sql",
+    title="exactbatch, transformed by a query",
+    target="public.flight_sql",
+    open=exactbatch_sql,
+)
+EXACTBATCH_UPSERT = Way(
+    name="exactbatch_upsert",
+    title="exactbatch, Upsert",
+    target="public.flight_upsert",
+    open=exactbatch_upsert,
+    derived=("_change",),
+)
+EXACTBATCH_AGGREGATE = Way(
+    name="exactbatch_aggregate",
+    title="exactbatch, Aggregate",
+    target="public.flight_aggregate",
+    open=exactbatch_aggregate,
+    derived=("_partial", "_watermark"),
+)
+SINKS = (EXACTBATCH_PARTITION, EXACTBATCH_SQL, EXACTBATCH_UPSERT, EXACTBATCH_AGGREGATE)
+WAYS = (SPARK_NOOP, AVAILABLE_NOW, EXACTBATCH, *SINKS)

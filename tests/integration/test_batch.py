@@ -213,7 +213,9 @@ def test_one_reject_more_than_allowed_fails_the_batch_and_names_the_records(
     topic.produce(record(3), record(4), b"worse", partition=1)
     pipeline = make_pipeline(topic, max_rejects=1)
     message = world.refused(TooManyRejects, pipeline)
-    assert "expected at most 1 records that do not decode, found 2 or more. Nothing was written" in message
+    assert (
+        "expected at most 1 records that do not decode or do not fit the target, found 2 or more." in message
+    )
     assert f"{topic.name}[0] offset 1: " in message
     assert f"{topic.name}[1] offset 2: " in message
     assert "or raise max_rejects to keep such records in exactbatch.rejected_record" in message
@@ -351,11 +353,10 @@ LINEAGE = (
     [
         (f"id int, {LINEAGE}", "expected a column name of type text, found none. Add it: alter table"),
         (
-            f"id smallint, name text, {LINEAGE}",
-            "column id: expected type integer, .* found smallint. Change the",
+            f"id date, name text, {LINEAGE}",
+            "column id: expected type integer, .* found date. Change the",
         ),
         (f"id text, name text, {LINEAGE}", "column id: expected type integer, .* found text"),
-        (f"id int, name varchar(3), {LINEAGE}", "expected type text, .* found character varying\\(3\\)"),
         ("id int, name text, batch_id bigint", "expected a column kafka_topic of type text, found none"),
         (
             f"id int, name text, more date not null, {LINEAGE}",

@@ -43,7 +43,7 @@ from exactbatch.offsets import OffsetRange, split
 from exactbatch.planner import LogPartition
 from exactbatch.publish import Published, check_publishable, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.staging import Staged, StagingTables, create_tables, identifier
+from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
 
 ROUNDS = 30 if os.environ.get("EXACTBATCH_LONG") else 3
 # Later examples of a round are mostly variations of an earlier one: many short rounds see more.
@@ -246,11 +246,21 @@ class Model:
             expected.takes[key] = log.stable(key) - expected.heads[key]
         return expected
 
+    def seen(self) -> tuple[dict[Key, int], set[int]]:
+        """Where the pipeline stands, and the batches that are committed."""
+        return dict(self.stored), {
+            each.batch_id for each in self.batches.values() if each.status == "committed"
+        }
+
     def replay(
-        self, log: FakeLog, request: ReplayRequest, origin: str = "cli", stored: Mapping[Key, int] = {}
+        self,
+        log: FakeLog,
+        request: ReplayRequest,
+        origin: str = "cli",
+        seen: tuple[Mapping[Key, int], set[int]] | None = None,
     ) -> Expected:
-        """`stored` is where the pipeline stood before the broker was asked."""
-        stored = stored or self.stored
+        """`seen` is what was so before the broker was asked."""
+        stored, committed = seen or self.seen()
         expected = Expected(origin=origin)
         asked: set[tuple[Key, int]] = set()
         if not stored:
@@ -261,7 +271,7 @@ class Model:
                 return Expected(error=error)
         elif request.batch_ids:
             for batch_id in request.batch_ids:
-                if batch_id not in self.batches or self.batches[batch_id].status != "committed":
+                if batch_id not in committed:
                     return Expected(error=ReplayRefused)
                 asked |= set(self.batches[batch_id].offsets())
         else:
@@ -614,11 +624,11 @@ class LedgerMachine(RuleBasedStateMachine):
         request = replace(request, available_only=data.draw(st.booleans(), label="available_only"))
         self._preview(model, request)
         crash = self._draw_crash(model, data)
-        stored = dict(model.stored)
+        seen = model.seen()
         found = outcome_of(
             lambda: replay.plan(self.connection, self.log, model.pipeline, request, origin="cli"), crash
         )
-        self._planned(what, model, found, model.replay(self.log, request, stored=stored), crash)
+        self._planned(what, model, found, model.replay(self.log, request, seen=seen), crash)
 
     def _loss_during_batch(self, model: Model, data: st.DataObject) -> None:
         """What its tasks have read is removed, all of it: no later plan has anything to supersede it with."""
@@ -929,7 +939,8 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.connection,
                 model.pipeline,
                 tables=launch.tables,
-                staged=launch.staged,
+                columns=model.pipeline.value.columns,
+                staged=StagedBatch.of(launch.staged),
                 topic_ids=self.log.topic_ids(sorted({topic for topic, _ in batch.ranges})),
             ),
             crash,

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def consume(stack: LocalStack, count: int) -> list[str]:
         return [message.value().decode() for message in consumer.consume(count, timeout=30)]
     finally:
         consumer.close()
+
+
+def test_two_stacks_that_start_at_once_take_ports_of_their_own(own: LocalStack) -> None:
+    other = LocalStack(HOME, f"own-{uuid.uuid4().hex[:8]}")
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(LocalStack.up, (own, other))) == [True, True]
+        assert [server.up for stack in (own, other) for server in stack.status()] == [True] * 4
+        assert len({server.address for stack in (own, other) for server in stack.status()}) == 4
+    finally:
+        other.down(delete=True)
 
 
 def test_up_is_idempotent_and_data_survive_down(own: LocalStack) -> None:

@@ -18,6 +18,7 @@ RETRYABLE = {
     "LogEndedEarly",
     "PostgresUnavailable",
     "ReadFailed",
+    "RegistryUnavailable",
     "StagedRowsDiffer",
     "StoredOffsetsMoved",
     "TasksFailed",

@@ -149,3 +149,10 @@ def test_a_fixed_property_may_be_given_as_it_is() -> None:
 
 def test_good_properties_are_accepted_without_a_broker() -> None:
     check_properties({**BROKER, "client.id": "me", "security.protocol": "ssl"})
+
+
+def test_properties_of_a_schema_registry_are_not_for_the_clients() -> None:
+    given = {**BROKER, "schema.registry.basic.auth.user.info": "me:secret"}
+    check_properties(given)
+    assert not any("registry" in name for name in {**admin_properties(given), **reader_properties(given)})
+    assert "found schema.registry.user" in refusal({**given, "schema.registry.user": "me"})

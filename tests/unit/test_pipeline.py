@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Raw
+from exactbatch import Append, Json, Pipeline, Raw, Upsert
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import load_pipeline
 from exactbatch.sinks.target import TargetTable
@@ -148,3 +148,32 @@ def test_rejects_are_allowed_by_number_or_by_share(
 def test_a_number_of_rejects_that_is_none_is_refused(max_rejects: float) -> None:
     with pytest.raises(ConfigurationError, match=r"a share from 0\.0 to 1\.0"):
         pipeline(max_rejects=max_rejects)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (
+            {"sink": Upsert("public.x", key=("id",))},
+            "a sink whose target is derived from all ranges (upsert)",
+        ),
+        ({"sink": Append("public.x", lineage="batch")}, "rows that come from many records (lineage='batch')"),
+        (
+            {"value": Json("id int, u uuid")},
+            "the column u of type uuid, whose values Postgres casts from text",
+        ),
+    ],
+)
+def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(
+    changes: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        pipeline(**{"value": Json("id int"), **changes}, commit="partition")
+    assert "which commit='partition' needs, found " + found in str(caught.value)
+    assert str(caught.value).endswith("Use commit='batch'.")
+    assert pipeline(**{"value": Json("id int"), **changes}).commit == "batch"
+
+
+def test_a_way_to_commit_that_there_is_not_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected commit to be 'batch' or 'partition', found 'row'"):
+        pipeline(commit="row")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from exactbatch.errors import LogWentBackwards, OffsetsLost, ReplayRefused, TopicRecreated
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.planner import Covered, LogPartition, StoredOffset
-from exactbatch.replay_planner import plan_replay, window_ranges
+from exactbatch.replay_planner import check_above_horizons, plan_replay, window_ranges
 from exactbatch.replay_request import AskedRange
 
 ID = UUID(int=1)
@@ -60,6 +60,35 @@ def test_every_offset_that_was_asked_for_is_processed_or_removed(
     assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= earliest}
     assert offsets(*plan.removed) == {offset for offset in wanted if offset < earliest}
     assert plan.widened == ()
+
+
+@given(disjoint, st.integers(0, 100), st.integers(1, 100))
+def test_what_lies_below_the_horizon_is_left_out_or_refused(
+    bounds: list[tuple[int, int]], earliest: int, horizon: int
+) -> None:
+    horizons = {("t", 0, ID): horizon, ("t", 0, UUID(int=2)): 100, ("t", 1, ID): 100}
+    plan = plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons, available_only=True)
+    wanted = {offset for one, other in bounds for offset in range(one, other)}
+    assert offsets(*plan.compacted) == {offset for offset in wanted if offset < horizon}
+    assert offsets(*plan.removed) == {offset for offset in wanted if horizon <= offset < earliest}
+    assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= max(horizon, earliest)}
+    if plan.compacted:
+        with pytest.raises(ReplayRefused, match=f"expected offsets at or above {horizon}, the horizon of"):
+            plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons)
+    elif not plan.removed:
+        assert plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons) == plan
+
+
+def test_a_planned_replay_is_refused_from_the_first_offset_below_a_horizon() -> None:
+    ranges = [OffsetRange("t", 0, 5, 9, ID), OffsetRange("t", 0, 20, 30, ID)]
+    for horizons in ({}, {("t", 0, ID): 5}, {("t", 1, ID): 40}, {("t", 0, UUID(int=2)): 40}):
+        check_above_horizons(4, ranges, horizons)
+    with pytest.raises(ReplayRefused) as caught:
+        check_above_horizons(4, ranges, {("t", 0, ID): 6})
+    assert "batch 4: t[0] 5..6: expected offsets at or above 6" in str(caught.value)
+    assert "the 13 offsets that lie above" in str(caught.value)
+    with pytest.raises(ReplayRefused, match="Nothing of it can be replayed"):
+        check_above_horizons(4, ranges, {("t", 0, ID): 30})
 
 
 @given(disjoint, st.lists(st.integers(1, 99), max_size=8, unique=True), st.data())

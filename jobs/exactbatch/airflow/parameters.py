@@ -64,8 +64,9 @@ def parameters() -> dict[str, Param]:
             False,
             type="boolean",
             title="Only what the log still holds",
-            description_md="Where retention has removed a part of what is asked for, process the rest and keep "
-            "the results of that part. Without it such a run fails and changes nothing.",
+            description_md="Where retention has removed a part of what is asked for, or `exactbatch compact` "
+            "has dropped changes of it, process the rest and keep the results of that part. Without it such a "
+            "run fails and changes nothing.",
             section=_SECTION,
         ),
     }

@@ -1,18 +1,20 @@
 """The ledger: the tables in which every offset is accounted for, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.connection import connect, transaction, with_timeouts
-from exactbatch.ledger.ledger import Batch, Ledger, Reject, RejectReason, Run
+from exactbatch.ledger.connection import connect, session_options, transaction, with_timeouts
+from exactbatch.ledger.ledger import Batch, Ledger, PartlyCommitted, Reject, RejectReason, Run
 from exactbatch.ledger.schema import check_schema, migrate
 
 __all__ = [
     "Batch",
     "Ledger",
+    "PartlyCommitted",
     "Reject",
     "RejectReason",
     "Run",
     "check_schema",
     "connect",
     "migrate",
+    "session_options",
     "transaction",
     "with_timeouts",
 ]

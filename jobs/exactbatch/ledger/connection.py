@@ -32,11 +32,7 @@ def connect(dsn: str, *, application: str, timeout: float = 60.0) -> Any:
 
     Raises PostgresUnavailable.
     """
-    ms = _milliseconds(timeout)
-    options = (
-        f"-c lock_timeout={ms} -c idle_in_transaction_session_timeout={ms} "
-        f"-c default_transaction_isolation=read\\ committed -c timezone=UTC"
-    )
+    options = session_options(timeout)
     try:
         return psycopg2.connect(
             with_timeouts(dsn, application=application, timeout=timeout, options=options),
@@ -54,6 +50,16 @@ def connect(dsn: str, *, application: str, timeout: float = 60.0) -> Any:
             "does not parse (not shown: it may hold a password). Quote a value that has spaces, as "
             "password='a b', and percent-encode special characters in a URL."
         ) from None
+
+
+def session_options(timeout: float) -> str:
+    """Server options of a session that writes into the ledger: it waits for a lock, and sits idle in its
+    transaction, for `timeout` seconds at most."""
+    ms = _milliseconds(timeout)
+    return (
+        f"-c lock_timeout={ms} -c idle_in_transaction_session_timeout={ms} "
+        f"-c default_transaction_isolation=read\\ committed -c timezone=UTC"
+    )
 
 
 def with_timeouts(dsn: str, *, application: str, timeout: float, options: str = "") -> str:
@@ -78,8 +84,8 @@ def with_timeouts(dsn: str, *, application: str, timeout: float, options: str = 
 def transaction(connection: Any) -> Iterator[Any]:
     """Yield a cursor inside one transaction: committed at the end, rolled back on any error.
 
-    Raises PostgresUnavailable where the connection broke or a lock was not granted in time. When that
-    happens during the commit, the outcome is unknown: ask the ledger.
+    Raises ConfigurationError where a privilege is missing, and PostgresUnavailable where the connection broke or
+    a lock was not granted in time. When that happens during the commit, the outcome is unknown: ask the ledger.
     """
     try:
         with connection, connection.cursor() as cursor:
@@ -88,6 +94,11 @@ def transaction(connection: Any) -> Iterator[Any]:
         raise PostgresUnavailable(
             f"expected a lock within the publish_timeout, found another transaction that holds it: "
             f"{_text(error)}. Try again; pg_locks and pg_stat_activity show who holds it."
+        ) from error
+    except psycopg2.errors.InsufficientPrivilege as error:
+        raise ConfigurationError(
+            f"expected the login {connection.info.user!r} to have the privileges of its role, found: "
+            f"{_text(error)}. docs/roles.sql grants what each role needs; those on targets are yours to grant."
         ) from error
     except _BROKEN as error:
         raise PostgresUnavailable(

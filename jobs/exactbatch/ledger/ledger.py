@@ -10,7 +10,7 @@ from uuid import UUID
 import aiosql
 
 from exactbatch.errors import IdentityChanged, NotRegistered
-from exactbatch.offsets import OffsetRange
+from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
 
@@ -41,6 +41,7 @@ class Batch:
     rows: int | None
     rejected: int | None
     tombstones: int | None
+    dropped: int | None
     planned_at: datetime
     committed_at: datetime | None
 
@@ -80,6 +81,19 @@ class RejectReason:
     reason: str
     records: int
     first: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyCommitted:
+    """A batch that is not committed, `committed` of whose `ranges` are; the counts are sums over these."""
+
+    batch_id: int
+    ranges: int
+    committed: int
+    records: int
+    rows: int
+    rejected: int
+    tombstones: int
 
 
 class Ledger:
@@ -126,6 +140,13 @@ class Ledger:
         """When the stored offset of each (topic, partition) last moved."""
         rows = _queries.stored_offsets(self._connection, pipeline=pipeline.name)
         return {(row.topic, row.partition): row.updated_at for row in rows}
+
+    def hold_planned_advance(self, pipeline: Pipeline) -> None:
+        """Let no range of the planned advance commit from now on, after waiting for those about to.
+
+        Stored offsets that are read afterwards stay as they are until this transaction ends.
+        """
+        list(_queries.hold_planned_advance(self._connection, pipeline=pipeline.name))
 
     def write_advance(self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None) -> int | None:
         """Write a plan: seeds, losses and, unless it is empty, a batch that supersedes an older planned one.
@@ -215,6 +236,22 @@ class Ledger:
         rows = _queries.batch_ranges_with_records(self._connection, batch_id=batch_id)
         return [(OffsetRange(*row[:-1]), row.records) for row in rows]
 
+    def committed_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+        """The ranges of a batch that are committed: all or none, or some with commit="partition"."""
+        rows = _queries.committed_ranges(self._connection, batch_id=batch_id)
+        return tuple(OffsetRange(**row._asdict()) for row in rows)
+
+    def uncommitted_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+        """The ranges of a batch that are left to commit."""
+        committed = set(self.committed_ranges(batch_id))
+        return tuple(each for each in self.ranges(batch_id) if each not in committed)
+
+    def partly_committed(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
+        """Those of the batches that are not committed, although some of their ranges are."""
+        ids = [each.batch_id for each in batches]
+        rows = _queries.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)
+        return tuple(PartlyCommitted(**row._asdict()) for row in rows)
+
     def coverage(self, pipeline: Pipeline) -> list[Covered]:
         """What the pipeline accounts for, by topic, partition and offset."""
         rows = _queries.coverage(self._connection, pipeline=pipeline.name)
@@ -300,6 +337,22 @@ class Ledger:
         rows = _queries.first_advanced(self._connection, pipeline=pipeline.name)
         return {(row.topic_id, row.partition): row.from_offset for row in rows}
 
+    def horizons(self, pipeline: Pipeline) -> dict[Log, int]:
+        """The offset of each log below which nothing can be replayed any more."""
+        rows = _queries.horizons(self._connection, pipeline=pipeline.name)
+        return {(row.topic, row.partition, row.topic_id): row.offset for row in rows}
+
+    def raise_horizon(self, pipeline: Pipeline, below: OffsetRange) -> None:
+        """Let nothing below the end of a range be replayed any more; a horizon never moves back."""
+        _queries.raise_horizon(
+            self._connection,
+            pipeline=pipeline.name,
+            topic=below.topic,
+            topic_id=below.topic_id,
+            partition=below.partition,
+            offset=below.until_offset,
+        )
+
     def commit(
         self,
         batch: Batch,
@@ -307,6 +360,7 @@ class Ledger:
         rows: int,
         rejected: int,
         tombstones: int,
+        dropped: int = 0,
         records: Iterable[tuple[OffsetRange, int]],
     ) -> None:
         """Mark the batch committed, with the numbers of records that were read from its ranges."""
@@ -328,7 +382,12 @@ class Ledger:
             rows=rows,
             rejected=rejected,
             tombstones=tombstones,
+            dropped=dropped,
         )
+
+    def commit_ranges(self, batch: Batch) -> None:
+        """Mark a batch committed, each of whose ranges is, with the sums of their counts."""
+        _queries.commit_ranges(self._connection, batch_id=batch.batch_id)
 
     def try_lock_launch(self, launch: int) -> bool:
         """Hold a launch in this session, unless another live session does."""

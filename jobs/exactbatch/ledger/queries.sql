@@ -49,6 +49,12 @@ update exactbatch.batch set status = 'superseded'
 where pipeline = :pipeline and kind = 'advance' and status = 'planned'
 returning batch_id;
 
+-- name: hold_planned_advance
+-- Wait until no range of the planned advance is about to be committed, and let none begin to.
+select batch_id from exactbatch.batch
+where pipeline = :pipeline and kind = 'advance' and status = 'planned'
+for no key update;
+
 -- name: insert_batch$
 -- A new planned batch.
 insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, clear_number, run_started_at, generation)
@@ -71,7 +77,7 @@ returning batch_id;
 -- name: batches_of_run
 -- All batches that were planned for a DAG run, newest first.
 select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
-       records, rows, rejected, tombstones, planned_at, committed_at
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
 order by generation desc;
@@ -79,13 +85,13 @@ order by generation desc;
 -- name: get_batch^
 -- One batch.
 select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
-       records, rows, rejected, tombstones, planned_at, committed_at
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id;
 
 -- name: lock_batch^
 -- One batch, held until this transaction ends.
 select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
-       records, rows, rejected, tombstones, planned_at, committed_at
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id
 for no key update;
 
@@ -99,7 +105,7 @@ where b.batch_id = :batch_id
 -- name: list_batches
 -- The newest batches of a pipeline.
 select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
-       records, rows, rejected, tombstones, planned_at, committed_at
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where pipeline = :pipeline
 order by batch_id desc limit :most;
 
@@ -114,6 +120,22 @@ order by topic, partition, from_offset;
 select topic, partition, from_offset, until_offset, topic_id, leader_epoch, records
 from exactbatch.batch_range where batch_id = :batch_id
 order by topic, partition, from_offset;
+
+-- name: committed_ranges
+-- The ranges of a batch that are committed; with commit="partition" these can be some of them.
+select r.topic, r.partition, r.from_offset, r.until_offset, r.topic_id, r.leader_epoch
+from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+where r.batch_id = :batch_id and (b.status = 'committed' or r.records is not null)
+order by r.topic, r.partition, r.from_offset;
+
+-- name: partly_committed
+-- Batches that are not committed, some ranges of which are (commit="partition"), with the sums of these.
+select batch_id, count(*) as ranges, count(r.records) as committed, sum(r.records)::bigint as records,
+       sum(r.rows)::bigint as rows, sum(r.rejected)::bigint as rejected, sum(r.tombstones)::bigint as tombstones
+from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+where b.pipeline = :pipeline and b.status <> 'committed' and batch_id = any(:batch_ids)
+group by batch_id having count(r.records) > 0
+order by batch_id;
 
 -- name: advance_stored_offsets
 -- Move stored offsets from exactly where the batch's ranges start to where they end.
@@ -217,7 +239,8 @@ select topic_id, partition, min(from_offset) as from_offset
 from (
     select r.topic_id, r.partition, r.from_offset
     from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
-    where b.pipeline = :pipeline and b.kind = 'advance' and b.status = 'committed'
+    where b.pipeline = :pipeline and b.kind = 'advance'
+      and (b.status = 'committed' or r.records is not null)
     union all
     select topic_id, partition, lower(offsets) from exactbatch.coverage
     where pipeline = :pipeline and kind = 'loss'
@@ -233,14 +256,37 @@ where batch_id = :batch_id and topic = :topic and partition = :partition and fro
 -- The batch is done; true only together with everything else in this transaction.
 update exactbatch.batch
 set status = 'committed', committed_at = clock_timestamp(),
-    records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones
+    records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones, dropped = :dropped
 where batch_id = :batch_id;
+
+-- name: commit_ranges!
+-- The batch is done, because each of its ranges is: it has the sums of what they gave.
+update exactbatch.batch b
+set status = 'committed', committed_at = clock_timestamp(),
+    records = r.records, rows = r.rows, rejected = r.rejected, tombstones = r.tombstones, dropped = 0
+from (
+    select sum(records) as records, sum(rows) as rows, sum(rejected) as rejected, sum(tombstones) as tombstones
+    from exactbatch.batch_range where batch_id = :batch_id
+) r
+where b.batch_id = :batch_id;
 
 -- name: coverage
 -- Which offsets a pipeline accounts for, in order.
 select topic, topic_id, partition, lower(offsets) as from_offset, upper(offsets) as until_offset, kind, batch_id
 from exactbatch.coverage where pipeline = :pipeline
 order by topic, topic_id, partition, lower(offsets);
+
+-- name: horizons
+-- The offset of each log below which nothing can be replayed any more.
+select topic, partition, topic_id, "offset" from exactbatch.replay_horizon where pipeline = :pipeline;
+
+-- name: raise_horizon!
+-- Below this offset nothing can be replayed from now on; a horizon never moves back.
+insert into exactbatch.replay_horizon as h (pipeline, topic, topic_id, partition, "offset")
+values (:pipeline, :topic, :topic_id, :partition, :offset)
+on conflict (pipeline, topic_id, partition) do update
+set "offset" = excluded."offset", compacted_at = now()
+where h."offset" < excluded."offset";
 
 -- name: try_lock_launch$
 -- Whether no live session holds this launch.

@@ -117,6 +117,8 @@ def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str
         "group.initial.rebalance.delay.ms": "0",
         "message.max.bytes": "10485760",
         "replica.fetch.max.bytes": "10485760",
+        # Records keep the times of what they tell, which may be long ago: none is removed for its age.
+        "log.retention.ms": "-1",
         "log.retention.check.interval.ms": "1000",
         "log.initial.task.delay.ms": "1000",
         "log.segment.delete.delay.ms": "1000",

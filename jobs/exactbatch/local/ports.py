@@ -40,12 +40,12 @@ def accepts(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def find_port(preferred: int, taken: frozenset[int] = frozenset()) -> int:
+def find_port(preferred: int | None, taken: frozenset[int] = frozenset()) -> int:
     """The preferred port when it is free, else any free one; never one of `taken`.
 
     Raises LocalStackError when the machine has no free port.
     """
-    if preferred not in taken and is_free(preferred):
+    if preferred is not None and preferred not in taken and is_free(preferred):
         return preferred
     for _ in range(20):
         with socket.socket() as probe:

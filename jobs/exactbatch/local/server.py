@@ -16,6 +16,8 @@ from exactbatch.local.progress import Progress, silent
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
+# How Java and Postgres say that another process listens on a port.
+_IN_USE = "Address already in use"
 PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can hold its ports for a moment
 
 
@@ -81,16 +83,19 @@ class Server(ABC):
             return False
         return True
 
-    def configure(self, ports: Mapping[str, int], settings: Mapping[str, str] | None) -> None:
+    def configure(
+        self, ports: Mapping[str, int], settings: Mapping[str, str] | None, *, anywhere: bool = False
+    ) -> None:
         """Choose ports (those given, else those of last time, else the usual ones, else free ones).
 
-        Settings that are None stay as they were.
+        With `anywhere` any free ones: two stacks that want the same would meet again. Settings that are None
+        stay as they were.
         """
         with self._state.change(self.name) as state:
             chosen: dict[str, int] = {}
             for purpose, usual in self.usual_ports.items():
                 preferred = ports.get(purpose) or state.ports.get(purpose) or usual
-                chosen[purpose] = find_port(preferred, frozenset(chosen.values()))
+                chosen[purpose] = find_port(None if anywhere else preferred, frozenset(chosen.values()))
             state.ports = chosen
             if settings is not None:
                 state.settings = dict(settings)
@@ -170,8 +175,10 @@ class Server(ABC):
 
     def _ask_while_running(self) -> None:
         if self._process() is None:
+            # Two that start at once may each take a port of the other, and end both: then all are free again.
+            collided = _IN_USE in self._log()
             for port in self.ports.values():
-                if not is_free(port):
+                if collided or not is_free(port):
                     raise self._port_taken(port)
             raise LocalStackError(
                 f"expected {self.title} to run on port {self.port}, it ended at once: "
@@ -194,9 +201,12 @@ class Server(ABC):
             state.process = process
 
     def _log_tail(self) -> str:
+        return "".join(f"\n  {line}" for line in self._log().splitlines()[-LOG_LINES_SHOWN:])
+
+    def _log(self) -> str:
+        """What the server has written since it was launched."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:
             log.seek(self._log_from)
-            lines = log.read().decode(errors="replace").splitlines()
-        return "".join(f"\n  {line}" for line in lines[-LOG_LINES_SHOWN:])
+            return log.read().decode(errors="replace")

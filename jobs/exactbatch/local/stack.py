@@ -156,7 +156,7 @@ class LocalStack:
         """Start servers on ports that are free; another stack may take one meanwhile, so try again."""
         for attempt in range(1, START_ATTEMPTS + 1):
             for server, port, settings in wanted:
-                server.configure({} if port is None else {"client": port}, settings)
+                server.configure({} if port is None else {"client": port}, settings, anywhere=attempt > 1)
             try:
                 self._start_together([server for server, _, _ in wanted])
                 return

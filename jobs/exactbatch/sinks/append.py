@@ -10,7 +10,9 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.cast import Misfit, misfits
+from exactbatch.sinks.refusal import candidates
+from exactbatch.sinks.target import Evolve, TargetTable
 
 # A range, and the batches whose results stand for some of its offsets.
 Part = tuple[OffsetRange, Sequence[int]]
@@ -47,6 +49,11 @@ class Append:
             )
 
     @property
+    def needs_lineage(self) -> bool:
+        """Whether a staged row has to say which record it comes from."""
+        return self.lineage == "record"
+
+    @property
     def lineage_columns(self) -> tuple[Column, ...]:
         """The columns that say where a row came from."""
         return LINEAGE if self.lineage == "record" else LINEAGE[-1:]
@@ -59,6 +66,11 @@ class Append:
     def table(self) -> sql.Composable:
         """The target as an SQL identifier."""
         return self._target.identifier
+
+    @property
+    def table_name(self) -> tuple[str, str]:
+        """Schema and table of the target, as Postgres stores them."""
+        return self._target.name
 
     @property
     def contributions(self) -> "Append":
@@ -79,13 +91,15 @@ class Append:
                 f"pipeline's own: rename them"
             )
 
-    def prepare(self, cursor: Any, columns: Sequence[Column]) -> bool:
+    def prepare(self, cursor: Any, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> bool:
         """Create the target when it is missing, and otherwise check its columns; return whether it was missing.
 
         Raises TargetMismatch, which names the column and both types.
         """
         lineage = [column.name for column in self.lineage_columns if column.name != "kafka_timestamp"]
-        created = self._target.prepare(cursor, (*columns, *self.lineage_columns), required=lineage)
+        created = self._target.prepare(
+            cursor, columns, lineage=self.lineage_columns, required=lineage, evolve=evolve
+        )
         if created:
             # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a
             # primary key on lineage would more than halve the speed of publish.
@@ -95,6 +109,10 @@ class Append:
                 )
             )
         return created
+
+    def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
+        """Raise TargetMismatch unless ranges can be copied into the target by transactions of their own."""
+        self._target.check_copied_into(cursor, (*columns, *self.lineage_columns))
 
     def insert_staged(
         self,
@@ -110,19 +128,28 @@ class Append:
         Raises TargetMismatch when a constraint of the target refuses a row.
         """
         lineage = [column.name for column in self.lineage_columns[:-1]]
-        names = sql.SQL(", ").join(sql.Identifier(name) for name in [*(c.name for c in columns), *lineage])
+        lineage_names = list(map(sql.Identifier, lineage))
+        names = [*(sql.Identifier(column.name) for column in columns), *lineage_names]
+        casts = self._target.casts(cursor, columns)
+        values = [*(cast.expression for cast in casts), *lineage_names]
         # Literals rather than parameters: psycopg2 would look for parameters in a name with a % as well.
+        parts = {
+            "target": self.table,
+            "names": sql.SQL(", ").join(names),
+            "values": sql.SQL(", ").join(values),
+            "batch_id": sql.Literal(batch_id),
+            "staging": staging,
+            "attempts": sql.Literal(list(attempts)),
+        }
         statement = sql.SQL(
             "insert into {target} ({names}, batch_id) "
-            "select {names}, {batch_id} from {staging} where task_attempt = any({attempts})"
-        ).format(
-            target=self.table,
-            names=names,
-            batch_id=sql.Literal(batch_id),
-            staging=staging,
-            attempts=sql.Literal(list(attempts)),
-        )
-        return self._target.execute(cursor, statement)
+            "select {values}, {batch_id} from {staging} where task_attempt = any({attempts})"
+        ).format(**parts)
+        return self._target.execute(cursor, statement, candidates=candidates(casts, staging, attempts))
+
+    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:  # noqa: ARG002
+        """What is true of staged rows that the target's types cannot hold; of whatever batch."""
+        return misfits(self._target.casts(cursor, columns))
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete what batches have written in ranges; return how many rows that was.

@@ -3,23 +3,29 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.sinks.cast import Cast
+from exactbatch.sinks.refusal import refusal
 
-# What may be stored in a wider column of the target without changing a value.
-_WIDER: Final = {
-    "smallint": {"integer", "bigint", "numeric"},
-    "integer": {"bigint", "numeric", "double precision"},
-    "bigint": {"numeric"},
-    "real": {"double precision"},
-    "text": {"character varying"},
-}
+# What a target may answer to a row: a constraint, a trigger that raises, a missing partition or privilege.
+_REFUSED: Final = (
+    psycopg2.IntegrityError,
+    psycopg2.DataError,
+    psycopg2.InternalError,
+    psycopg2.ProgrammingError,
+)
+_MAX_NAME: Final = 63  # bytes of a Postgres identifier
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
+
+
+# What to do with columns that the pipeline has and its target has not.
+Evolve = Literal["refuse", "add"]
 
 
 @dataclass(frozen=True)
@@ -51,19 +57,45 @@ class TargetTable:
         """The table as an SQL identifier."""
         return sql.Identifier(*self.name)
 
+    def beside(self, suffix: str) -> str:
+        """The name, as it is written, of the table beside this one whose name has a suffix more.
+
+        Raises ConfigurationError when it is longer than Postgres stores it.
+        """
+        schema, name = self.name[0], self.name[1] + suffix
+        # Postgres cuts a longer name with no more than a notice, down to the target's own.
+        if len(name.encode()) > _MAX_NAME:
+            raise ConfigurationError(
+                f"target {self.written}: expected a name that leaves room for the table {name!r} beside it, in "
+                f"{_MAX_NAME} bytes, found {len(name.encode())}. Choose a shorter one."
+            )
+        return ".".join('"{}"'.format(part.replace('"', '""')) for part in (schema, name))
+
     def prepare(
-        self, cursor: Any, columns: Sequence[Column], *, required: Sequence[str] = (), key: Sequence[str] = ()
+        self,
+        cursor: Any,
+        columns: Sequence[Column],
+        *,
+        lineage: Sequence[Column] = (),
+        required: Sequence[str] = (),
+        key: Sequence[str] = (),
+        evolve: Evolve = "refuse",
+        exact: bool = False,
     ) -> bool:
         """Create the table when it is missing, and otherwise check its columns; return whether it was missing.
 
-        A new table has `required` columns that may not be null, and `key`, if any, as its primary key.
+        A new table has `required` columns that may not be null, and `key`, if any, as its primary key. With
+        evolve="add", `columns` that an older table lacks are added to it; never those of the lineage. With
+        `exact` no column may need a cast.
 
         Raises TargetMismatch, which names the column and both types.
         """
         # Two launches that create the same target at once: the second waits here and then finds it.
-        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),))
+        self.lock(cursor)
         if self.exists(cursor):
-            self._check_columns(cursor, columns)
+            if evolve == "add":
+                self._add(cursor, columns)
+            self._check_columns(cursor, (*columns, *lineage), exact=exact)
             return False
         definitions = [
             sql.SQL("{} {}{}").format(
@@ -71,46 +103,141 @@ class TargetTable:
                 sql.SQL(column.type),
                 sql.SQL(" not null" if column.name in required else ""),
             )
-            for column in columns
+            for column in (*columns, *lineage)
         ]
         if key:
             names = sql.SQL(", ").join(map(sql.Identifier, key))
             definitions.append(sql.SQL("primary key ({})").format(names))
-        cursor.execute(sql.SQL("create schema if not exists {}").format(sql.Identifier(self.name[0])))
+        # Even where the schema is there, `if not exists` asks for the privilege to create one.
+        cursor.execute("select to_regnamespace(quote_ident(%s)) is null", self.name[:1])
+        if cursor.fetchone()[0]:
+            cursor.execute(sql.SQL("create schema {}").format(sql.Identifier(self.name[0])))
         cursor.execute(
             sql.SQL("create table {} ({})").format(self.identifier, sql.SQL(", ").join(definitions))
         )
         return True
 
+    def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
+        """Check that rows can be copied into the table by several transactions at once, with no cast between.
+
+        Raises TargetMismatch, which names the column, whose type must be exactly the one that is written, or
+        the constraint, which could refuse one range's rows because of another's.
+        """
+        found = self._columns_found(cursor)
+        for column in columns:
+            if (actual := found[column.name].type) != column.type:
+                raise TargetMismatch(
+                    f"target {self.written}, column {column.name}: expected exactly the type {column.type}, "
+                    f"because commit='partition' copies rows without a cast, found {actual}. Change the "
+                    f"column's type, or use commit='batch'."
+                )
+        cursor.execute(
+            """
+            select i.indexrelid::regclass::text
+            from pg_index i
+            where (i.indisunique or i.indisexclusion) and i.indrelid in (
+                select %(table)s::regclass union select relid from pg_partition_tree(%(table)s::regclass)
+            )
+            order by 1 limit 1
+            """,
+            {"table": self.identifier.as_string(cursor)},
+        )
+        if (constraint := cursor.fetchone()) is not None:
+            raise TargetMismatch(
+                f"target {self.written}: expected no primary key, unique or exclusion constraint or unique index, "
+                f"because with commit='partition' ranges are written independently of each other, found "
+                f"{constraint[0]}. Drop it, or use commit='batch'."
+            )
+        cursor.execute("select current_setting('track_counts')")
+        if cursor.fetchone()[0] != "on":
+            raise TargetMismatch(
+                f"target {self.written}: expected Postgres to count the rows that arrive in it "
+                f"(track_counts = on, the default), found it off. Switch it on, or use commit='batch'."
+            )
+
+    def lock(self, cursor: Any) -> None:
+        """Wait until no other transaction holds this table's name, and hold it to the end of this one."""
+        cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),))
+
     def exists(self, cursor: Any) -> bool:
         """Whether there is such a table. Raises TargetMismatch when something else bears its name."""
         return bool(self._columns_found(cursor))
 
-    def execute(self, cursor: Any, statement: sql.Composable) -> int:
+    def check_unique(self, cursor: Any, key: Sequence[str], *, nulls_once: bool = False) -> None:
+        """Raise TargetMismatch unless no two rows can have the same key.
+
+        With `nulls_once` a null in the key counts as a value like any other.
+        """
+        cursor.execute(
+            "select array_agg(a.attname::text order by a.attname) from pg_index i "
+            "join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey) "
+            "where i.indrelid = %s::regclass and i.indisunique and i.indimmediate and i.indpred is null "
+            "and i.indexprs is null and (i.indisprimary or i.indnullsnotdistinct or not %s) "
+            "group by i.indexrelid",
+            (self.identifier.as_string(cursor), nulls_once),
+        )
+        if sorted(key) in [row[0] for row in cursor.fetchall()]:
+            return
+        names = ", ".join(key)
+        clause = "unique nulls not distinct" if nulls_once else "unique"
+        raise TargetMismatch(
+            f"target {self.written}: expected a primary key or unique constraint on exactly ({names}), the key "
+            f"of the pipeline{', that takes nulls for equal' if nulls_once else ''}, found none. Add it: "
+            f"alter table {self.written} add {clause} ({names});"
+        )
+
+    def execute(
+        self, cursor: Any, statement: sql.Composable, *, candidates: sql.Composable | None = None
+    ) -> int:
         """Run a statement that writes into the table; return how many rows it wrote.
 
-        Raises TargetMismatch when a constraint refuses a row.
+        Raises TargetMismatch when the table refuses a row; `candidates`, a query of the rows that are to be
+        written with their lineage, then tells their offsets.
         """
+        cursor.execute("savepoint write")
         try:
             cursor.execute(statement)
-        except psycopg2.IntegrityError as error:
-            raise TargetMismatch(
-                f"target {self.written}: expected its constraints to take every row of the batch, found: "
-                f"{error.diag.message_primary} ({error.diag.message_detail}). Nothing was written. Correct the "
-                f"constraint, or what the pipeline writes."
-            ) from error
-        return int(cursor.rowcount)
+            written = int(cursor.rowcount)
+            # A deferred constraint would speak at the commit, when nobody could tell which rows are meant.
+            cursor.execute("set constraints all immediate")
+        except _REFUSED as error:
+            cursor.execute("rollback to savepoint write")
+            raise refusal(cursor, self.written, error, candidates) from error
+        cursor.execute("release savepoint write")
+        return written
 
-    def _check_columns(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
+        """How each staged column becomes a column of the table, which prepare() has seen."""
+        found = self._columns_found(cursor)
+        return tuple(Cast(column, found[column.name].type) for column in columns)
+
+    def _add(self, cursor: Any, columns: Sequence[Column]) -> None:
+        there = self._columns_found(cursor)
+        for column in columns:
+            if column.name not in there:
+                cursor.execute(
+                    sql.SQL("alter table {} add column {} {}").format(
+                        self.identifier, sql.Identifier(column.name), sql.SQL(column.type)
+                    )
+                )
+
+    def _check_columns(self, cursor: Any, columns: Sequence[Column], *, exact: bool) -> None:
         found = self._columns_found(cursor)
         for column in columns:
             actual = found.pop(column.name, None)
             if actual is None:
                 raise TargetMismatch(
                     f"target {self.written}: expected a column {column.name} of type {column.type}, found none. "
-                    f'Add it: alter table {self.written} add column "{column.name}" {column.type};'
+                    f'Add it: alter table {self.written} add column "{column.name}" {column.type}; or let the '
+                    f"pipeline do so: evolve='add'."
                 )
-            if not _fits(column.type, actual.type):
+            if actual.generated:
+                raise TargetMismatch(
+                    f"target {self.written}, column {column.name}: expected a column that can be written, found "
+                    f"one that is generated always. Leave it out of the pipeline's schema."
+                )
+            cast = Cast(column, actual.type)
+            if not (cast.is_plain or actual.type == column.type if exact else cast.is_possible):
                 raise TargetMismatch(
                     f"target {self.written}, column {column.name}: expected type {column.type}, as the pipeline "
                     f"writes it, found {actual.type}. Change the pipeline's schema or the column's type."
@@ -124,13 +251,23 @@ class TargetTable:
                 )
 
     def _columns_found(self, cursor: Any) -> "dict[str, _FoundColumn]":
+        # format_type() leaves out a schema that is in the search path: types that are no built-in ones are
+        # spelt with it here, as a pipeline has to write them.
         cursor.execute(
             """
-            select c.relkind, a.attname, format_type(a.atttypid, a.atttypmod),
-                   a.attnotnull and not a.atthasdef and a.attidentity = ''
+            select c.relkind, a.attname,
+                   case when b.typnamespace = 'pg_catalog'::regnamespace then format_type(a.atttypid, a.atttypmod)
+                        else quote_ident(bn.nspname) || '.' || quote_ident(b.typname)
+                             || case when t.typelem <> 0 and t.typlen = -1 then '[]' else '' end
+                   end as type,
+                   a.attnotnull and not a.atthasdef and a.attidentity = '' as required,
+                   a.attgenerated <> '' or a.attidentity = 'a' as generated
             from pg_class c
             join pg_namespace n on n.oid = c.relnamespace
             join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+            join pg_type t on t.oid = a.atttypid
+            join pg_type b on b.oid = case when t.typelem <> 0 and t.typlen = -1 then t.typelem else t.oid end
+            join pg_namespace bn on bn.oid = b.typnamespace
             where n.nspname = %s and c.relname = %s
             """,
             self.name,
@@ -141,19 +278,16 @@ class TargetTable:
                 f"target {self.written}: expected a table, found something else of that name (a view, a sequence "
                 f"or an index). Give the pipeline another target."
             )
-        return {name: _FoundColumn(type_, required) for _, name, type_, required in rows}
+        return {name: _FoundColumn(*row) for _, name, *row in rows}
 
 
 @dataclass(frozen=True, slots=True)
 class _FoundColumn:
     type: str
     required: bool
+    generated: bool
 
 
 def _is_table_name(text: str) -> bool:
     part = _IDENTIFIER.pattern
     return re.fullmatch(rf"(?:{part})(?:\.(?:{part}))?", text) is not None
-
-
-def _fits(written: str, found: str) -> bool:
-    return found == written or found in _WIDER.get(written, set())

@@ -2,20 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, ClassVar, Final, Literal
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
+from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions
 from exactbatch.sinks.append import Append, Part
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.cast import Cast, Misfit, misfits
+from exactbatch.sinks.refusal import candidates
+from exactbatch.sinks.target import Evolve, TargetTable
+from exactbatch.sinks.touched import TOUCHED, create_touched, take_back_touching
 
 DELETED: Final = Column("deleted", "boolean")
-_TOUCHED: Final = sql.Identifier("exactbatch_touched")
 _LATEST: Final = sql.Identifier("exactbatch_latest")
 _KEYS_SHOWN: Final = 5
+# How many changes were dropped and kept, by (topic, partition).
+Compacted = dict[tuple[str, int], tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class Upsert:
 
     All changes are kept, with their lineage, in `<target>_change`, and the target is computed from them for
     the keys that a batch touches, in the same transaction: so a replay, which takes changes back, is exact,
-    also for a delete or for a row that stood under a wrong key.
+    also for a delete or for a row that stood under a wrong key. compact() drops old ones.
 
     The latest change is the one with the greatest `version` (a column, such as a log sequence number or a
     time), and among equal ones, or without a version, the one at the greatest offset. Without a version all
@@ -34,6 +39,7 @@ class Upsert:
     kind: ClassVar[str] = "upsert"
     lineage: ClassVar[Literal["record"]] = "record"
     keeps_deletes: ClassVar[bool] = True
+    needs_lineage: ClassVar[bool] = True
 
     target: str
     key: tuple[str, ...]
@@ -53,9 +59,7 @@ class Upsert:
     @cached_property
     def contributions(self) -> Append:
         """The table of changes."""
-        schema, name = self._target.name
-        quoted = ".".join(f'"{part.replace(chr(34), chr(34) * 2)}"' for part in (schema, f"{name}_change"))
-        return Append(quoted)
+        return Append(self._target.beside("_change"))
 
     @property
     def table(self) -> sql.Composable:
@@ -75,6 +79,11 @@ class Upsert:
             raise ConfigurationError(
                 f"expected a version beside the key of {self.target}, found {self.version!r} as both"
             )
+        if plain := [column.name for column in columns if column.type in ("json", "json[]")]:
+            raise ConfigurationError(
+                f"expected columns that can be compared, for the rows of {self.target} that change, found json in "
+                f"{', '.join(plain)}: write jsonb"
+            )
         if DELETED.name in names:
             raise ConfigurationError(
                 f"expected columns beside {DELETED.name!r}, which {self.target}_change has of its own, found it "
@@ -86,54 +95,115 @@ class Upsert:
         """What a staged row has beside its lineage: a change has one column more."""
         return (*columns, DELETED)
 
-    def prepare(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def prepare(self, cursor: Any, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create target and table of changes when they are missing, and otherwise check their columns.
 
         Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
         """
-        if self.contributions.prepare(cursor, self.staged_columns(columns)):
+        if self.contributions.prepare(cursor, self.staged_columns(columns), evolve=evolve):
             cursor.execute(
                 sql.SQL("create index on {} ({})").format(self.contributions.table, self._names(self.key))
             )
-        if self._target.prepare(cursor, columns, key=self.key):
-            return
-        cursor.execute(
-            "select array_agg(a.attname::text order by a.attname) from pg_index i "
-            "join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey) "
-            "where i.indrelid = %s::regclass and i.indisunique and i.indimmediate and i.indpred is null "
-            "and i.indexprs is null group by i.indexrelid",
-            (self.table.as_string(cursor),),
-        )
-        if sorted(self.key) not in [row[0] for row in cursor.fetchall()]:
-            raise TargetMismatch(
-                f"target {self.target}: expected a primary key or unique constraint on exactly "
-                f"({', '.join(self.key)}), the key of the pipeline, found none. Add it: alter table {self.target} "
-                f"add unique ({', '.join(self.key)});"
-            )
+        if not self._target.prepare(cursor, columns, key=self.key, evolve=evolve):
+            self._target.check_unique(cursor, self.key)
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete the changes that batches have written in ranges; return how many that was."""
-        self._create_touched(cursor)
-        taken = 0
-        for condition in self.contributions.conditions(parts):
-            cursor.execute(
-                sql.SQL(
-                    "with gone as (delete from {change} where {condition} returning {key}), "
-                    "touched as (insert into {touched} select distinct {key} from gone) "
-                    "select count(*) from gone"
-                ).format(
-                    change=self.contributions.table,
-                    condition=condition,
-                    key=self._names(self.key),
-                    touched=_TOUCHED,
-                )
-            )
-            taken += cursor.fetchone()[0]
-        return taken
+        create_touched(cursor, self.contributions, self.key)
+        return take_back_touching(cursor, self.contributions, parts, self.key, count=sql.SQL("count(*)"))
 
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many changes take_back() would delete."""
         return self.contributions.count(cursor, parts)
+
+    def first_since(self, cursor: Any, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
+        """The offset of the first change that is not from before a time, by its Kafka timestamp, in each
+        (topic, partition) that has one; a change without a timestamp may be from any time."""
+        if (some := self._any_of(parts)) is None:
+            return {}
+        cursor.execute(
+            sql.SQL(
+                "select kafka_topic, kafka_partition, min(kafka_offset) from {change} "
+                "where ({some}) and (kafka_timestamp < {at}) is not true group by 1, 2"
+            ).format(change=self.contributions.table, some=some, at=sql.Literal(at))
+        )
+        return {(topic, partition): offset for topic, partition, offset in cursor.fetchall()}
+
+    def preview_compact(self, cursor: Any, parts: Sequence[Part]) -> Compacted:
+        """What compact() would return; nothing is dropped."""
+        return self._count_compacted(
+            cursor,
+            parts,
+            sql.SQL("select kafka_topic, kafka_partition from judged where goes"),
+        )
+
+    def compact(self, cursor: Any, parts: Sequence[Part]) -> Compacted:
+        """Drop the changes in these parts that nothing that comes later, and no replay beyond them, can make a
+        row again. Returns how many were dropped and kept, by (topic, partition). The target stays as it is.
+        """
+        return self._count_compacted(
+            cursor,
+            parts,
+            sql.SQL(
+                "delete from {change} c using judged j where j.goes and c.tableoid = j.tableoid "
+                "and c.ctid = j.ctid returning c.kafka_topic, c.kafka_partition"
+            ).format(change=self.contributions.table),
+        )
+
+    def _count_compacted(self, cursor: Any, parts: Sequence[Part], gone: sql.Composable) -> Compacted:
+        if (below := self._any_of(parts)) is None:
+            return {}
+        cursor.execute(
+            sql.SQL(
+                "with judged as materialized ({judged}), gone as ({gone}) "
+                "select kafka_topic, kafka_partition, sum(dropped)::int8 as dropped, sum(kept)::int8 as kept "
+                "from ("
+                "select kafka_topic, kafka_partition, 1 as dropped, 0 as kept from gone union all "
+                "select kafka_topic, kafka_partition, 0, 1 from judged where not goes) counted group by 1, 2"
+            ).format(judged=self._judged(below), gone=gone)
+        )
+        return {(topic, partition): (dropped, kept) for topic, partition, dropped, kept in cursor.fetchall()}
+
+    def _any_of(self, parts: Sequence[Part]) -> sql.Composable | None:
+        """What is true of all changes that batches have written in ranges; None where there is no batch."""
+        conditions = [sql.SQL("({})").format(each) for each in self.contributions.conditions(parts)]
+        return sql.SQL(" or ").join(conditions) if conditions else None
+
+    def _judged(self, below: sql.Composable) -> sql.Composable:
+        """Each change below the horizon, and whether it goes.
+
+        The latest of a key stays, with all that tie with it: what lies above may be taken back, and then it is
+        the row again. A latest change that is a delete says the same as none where nothing older can come: no
+        version lets a change be late, and the key has no change elsewhere.
+        """
+        spent_delete = (
+            sql.SQL(
+                # Below the horizon older changes of the key go as well.
+                "deleted and not exists (select from {change} o where {same_key} and ("
+                "(o.kafka_topic, o.kafka_partition) <> (b.kafka_topic, b.kafka_partition) "
+                "or o.kafka_offset = b.kafka_offset and not o.deleted "
+                "or o.kafka_offset <= b.kafka_offset and ({below}) is not true))"
+            ).format(
+                change=self.contributions.table,
+                same_key=sql.SQL(" and ").join(
+                    sql.SQL("o.{0} = b.{0}").format(_id(name)) for name in self.key
+                ),
+                below=below,
+            )
+            if self.version is None
+            else sql.SQL("false")
+        )
+        return sql.SQL(
+            "select tableoid, ctid, kafka_topic, kafka_partition, "
+            "rank() over (partition by {key} order by {order}) > 1 or {spent_delete} as goes "
+            "from {change} b where {below}"
+        ).format(
+            key=self._names(self.key),
+            order=self._latest_first,
+            spent_delete=spent_delete,
+            change=self.contributions.table,
+            below=below,
+        )
 
     def insert_staged(
         self,
@@ -149,7 +219,7 @@ class Upsert:
         Returns how many changes arrived. Raises KeyOnTwoPartitions where the order of a key's changes is not
         known, and TargetMismatch when a constraint of the target refuses a row.
         """
-        self._create_touched(cursor)
+        create_touched(cursor, self.contributions, self.key)
         inserted = self.contributions.insert_staged(
             cursor,
             staging=staging,
@@ -161,25 +231,26 @@ class Upsert:
             sql.SQL(
                 "insert into {touched} select distinct {key} from {staging} where task_attempt = any({attempts})"
             ).format(
-                touched=_TOUCHED,
+                touched=TOUCHED,
                 key=self._names(self.key),
                 staging=staging,
                 attempts=sql.Literal(list(attempts)),
             )
         )
-        cursor.execute(sql.SQL("analyze {}").format(_TOUCHED))
+        cursor.execute(sql.SQL("analyze {}").format(TOUCHED))
         if self.version is None:
             self._check_partitions(cursor)
-        self._derive(cursor, columns)
+        casts = self._target.casts(cursor, columns)
+        staged = sql.SQL("{} and not deleted").format(candidates(casts, staging, attempts))
+        self._derive(cursor, casts, staged)
         return inserted
 
-    def _create_touched(self, cursor: Any) -> None:
-        """The keys whose row in the target has to be computed again."""
-        cursor.execute(
-            sql.SQL(
-                "create temporary table if not exists {} on commit drop as select {} from {} with no data"
-            ).format(_TOUCHED, self._names(self.key), self.contributions.table)
-        )
+    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
+        """What is true of staged changes that the types of the changes or of the target cannot hold."""
+        return [
+            *self.contributions.misfits(cursor, self.staged_columns(columns), batch_id=batch_id),
+            *misfits(self._target.casts(cursor, columns)),
+        ]
 
     def _check_partitions(self, cursor: Any) -> None:
         cursor.execute(
@@ -191,7 +262,7 @@ class Upsert:
             ).format(
                 key=self._names(self.key),
                 change=self.contributions.table,
-                touched=_TOUCHED,
+                touched=TOUCHED,
                 most=sql.Literal(_KEYS_SHOWN),
             )
         )
@@ -205,28 +276,21 @@ class Upsert:
                 f"column that orders them, version=…, or let producers send a key to one partition."
             )
 
-    def _derive(self, cursor: Any, columns: Sequence[Column]) -> None:
-        """Compute the touched keys' rows from all their changes."""
-        names = [each.name for each in columns]
+    def _derive(self, cursor: Any, casts: Sequence[Cast], staged: sql.Composable) -> None:
+        """Compute the touched keys' rows from all their changes; `staged` are those of this batch."""
+        names = [each.column.name for each in casts]
         rest = [name for name in names if name not in self.key]
-        version = [] if self.version is None else [sql.SQL("{} desc nulls last").format(_id(self.version))]
-        order = sql.SQL(", ").join(
-            [
-                *map(_id, self.key),
-                *version,
-                *(
-                    sql.SQL("{} desc").format(_id(name))
-                    for name in ("kafka_topic", "kafka_partition", "kafka_offset")
-                ),
-            ]
-        )
+        order = sql.SQL(", ").join([*map(_id, self.key), self._latest_first])
         parts = {
             "target": self.table,
             "change": self.contributions.table,
-            "touched": _TOUCHED,
+            "touched": TOUCHED,
             "latest": _LATEST,
             "key": self._names(self.key),
             "names": self._names(names),
+            "values": sql.SQL(", ").join(
+                sql.SQL("{}::{}").format(_id(cast.column.name), sql.SQL(cast.type)) for cast in casts
+            ),
             "order": order,
             "same_key": sql.SQL(" and ").join(
                 sql.SQL("l.{0} = t.{0}").format(_id(name)) for name in self.key
@@ -257,10 +321,18 @@ class Upsert:
         self._target.execute(
             cursor,
             sql.SQL(
-                "insert into {target} as t ({names}) select {names} from {latest} where not deleted "
+                "insert into {target} as t ({names}) select {values} from {latest} where not deleted "
                 "on conflict ({key}) {update}"
             ).format(**parts, update=update),
+            candidates=staged,
         )
+
+    @property
+    def _latest_first(self) -> sql.Composable:
+        """The order of a key's changes."""
+        version = [] if self.version is None else [sql.SQL("{} desc nulls last").format(_id(self.version))]
+        place = ("kafka_topic", "kafka_partition", "kafka_offset")
+        return sql.SQL(", ").join([*version, *(sql.SQL("{} desc").format(_id(name)) for name in place)])
 
     def _names(self, names: Sequence[str]) -> sql.Composable:
         return sql.SQL(", ").join(map(_id, names))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 from exactbatch.values.format import Decoded, decode_present
-from exactbatch.values.json import as_stored, objects, read_objects, readable
+from exactbatch.values.json import as_stored, objects, read_objects, readable, stored_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ class Debezium:
         """What is read of a value; a payload has the same fields once more."""
         import pyarrow as pa
 
-        row = pa.struct([readable(pa.field(column.name, column.arrow_type)) for column in self._row_columns])
+        row = pa.struct([pa.field(column.name, readable(column.arrow_type)) for column in self._row_columns])
         fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
         if self.version is not None:
             fields.append(pa.field("source", pa.struct([pa.field(self.version, pa.int64())])))
@@ -78,7 +78,7 @@ class Debezium:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        stored = pa.schema([(column.name, column.arrow_type) for column in self.columns])
+        stored = stored_schema(self.columns)
         if len(values) == 0:
             return pa.RecordBatch.from_pylist([], stored.append(pa.field("deleted", pa.bool_())))
         read = read_objects(objects(values), self._envelope).combine_chunks().to_batches()[0]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from exactbatch.columns import Column
 
@@ -34,11 +34,15 @@ class Format(Protocol):
         """The columns of a row, in the order of the target."""
         ...
 
-    null_is_tombstone: ClassVar[bool]
-    """Whether a null value gives no row; otherwise it gives a row with null."""
+    @property
+    def null_is_tombstone(self) -> bool:
+        """Whether a null value gives no row; otherwise it gives a row with null."""
+        ...
 
-    tombstone_deletes: ClassVar[bool]
-    """Whether, for an Upsert, a null value deletes the row of its key; otherwise deletes are told in values."""
+    @property
+    def tombstone_deletes(self) -> bool:
+        """Whether, for an Upsert, a null value deletes the row of its key; otherwise values tell of deletes."""
+        ...
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values; a value that is not of this format becomes a reject, never an error."""

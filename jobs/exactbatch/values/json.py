@@ -1,13 +1,17 @@
 """JSON objects, one for each record, decoded by Arrow in blocks."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column, parse_columns
+from exactbatch.values.decimals import has_decimals, refuse_tiny_fields
+from exactbatch.values.epoch import check_epoch, from_epoch
+from exactbatch.values.fields import check_names, fields_as_text, is_kept_as_text
 from exactbatch.values.format import Decoded, decode_present
+from exactbatch.values.storable import check_storable, refuse_infinity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,25 +28,31 @@ class Json:
 
     Strict: a number for a text column, a fraction for an integer, a number that is out of range or a field
     given twice make the record a reject. A missing field is null; fields that are not named are ignored.
-    A number may stand in a string for numeric only. Timestamps and dates are ISO 8601 in a string; a
-    timestamptz without an offset is UTC, and a timestamp with one is taken to UTC.
-    A null value is a tombstone: it is counted and gives no row.
+    A number may stand in a string for numeric only. json and jsonb take any field as the text that it is.
+    Types that Postgres reads from text, as uuid, take a string; arrays take an array of what their elements take.
+
+    Timestamps and dates are ISO 8601 in a string; a timestamptz without an offset is UTC, and a timestamp with
+    one is taken to UTC. Where they are numbers since 1970, `epoch` names the unit: `{"created": "ms"}`, one of s,
+    ms, us, ns for a timestamp and d for a date; ns are cut down to microseconds.
+
+    A null value is a tombstone: it is counted and gives no row. Raises ConfigurationError for what is no schema.
     """
 
     null_is_tombstone: ClassVar[bool] = True
     tombstone_deletes: ClassVar[bool] = True
 
     schema: str
+    epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", parse_columns(self.schema))
+        check_epoch(self.epoch, self.columns)
+        check_names(self.columns)
 
     @cached_property
     def _row_schema(self) -> "pa.Schema":
-        import pyarrow as pa
-
-        return pa.schema([(column.name, column.arrow_type) for column in self.columns])
+        return stored_schema(self.columns)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block when all of them are objects."""
@@ -67,9 +77,24 @@ class Json:
         """The columns of one row for each object, or ValueError."""
         import pyarrow as pa
 
-        names = [column.name for column in columns]
-        table = read_objects(text, pa.schema([readable(self._row_schema.field(name)) for name in names]))
-        return as_stored(table, pa.schema([self._row_schema.field(name) for name in names]))
+        as_text = tuple(filter(is_kept_as_text, columns))
+        parsed = [column for column in columns if column not in as_text]
+        table = read_objects(text, pa.schema([self._read_as(column) for column in parsed]))
+        for index, column in enumerate(parsed):
+            if unit := self.epoch.get(column.name):
+                moments = from_epoch(table.column(index), unit, column.arrow_type)
+                table = table.set_column(index, column.name, moments)
+        table = as_stored(table, stored_schema(parsed))
+        if not as_text:
+            return table
+        found = dict(zip(as_text, fields_as_text(text, as_text), strict=True))
+        found.update(zip(parsed, table.columns, strict=True))
+        return pa.table({column.name: found[column] for column in columns})
+
+    def _read_as(self, column: Column) -> "pa.Field":
+        import pyarrow as pa
+
+        return pa.field(column.name, pa.int64() if column.name in self.epoch else readable(column.arrow_type))
 
     def _reason(self, text: "pa.StringArray") -> str:
         """Why one object is refused: for its syntax, or for the first column that is refused by itself."""
@@ -95,12 +120,21 @@ def _arrows_words(said: str) -> str:
     return re.sub(r"^Column\(.*\) changed from (\w+) to (\w+)$", r"expected \1, found \2", said)
 
 
-def readable(field: "pa.Field") -> "pa.Field":
-    """A field as Arrow's JSON reader can read it: it has no conversion from ISO dates, so they are read as
+def stored_schema(columns: Sequence[Column]) -> "pa.Schema":
+    """The columns with the types in which they are stored."""
+    import pyarrow as pa
+
+    return pa.schema([(column.name, column.arrow_type) for column in columns])
+
+
+def readable(type_: "pa.DataType") -> "pa.DataType":
+    """A type as Arrow's JSON reader can read it: it has no conversion from ISO dates, so they are read as
     text and cast."""
     import pyarrow as pa
 
-    return field.with_type(pa.string()) if pa.types.is_date(field.type) else field
+    if pa.types.is_list(type_):
+        return pa.list_(readable(type_.value_type))
+    return pa.string() if pa.types.is_date(type_) else type_
 
 
 def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
@@ -115,6 +149,9 @@ def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
     import pyarrow.compute as pc
     import pyarrow.json as pj
 
+    row = pa.struct(list(schema))
+    if has_decimals(row):
+        refuse_tiny_fields(text, row)
     block = pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "\n")[0].as_buffer()
     table = pj.read_json(
         pa.BufferReader(block),
@@ -128,9 +165,9 @@ def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
 
 def as_stored(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
     """The table in the types that are stored, or ValueError for what Postgres could not store."""
-    _refuse_what_does_not_fit(table)
-    # Looking for an escaped U+0000 in the objects instead takes six times as long: they are larger.
-    _refuse_nul(table)
+    for column in table.columns:
+        check_storable(column)
+        refuse_infinity(column)
     return table.cast(schema)
 
 
@@ -151,26 +188,3 @@ def _are_objects(text: "pa.StringArray") -> bool:
     import pyarrow.compute as pc
 
     return bool(pc.all(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))).as_py())
-
-
-def _refuse_what_does_not_fit(table: "pa.Table") -> None:
-    """Arrow's reader checks the range of integers only: it lets a decimal have too many digits, and makes
-    infinity of a number that is too large for a float."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    for column in table.columns:
-        if pa.types.is_decimal(column.type):
-            column.validate(full=True)
-        elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
-            raise ValueError("expected a number in the range of the type, found NaN or infinity")
-
-
-def _refuse_nul(table: "pa.Table") -> None:
-    """Postgres cannot store U+0000 in text."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    for column in table.columns:
-        if pa.types.is_string(column.type) and pc.any(pc.match_substring(column, "\0")).as_py():
-            raise ValueError("Postgres cannot store U+0000 in text")

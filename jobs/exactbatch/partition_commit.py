@@ -1,0 +1,323 @@
+"""commit="partition": each range of an advance in a transaction of its own, on the executor that reads it.
+
+Rows go by COPY straight into the target. In the same transaction the stored offset moves, and coverage,
+rejects and counts are written: a range is committed when its batch_range has counts. The transaction locks
+the batch, shared, and then the stored offset of its partition, never the pipeline; so ranges do not wait
+for each other, a newer plan waits for the ranges that are about to commit, and supersedes the others.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import adbc_driver_postgresql.dbapi
+import pyarrow as pa
+from adbc_driver_manager import Error as AdbcError
+
+from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TasksFailed, TooManyRejects
+from exactbatch.failpoints import failpoint
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.publish import Published, check_publishable, check_topic_ids
+from exactbatch.read import Records, read_range
+from exactbatch.sinks import Append
+from exactbatch.sinks.append import LINEAGE
+from exactbatch.staging import REJECT, collector_paused, decode_records, origins, reject_batch, rejects_of
+from exactbatch.values import Decoded, connected
+
+_REJECTS: Final = "exactbatch_rejects"  # a temporary table
+_REJECTS_SHOWN: Final = 5
+# Parameters $1 to $4 are the key of the range, in each statement.
+_THIS: Final = "batch_id = $1 and topic = $2 and partition = $3 and from_offset = $4"
+_STATE: Final = f"""
+select b.status, r.records is not null
+from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+where {_THIS}
+"""  # noqa: S608 - _THIS is a constant
+_LOCK_BATCH: Final = "select status from exactbatch.batch where batch_id = $1 for share"
+_LOCK_STORED_OFFSET: Final = """
+select next_offset, topic_id from exactbatch.stored_offset
+where pipeline = $1 and topic = $2 and partition = $3
+for update
+"""
+# Rows that this transaction has put into a table or its partitions, as the server itself counts them: what
+# ADBC says that it sent is not what has arrived, and counting in the target would read much of it.
+_ARRIVED: Final = """
+select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid) - pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint
+from (
+    select c.oid as relid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = $1 and c.relname = $2
+    union
+    select t.relid from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    cross join lateral pg_partition_tree(c.oid) t
+    where n.nspname = $1 and c.relname = $2
+) tables
+"""
+_INSERT_REJECTS: Final = f"""
+with inserted as (
+    insert into exactbatch.rejected_record
+        (pipeline, topic_id, partition, "offset", topic, key, value, headers, reason, batch_id)
+    select b.pipeline, r.topic_id, r.partition, s."offset", r.topic, s.key, s.value, s.headers::jsonb,
+           s.reason, r.batch_id
+    from pg_temp.{_REJECTS} s, exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+    where r.batch_id = $1 and r.topic = $2 and r.partition = $3 and r.from_offset = $4
+    returning 1
+)
+select count(*) from inserted
+"""  # noqa: S608 - _REJECTS is a constant
+_ACCOUNT: Final = f"""
+with this as (
+    select b.pipeline, r.* from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+    where {_THIS}
+), covered as (
+    insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
+    select pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), 'batch', batch_id from this
+    returning 1
+), counted as (
+    update exactbatch.batch_range set records = $5, rows = $6, rejected = $7, tombstones = $8
+    where {_THIS} and records is null
+    returning 1
+), moved as (
+    update exactbatch.stored_offset s
+    set next_offset = this.until_offset, leader_epoch = this.leader_epoch, updated_at = clock_timestamp()
+    from this
+    where s.pipeline = this.pipeline and s.topic = this.topic and s.partition = this.partition
+    returning 1
+)
+select (select count(*) from covered), (select count(*) from counted), (select count(*) from moved)
+"""  # noqa: S608 - _THIS is a constant
+
+
+@dataclass(frozen=True, slots=True)
+class RangeTask:
+    """What one Spark task does; it travels in the task's closure, secrets and all.
+
+    `leader_epoch` is the epoch up to which the log was processed at the range's start.
+    """
+
+    range: OffsetRange
+    leader_epoch: int | None
+    batch_id: int
+    pipeline: Pipeline
+    kafka: Mapping[str, Any] = field(repr=False)
+    postgres: str = field(repr=False)
+
+    @property
+    def key(self) -> tuple[int, str, int, int]:
+        """The primary key of the range in exactbatch.batch_range."""
+        return self.batch_id, self.range.topic, self.range.partition, self.range.from_offset
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of pipeline {self.pipeline.name!r}, {self.range}"
+
+
+def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
+    """Read, decode and commit one range, on an executor; nothing where this batch has committed it before.
+
+    A terminal error is returned, so that Spark does not try again what cannot succeed and the other ranges
+    go on; a retryable one is raised.
+    """
+    try:
+        with collector_paused(), adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+            _commit(connection, task, attempt)
+    except ExactbatchError as error:
+        if error.retryable:
+            raise
+        return error
+    return None
+
+
+def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int) -> Published:
+    """Mark a batch committed, all of whose ranges are, with the sums of their counts.
+
+    Raises Fenced when it was superseded, and TasksFailed, retryable, when a range is not committed.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.lock(pipeline)
+        batch = ledger.batch(batch_id, lock=True)
+        if check_publishable(ledger, pipeline, batch):
+            return Published(batch, wrote=False)
+        if left := ledger.uncommitted_ranges(batch_id):
+            raise TasksFailed(
+                f"batch {batch_id} of pipeline {pipeline.name!r}: expected every range to be committed, found "
+                f"that {', '.join(map(str, left))} is not. Try again: the next try processes what is left."
+            )
+        ledger.commit_ranges(batch)
+        failpoint("partition.before_batch_commit")
+    failpoint("partition.after_batch_commit")
+    with transaction(connection):
+        return Published(ledger.batch(batch_id), wrote=True)
+
+
+def _commit(connection: Any, task: RangeTask, attempt: int) -> None:
+    """Leaves without a commit, and so without a trace, where the range turns out to be committed already."""
+    with connection.cursor() as cursor:
+        if _is_committed(cursor, task):
+            return
+        connection.rollback()  # that was a question of its own: what follows may take long
+        reading = _Reading(task, attempt)
+        _copy_row(cursor, task, reading)
+        if reading.rejected:
+            rejects = pa.RecordBatchReader.from_batches(REJECT, reading.rejected)
+            cursor.adbc_ingest(_REJECTS, rejects, mode="create", temporary=True)
+        # Asked after the last record was read: if the id is the plan's now, it was all along.
+        check_topic_ids([task.range], KafkaLog(task.kafka).topic_ids([task.range.topic]))
+        failpoint("partition.before_locks")
+        if not _lock(cursor, task):
+            return
+        failpoint("partition.after_locks")
+        if reading.rejected:
+            _expect(task, "rejected records", _row(cursor, _INSERT_REJECTS, task.key), (reading.rejects,))
+            cursor.execute(f"drop table pg_temp.{_REJECTS}")
+        counts = (reading.records, reading.rows, reading.rejects, reading.tombstones)
+        done = _row(cursor, _ACCOUNT, (*task.key, *counts))
+        _expect(task, "coverage, counts and stored offset", done, (1, 1, 1))
+        failpoint("partition.before_commit")
+        connection.commit()
+    failpoint("partition.after_commit")
+
+
+def _is_committed(cursor: Any, task: RangeTask) -> bool:
+    """Whether this batch has committed the range. Raises Fenced when the batch is superseded."""
+    status, committed = _row(cursor, _STATE, task.key)
+    if status == "superseded":
+        raise _superseded(task)
+    return bool(committed)
+
+
+def _lock(cursor: Any, task: RangeTask) -> bool:
+    """Hold the batch as it is and the stored offset where the plan found it, until the commit.
+
+    Returns False when another attempt has committed the range, and raises Fenced when the batch may not.
+    """
+    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))
+    if status == "superseded":
+        raise _superseded(task)
+    range_ = task.range
+    where = (task.pipeline.name, range_.topic, range_.partition)
+    next_offset, topic_id = _row(cursor, _LOCK_STORED_OFFSET, where)
+    if (next_offset, topic_id) == (range_.from_offset, range_.topic_id):
+        return True
+    if _is_committed(cursor, task):
+        return False
+    raise Fenced(
+        f"{task}: expected the stored offset {range_.from_offset}, found {next_offset} of topic id {topic_id}: "
+        f"another batch has moved it since this one was planned. Nothing of the range was written; plan again."
+    )
+
+
+def _superseded(task: RangeTask) -> Fenced:
+    return Fenced(
+        f"{task}: expected the batch to be planned, found it superseded by one that was planned later. Nothing "
+        f"of this range was written and nothing is lost: the later batch goes on at the stored offset. This "
+        f"batch needs no retry."
+    )
+
+
+class _Reading:
+    """Reads a range as rows for the target, and counts."""
+
+    def __init__(self, task: RangeTask, attempt: int) -> None:
+        self._task, self._attempt = task, attempt
+        self.records = self.rows = self.rejects = self.tombstones = 0
+        self.rejected: list[pa.RecordBatch] = []
+        self.error: ExactbatchError | None = None
+        self.schema = pa.schema([(c.name, c.arrow_type) for c in (*task.pipeline.value.columns, *LINEAGE)])
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Rows with all their lineage, until there are more rejects than the range may have."""
+        task, pipeline = self._task, self._task.pipeline
+        value = connected(pipeline.value, task.kafka)
+        # Of a share, the most that there can be: no range has more records than offsets.
+        most = pipeline.rejects_allowed(len(task.range))
+        records = read_range(
+            task.range, task.kafka, leader_epoch=task.leader_epoch, timeout=pipeline.read_timeout
+        )
+        try:
+            for each in records:
+                decoded = decode_records(value, each, each.values())
+                self.records += len(each)
+                self.rows += len(decoded.rows)
+                self.rejects += len(decoded.rejects)
+                self.tombstones += decoded.tombstones
+                if decoded.rejects:
+                    self.rejected.append(reject_batch(rejects_of(task.range, each, decoded, self._attempt)))
+                if self.rejects > most:
+                    return
+                yield self._with_lineage(each, decoded)
+        except ExactbatchError as error:
+            self.error = error
+            raise
+
+    def check_rejects(self) -> None:
+        """Raise TooManyRejects, naming the first bad records, when there are more than the range may have."""
+        allowed = self._task.pipeline.rejects_allowed(self.records)
+        if self.rejects <= allowed:
+            return
+        bad = [row for batch in self.rejected for row in batch.slice(0, _REJECTS_SHOWN).to_pylist()]
+        shown = "; ".join(f"offset {row['offset']}: {row['reason']}" for row in bad[:_REJECTS_SHOWN])
+        raise TooManyRejects(
+            f"{self._task}: expected at most {allowed} records that do not decode, which holds for each range "
+            f'by itself with commit="partition", found {self.rejects} or more. Nothing of this range was '
+            f"written; other ranges of the batch may have been committed. The first: {shown}. Correct the "
+            f"pipeline's value format, or raise max_rejects to keep such records in exactbatch.rejected_record."
+        )
+
+    def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
+        offsets, timestamps = origins(records, decoded)
+        n = len(offsets)
+        lineage = [
+            pa.repeat(self._task.range.topic, n),
+            pa.repeat(pa.scalar(self._task.range.partition, pa.int32()), n),
+            offsets,
+            timestamps,
+            pa.repeat(pa.scalar(self._task.batch_id, pa.int64()), n),
+        ]
+        return pa.RecordBatch.from_arrays([*decoded.rows.columns, *lineage], schema=self.schema)
+
+
+def _copy_row(cursor: Any, task: RangeTask, reading: _Reading) -> None:
+    """COPY the rows of a range into the target, and check that they have arrived."""
+    assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
+    schema, table = task.pipeline.sink.table_name
+    (before,) = _row(cursor, _ARRIVED, (schema, table))
+    rows = pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
+    try:
+        sent = cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
+    except Exception as error:
+        # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
+        if reading.error is not None:
+            raise reading.error from error
+        if isinstance(error, AdbcError) and (error.sqlstate or "").startswith("23"):
+            raise TargetMismatch(
+                f"{task}, target {task.pipeline.sink.target}: expected its constraints to take every row, found: "
+                f"{' '.join(str(error).split())}. Nothing of this range was written. Correct the constraint, or "
+                f"what the pipeline writes."
+            ) from error
+        raise
+    reading.check_rejects()
+    (after,) = _row(cursor, _ARRIVED, (schema, table))
+    if not reading.rows == sent == after - before:
+        raise TargetMismatch(
+            f"{task}, target {task.pipeline.sink.target}: expected the {reading.rows} rows that were decoded, "
+            f"found that {sent} were sent and {after - before} have arrived. Nothing of this range was written. "
+            f"Does a trigger drop rows? Remove it: what is not in the target cannot be accounted for."
+        )
+
+
+def _expect(task: RangeTask, what: str, found: tuple[Any, ...], expected: tuple[int, ...]) -> None:
+    if found != expected:
+        raise TasksFailed(
+            f"{task}: expected {what} to be written as {expected} rows, found {found}. Nothing of this range was "
+            f"written. Was the ledger changed by hand? `exactbatch audit` compares it with the log."
+        )
+
+
+def _row(cursor: Any, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The one row that a statement gives. ADBC tells no row count of a statement with parameters."""
+    cursor.execute(statement, parameters)
+    (row,) = cursor.fetchall()
+    return tuple(row)

@@ -1,0 +1,183 @@
+"""Sift: staged rows that do not fit the target become rejects, before anything is published.
+
+A value may decode and still not be one of the target's: out of range, too many digits, no label of an enum, no
+uuid. Postgres says which, over the whole staging table at once; the records are then read again, because a
+reject keeps key, value and headers as they were, and a staged row does not.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, Final
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import LogEndedEarly, TargetMismatch
+from exactbatch.ledger import transaction
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.read import read_range
+from exactbatch.settings import Settings
+from exactbatch.sinks import Misfit
+from exactbatch.staging import Rejected, StagedBatch, StagingTables, identifier, stage_rejects
+
+# Offsets: records that are no farther apart are read in one go.
+_NEAR: Final = 1_000
+_CHUNK: Final = 10_000  # records that are read and staged as rejects at a time
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    """A record with a staged row that does not fit."""
+
+    attempt: int
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+
+def sift(
+    connection: Any,
+    pipeline: Pipeline,
+    *,
+    tables: StagingTables,
+    columns: Sequence[Column],
+    ranges: Sequence[OffsetRange],
+    staged: StagedBatch,
+    most: int,
+    settings: Settings,
+) -> StagedBatch:
+    """Move staged rows that do not fit into the staged rejects; return what is staged then.
+
+    A record that gave several rows is rejected as a whole. `most` is how many rejects the caller has a use for:
+    the search ends with one more.
+
+    Raises what reading a range raises, where the log does not hold the records any more, and TargetMismatch
+    where rows do not tell which record they come from.
+    """
+    with transaction(connection) as cursor:
+        misfits = _misfits(cursor, pipeline, columns, tables.batch_id)
+        unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
+    if not unfit:
+        return staged
+    for start in range(0, len(unfit), _CHUNK):
+        chunk = unfit[start : start + _CHUNK]
+        stage_rejects(settings.postgres, tables, list(_records(chunk, ranges, pipeline, settings)))
+    with transaction(connection) as cursor:
+        taken = _delete(cursor, tables, staged)
+    rejects = Counter(staged.rejects)
+    rejects.update(each.attempt for each in unfit)
+    return replace(
+        staged,
+        rows={attempt: rows - taken.get(attempt, 0) for attempt, rows in staged.rows.items()},
+        rejects=rejects,
+    )
+
+
+def _misfits(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[Misfit]:
+    misfits = pipeline.sink.misfits(cursor, columns, batch_id=batch_id)
+    if pipeline.is_transformed and pipeline.sink.keeps_deletes:
+        # Without a transform the decoder has seen to it.
+        misfits += [
+            Misfit(
+                sql.SQL("{} is null").format(sql.Identifier(name)),
+                sql.Literal(f"column {name!r}: expected the key of the row, found null"),
+            )
+            for name in pipeline.sink.key
+        ]
+    return misfits
+
+
+def _unfit(
+    cursor: Any,
+    misfits: Sequence[Misfit],
+    tables: StagingTables,
+    staged: StagedBatch,
+    *,
+    most: int,
+) -> list[_Unfit]:
+    conditions = sql.SQL(" or ").join(sql.SQL("({})").format(each.condition) for each in misfits)
+    reasons = sql.SQL(" ").join(
+        sql.SQL("when {} then {}").format(each.condition, each.reason) for each in misfits
+    )
+    cursor.execute(
+        sql.SQL(
+            "select min(task_attempt) as attempt, kafka_topic, kafka_partition, kafka_offset, "
+            "min(case {reasons} end) as reason from {staging} "
+            "where task_attempt = any({attempts}) and ({conditions}) "
+            "group by 2, 3, 4 order by 2, 3, 4 limit {most}"
+        ).format(
+            reasons=reasons,
+            staging=identifier(tables.rows),
+            attempts=sql.Literal(staged.attempts),
+            conditions=conditions,
+            most=sql.Literal(most + 1),
+        )
+    )
+    unfit = [_Unfit(*row) for row in cursor.fetchall()]
+    if unfit and unfit[-1].topic is None:
+        raise TargetMismatch(
+            f"expected rows that the target can hold, found: {unfit[-1].reason}. They do not tell which records "
+            f"they come from, so these cannot be rejected. Nothing was written. Correct the transform or the "
+            f"target."
+        )
+    return unfit
+
+
+def _records(
+    unfit: Sequence[_Unfit], ranges: Sequence[OffsetRange], pipeline: Pipeline, settings: Settings
+) -> Iterator[Rejected]:
+    """The records as they are in the log."""
+    for (topic, partition), group in groupby(unfit, key=lambda each: (each.topic, each.partition)):
+        wanted = {each.offset: each for each in group}
+        log = next(each for each in ranges if (each.topic, each.partition) == (topic, partition))
+        for near in _near(sorted(wanted)):
+            range_ = replace(log, from_offset=near[0], until_offset=near[-1] + 1)
+            found = _messages(range_, settings.kafka, pipeline.read_timeout)
+            for offset in near:
+                if offset not in found:
+                    raise LogEndedEarly(
+                        f"{topic}[{partition}] offset {offset}: expected the record that was read a moment "
+                        f"ago, to keep it as a reject, found none. Nothing was written; try again."
+                    )
+                each = wanted[offset]
+                yield Rejected(topic, partition, found[offset], each.reason, each.attempt)
+
+
+def _near(offsets: Sequence[int]) -> list[list[int]]:
+    """Ascending offsets in groups of which each is near the one before."""
+    groups: list[list[int]] = []
+    for each in offsets:
+        if groups and each - groups[-1][-1] <= _NEAR:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _messages(range_: OffsetRange, kafka: Mapping[str, Any], timeout: float) -> dict[int, Any]:
+    return {
+        offset: message
+        for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout)
+        for offset, message in zip(records.offsets().to_pylist(), records.messages, strict=True)
+    }
+
+
+def _delete(cursor: Any, tables: StagingTables, staged: StagedBatch) -> dict[int, int]:
+    """Delete the staged rows of rejected records; return how many that was, by task attempt."""
+    cursor.execute(
+        sql.SQL(
+            "with gone as (delete from {rows} r using {rejects} j where r.task_attempt = any({attempts}) "
+            "and j.task_attempt = any({attempts}) and j.topic = r.kafka_topic "
+            'and j.partition = r.kafka_partition and j."offset" = r.kafka_offset returning r.task_attempt) '
+            "select task_attempt, count(*) as rows from gone group by 1"
+        ).format(
+            rows=identifier(tables.rows),
+            rejects=identifier(tables.rejects),
+            attempts=sql.Literal(staged.attempts),
+        )
+    )
+    return dict(cursor.fetchall())

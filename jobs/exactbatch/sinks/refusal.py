@@ -1,0 +1,92 @@
+"""What a target refuses: the constraint, and the offsets of the rows that break it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import psycopg2
+from psycopg2 import sql
+
+from exactbatch.errors import TargetMismatch
+from exactbatch.sinks.cast import Cast
+
+_SHOWN: Final = 5  # offsets
+# What Postgres says of a unique, foreign key or exclusion constraint, and of a missing partition.
+_KEY: Final = re.compile(r"\((?P<columns>.+?)\) ?= ?\((?P<values>.*?)\)(?: |\.$)", re.DOTALL)
+
+
+def refusal(
+    cursor: Any, target: str, error: psycopg2.Error, candidates: sql.Composable | None
+) -> TargetMismatch:
+    """The error that says what a target refuses, and of which records.
+
+    `candidates` is a query of the rows that were to be written, with the target's columns and their lineage;
+    None where rows have no lineage. The transaction must be usable: rolled back to a savepoint.
+    """
+    diag = error.diag
+    what = f"{diag.message_primary or error}" + (f" ({diag.message_detail})" if diag.message_detail else "")
+    offsets = _offenders(cursor, error, candidates) if candidates is not None else ""
+    return TargetMismatch(
+        f"target {target}: expected it to take every row of the batch, found: {what}{offsets}. Nothing was "
+        f"written. Correct the target, or what the pipeline writes."
+    )
+
+
+def candidates(casts: Sequence[Cast], staging: sql.Composable, attempts: Sequence[int]) -> sql.Composable:
+    """The staged rows of these task attempts as they are to be written, with their lineage."""
+    return sql.SQL(
+        "select {values}, kafka_topic, kafka_partition, kafka_offset from {staging} "
+        "where task_attempt = any({attempts})"
+    ).format(
+        values=sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(cast.expression, sql.Identifier(cast.column.name)) for cast in casts
+        ),
+        staging=staging,
+        attempts=sql.Literal(list(attempts)),
+    )
+
+
+def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable) -> str:
+    condition = _condition(cursor, error)
+    if condition is None:
+        return ""
+    cursor.execute("savepoint offenders")
+    try:
+        cursor.execute(
+            sql.SQL(
+                "select kafka_topic, kafka_partition, kafka_offset, count(*) over () as rows from ({}) candidate "
+                "where {} order by 1, 2, 3 limit {}"
+            ).format(candidates, condition, sql.Literal(_SHOWN))
+        )
+    except psycopg2.Error:
+        # A condition over columns that the pipeline does not write: the constraint's name has to do.
+        cursor.execute("rollback to savepoint offenders")
+        return ""
+    found = cursor.fetchall()
+    if not found:
+        return ""
+    shown = ", ".join(f"{topic}[{partition}] offset {offset}" for topic, partition, offset, _ in found)
+    return f"; {found[0][3]} rows of the batch are such, the first at {shown}"
+
+
+def _condition(cursor: Any, error: psycopg2.Error) -> sql.Composable | None:
+    """What is true of the candidates that break the constraint, as far as Postgres tells."""
+    diag = error.diag
+    if isinstance(error, psycopg2.errors.NotNullViolation):
+        return sql.SQL("{} is null").format(sql.Identifier(diag.column_name))
+    if isinstance(error, psycopg2.errors.CheckViolation) and diag.constraint_name:
+        cursor.execute(
+            "select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c "
+            "join pg_class t on t.oid = c.conrelid join pg_namespace n on n.oid = t.relnamespace "
+            "where c.conname = %s and t.relname = %s and n.nspname = %s",
+            (diag.constraint_name, diag.table_name, diag.schema_name),
+        )
+        row = cursor.fetchone()
+        return None if row is None else sql.SQL("not ({})").format(sql.SQL(row[0]))
+    if (key := _KEY.search(diag.message_detail or "")) is not None:
+        names = [each.strip().strip('"') for each in key["columns"].split(",")]
+        texts = sql.SQL(" || ', ' || ").join(
+            sql.SQL("coalesce({}::text, 'null')").format(sql.Identifier(name)) for name in names
+        )
+        return sql.SQL("{} = {}").format(texts, sql.Literal(key["values"]))
+    return None

@@ -1,0 +1,49 @@
+"""The keys whose row in a derived target has to be computed again; they last as long as the transaction."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from psycopg2 import sql
+
+from exactbatch.sinks.append import Append, Part
+
+TOUCHED: Final = sql.Identifier("exactbatch_touched")
+
+
+def create_touched(cursor: Any, contributions: Append, key: Sequence[str]) -> None:
+    """Create the table of touched keys, which may hold a key several times, unless it is there."""
+    cursor.execute(
+        sql.SQL(
+            "create temporary table if not exists {} on commit drop as select {} from {} with no data"
+        ).format(TOUCHED, _names(key), contributions.table)
+    )
+
+
+def take_back_touching(
+    cursor: Any, contributions: Append, parts: Sequence[Part], key: Sequence[str], *, count: sql.Composable
+) -> int:
+    """Delete the contributions of batches in ranges, and note their keys.
+
+    Returns `count`, an aggregate over what was deleted.
+    """
+    taken = 0
+    for condition in contributions.conditions(parts):
+        cursor.execute(
+            sql.SQL(
+                "with gone as (delete from {contributions} where {condition} returning *), "
+                "touched as (insert into {touched} select distinct {key} from gone) "
+                "select {count} from gone"
+            ).format(
+                contributions=contributions.table,
+                condition=condition,
+                key=_names(key),
+                touched=TOUCHED,
+                count=count,
+            )
+        )
+        taken += int(cursor.fetchone()[0])
+    return taken
+
+
+def _names(names: Sequence[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))

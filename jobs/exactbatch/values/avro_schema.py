@@ -1,0 +1,136 @@
+"""An Avro schema as columns of Postgres: which type a field has, and how its values come out of fastavro."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from exactbatch.columns import Column
+
+# How a field's values become Arrow data: as they are, as text, as JSON text, or as integers of a unit since 1970.
+Reading = Literal["value", "text", "json", "s", "ms", "us", "ns", "d"]
+
+_PRIMITIVE: Final[Mapping[str, str]] = {
+    "boolean": "boolean",
+    "int": "integer",
+    "long": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "string": "text",
+    "bytes": "bytea",
+    "fixed": "bytea",
+    "enum": "text",
+    "null": "text",
+}
+_MOMENTS: Final[Mapping[tuple[str, str], tuple[str, Reading]]] = {
+    ("int", "date"): ("date", "d"),
+    ("long", "timestamp-millis"): ("timestamp with time zone", "ms"),
+    ("long", "timestamp-micros"): ("timestamp with time zone", "us"),
+    ("long", "timestamp-nanos"): ("timestamp with time zone", "ns"),
+    ("long", "local-timestamp-millis"): ("timestamp without time zone", "ms"),
+    ("long", "local-timestamp-micros"): ("timestamp without time zone", "us"),
+    ("long", "local-timestamp-nanos"): ("timestamp without time zone", "ns"),
+}
+_MOMENT_TYPES: Final = {"timestamp with time zone", "timestamp without time zone"}
+_TIMES: Final = {("int", "time-millis"), ("long", "time-micros")}
+_INTEGERS: Final = {"smallint", "integer", "bigint"}
+_MAX_PRECISION: Final = 1000  # digits that a numeric of Postgres may declare
+
+
+@dataclass(frozen=True, slots=True)
+class AvroField:
+    """A field of a record: the Postgres type that it has by itself, and how its values are read.
+
+    `schema` is what fastavro decodes it by: of moments the bare integers, which Arrow turns faster and exactly.
+    """
+
+    name: str
+    type: str
+    reading: Reading
+    schema: Any
+
+    def fits(self, column: Column) -> bool:
+        """Whether the field's values can be those of a column; integers and decimals are checked one by one."""
+        if self.reading == "json":
+            return column.type in ("json", "jsonb", "text")
+        mine, its = self.type.removesuffix("[]"), column.element or column.type
+        if self.type.endswith("[]") != (column.element is not None):
+            return False
+        if its == mine or (mine in _INTEGERS and its in _INTEGERS):
+            return True
+        if mine in _MOMENT_TYPES and its in _MOMENT_TYPES:
+            return True
+        if mine == "real":
+            return its == "double precision"
+        as_text = Column(column.name, its).staged_type == "text"
+        if mine.startswith("numeric"):
+            return its.startswith("numeric") and (not as_text or self.reading == "text")
+        return as_text and Column(self.name, mine).staged_type == "text"
+
+
+def fields_of(parsed: Mapping[str, Any], name: str) -> tuple[AvroField, ...]:
+    """The fields of a schema that fastavro has parsed; one that is no record is a field of the given name."""
+    named: dict[str, Any] = {}
+    _collect(parsed, named)
+    if isinstance(parsed, dict) and parsed["type"] == "record":
+        return tuple(_field(each["name"], each["type"], named) for each in parsed["fields"])
+    return (_field(name, parsed, named),)
+
+
+def _field(name: str, schema: Any, named: Mapping[str, Any]) -> AvroField:
+    type_, reading, plain = _read(schema, named)
+    return AvroField(name, type_, reading, plain)
+
+
+def _read(schema: Any, named: Mapping[str, Any]) -> tuple[str, Reading, Any]:
+    """Postgres type, reading, and the schema to decode by."""
+    if isinstance(schema, list):
+        others = [each for each in schema if _kind(each) != "null"]
+        if len(others) != 1:
+            return "jsonb", "json", schema
+        type_, reading, plain = _read(others[0], named)
+        return type_, reading, [plain if each is others[0] else each for each in schema]
+    kind = _kind(schema)
+    if kind in named:
+        kind, full = named[kind]["type"], named[kind]
+    else:
+        full = schema if isinstance(schema, dict) else {}
+    logical = full.get("logicalType")
+    if kind in ("record", "map"):
+        return "jsonb", "json", schema
+    if kind == "array":
+        type_, reading, plain = _read(full["items"], named)
+        if reading in ("text", "json") or type_.endswith("[]"):
+            return "jsonb", "json", schema
+        return type_ + "[]", reading, {**full, "items": plain}
+    if (kind, logical) in _MOMENTS:
+        return *_MOMENTS[kind, logical], kind
+    if (kind, logical) in _TIMES:
+        return "time without time zone", "text", schema
+    if logical == "uuid":
+        return ("uuid", "value", kind) if kind == "string" else ("uuid", "text", schema)
+    if logical == "decimal" and full["precision"] <= _MAX_PRECISION:
+        type_ = f"numeric({full['precision']},{full.get('scale', 0)})"
+        return type_, "text" if Column("x", type_).staged_type == "text" else "value", schema
+    return _PRIMITIVE[kind], "value", schema
+
+
+def _kind(schema: Any) -> str:
+    """The type of a schema, or the name of one that stands elsewhere."""
+    if isinstance(schema, dict):
+        return str(schema["type"])
+    return "union" if isinstance(schema, list) else str(schema)
+
+
+def _collect(schema: Any, named: dict[str, Any]) -> None:
+    """Find the types that have a name."""
+    if isinstance(schema, list):
+        for each in schema:
+            _collect(each, named)
+    elif isinstance(schema, dict):
+        if "name" in schema:
+            named[schema["name"]] = schema
+        for each in schema.get("fields", ()):
+            _collect(each["type"], named)
+        for inner in ("items", "values"):
+            if inner in schema:
+                _collect(schema[inner], named)

@@ -1,0 +1,87 @@
+"""Decimals that Arrow's readers must not see.
+
+A decimal with more places than 38, as 1e-41, makes Arrow read past the end of its table of powers of ten: it finds
+another number there, or ends the process (https://github.com/apache/arrow/issues/50964).
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MOST_PLACES: Final = 38  # decimal128's
+# Arrow refuses more than 38 digits before it looks at the places, so more than 38 places take an exponent. Looking
+# for any negative one is fast; the second tells it from what only looks like one, as a part of a uuid.
+_NEGATIVE_EXPONENT: Final = "(?i)e-[0-9]"
+_FAR_EXPONENT: Final = "(?:^|[^0-9A-Za-z-])[-+]?[0-9.]+[eE]-0*[1-9][0-9]|[0-9]{29}[.]?[eE]-[0-9]"
+# A character of a number in a JSON string.
+_ESCAPED: Final = r"\\u00(?:2[bdeBDE]|3[0-9]|[46]5)"
+_WITH_EXPONENT: Final = re.compile(r"[^.]*(?:\.([0-9]*))?[eE]-([0-9]+)")
+_EXPONENT_DIGITS: Final = 9  # with more than these, an exponent is below that of any decimal
+
+
+def has_decimals(type_: "pa.DataType") -> bool:
+    """Whether a type is a decimal or has one inside."""
+    import pyarrow as pa
+
+    inner = [type_.field(index).type for index in range(type_.num_fields)]
+    return pa.types.is_decimal(type_) or any(map(has_decimals, inner))
+
+
+def refuse_tiny_fields(objects: "pa.StringArray", row: "pa.StructType") -> None:
+    """Raise ValueError where a field of JSON objects that is read as a decimal has more than 38 places.
+
+    What is no JSON, or nested too deep to look at, is refused only if it may have such a field.
+    """
+    import pyarrow.compute as pc
+
+    suspect = objects.filter(
+        pc.or_(
+            pc.match_substring_regex(objects, _NEGATIVE_EXPONENT),
+            pc.match_substring_regex(objects, _ESCAPED),
+        )
+    )
+    suspect = suspect.filter(pc.match_substring_regex(suspect, f"{_FAR_EXPONENT}|{_ESCAPED}"))
+    for text in suspect.to_pylist():
+        try:
+            found = json.loads(text, parse_float=str, parse_int=str)
+        except RecursionError:
+            raise ValueError("expected fewer than 900 levels of nesting, found more") from None
+        refuse_tiny(_decimals(found, row))
+
+
+def may_be_tiny(lines: "pa.StringArray") -> bool:
+    """Whether a number in a text may have more than 38 places."""
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.match_substring_regex(lines, _FAR_EXPONENT)).as_py())
+
+
+def refuse_tiny(numbers: Iterable[str]) -> None:
+    """Raise ValueError for the first that has more than 38 places; what is no number is let pass."""
+    for number in numbers:
+        if match := _WITH_EXPONENT.fullmatch(number.strip(" \t")):
+            fraction, exponent = match.groups(default="")
+            digits = exponent.lstrip("0")
+            if len(digits) > _EXPONENT_DIGITS or len(fraction) + int(digits or 0) > _MOST_PLACES:
+                raise ValueError(
+                    f"expected a decimal with at most {_MOST_PLACES} places, found {number[:_MOST_PLACES]}"
+                )
+
+
+def _decimals(found: Any, type_: "pa.DataType") -> Iterator[str]:
+    """What stands where a type has decimals: numbers, and strings that may hold one."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(type_):
+        if isinstance(found, str):
+            yield found
+    elif pa.types.is_list(type_) and isinstance(found, list):
+        for each in found:
+            yield from _decimals(each, type_.value_type)
+    elif pa.types.is_struct(type_) and isinstance(found, dict):
+        for field in type_:
+            yield from _decimals(found.get(field.name), field.type)

@@ -1,0 +1,153 @@
+"""What the targets must hold, computed from the log by a plain program that shares no code with the sinks."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """One record, as Kafka has it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+def read_log(properties: dict[str, Any], topic: str, partitions: int) -> list[LogRecord]:
+    """Every committed record of a topic, partition by partition."""
+    config = {
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        "group.id": "reference",
+        "enable.auto.commit": False,
+    }
+    consumer = Consumer({**properties, **config})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    found, ended = [], 0
+    try:
+        while ended < partitions:
+            for message in consumer.consume(10_000, 0.5):
+                error = message.error()
+                if error is None:
+                    place = message.partition(), message.offset()
+                    found.append(LogRecord(*place, message.key(), message.value()))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ended += 1
+                else:
+                    raise AssertionError(error)
+    finally:
+        consumer.close()
+    return sorted(found, key=lambda record: (record.partition, record.offset))
+
+
+@dataclass(frozen=True)
+class Event:
+    """A decoded record."""
+
+    record: LogRecord
+    id: int
+    carrier: str | None
+    at: datetime
+    delay: int | None
+    version: int
+
+    @property
+    def row(self) -> Row:
+        """As a target has it."""
+        return (self.id, self.carrier, self.at, self.delay, self.version)
+
+
+def decode(record: LogRecord) -> Event | None:
+    """An event; None for what is none."""
+    assert record.value is not None
+    try:
+        found = json.loads(record.value)
+        return Event(
+            record,
+            _integer(found["id"]),
+            _text(found.get("carrier")),
+            datetime.fromisoformat(found["at"]).astimezone(UTC),
+            None if found.get("delay") is None else _integer(found["delay"]),
+            _integer(found["version"]),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(value)
+    return value
+
+
+def _text(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise TypeError(value)
+    return value
+
+
+def is_rejected(record: LogRecord) -> bool:
+    """Whether the record is neither an event nor a null value."""
+    return record.value is not None and decode(record) is None
+
+
+def events(log: Iterable[LogRecord]) -> list[Event]:
+    """The records that are events."""
+    return [event for record in log if record.value is not None and (event := decode(record)) is not None]
+
+
+def appended(log: list[LogRecord]) -> dict[Row, Row]:
+    """By partition and offset: a row for each event."""
+    return {(each.record.partition, each.record.offset): each.row for each in events(log)}
+
+
+def latest(log: list[LogRecord]) -> dict[Row, Row]:
+    """By id: the event with the greatest version; a null value deletes, and is older than any event."""
+    newest: dict[int, tuple[tuple[int, int, int], Row | None]] = {}
+    for record in log:
+        if record.value is None:
+            if record.key is None:
+                continue
+            id_, version, row = json.loads(record.key)["id"], -1, None
+        elif (event := decode(record)) is not None:
+            id_, version, row = event.id, event.version, event.row
+        else:
+            continue
+        order = (version, record.partition, record.offset)
+        if id_ not in newest or newest[id_][0] < order:
+            newest[id_] = order, row
+    return {(id_,): row for id_, (_, row) in newest.items() if row is not None}
+
+
+def last(log: list[LogRecord]) -> dict[Row, Row]:
+    """By id, all of whose records are in one partition: the last event, unless a null value came after it."""
+    rows: dict[Row, Row] = {}
+    for record in log:
+        if record.value is not None:
+            if (event := decode(record)) is not None:
+                rows[(event.id,)] = event.row
+        elif record.key is not None:
+            rows.pop((json.loads(record.key)["id"],), None)
+    return rows
+
+
+def by_hour(log: list[LogRecord]) -> dict[Row, Row]:
+    """By carrier and hour: number of events, sum, least and greatest delay."""
+    groups: dict[Row, list[int | None]] = {}
+    for event in events(log):
+        hour = event.at.replace(minute=0, second=0, microsecond=0)
+        groups.setdefault((event.carrier, hour), []).append(event.delay)
+    measured = {}
+    for group, delays in groups.items():
+        known = [delay for delay in delays if delay is not None]
+        extremes = (sum(known), min(known), max(known)) if known else (None, None, None)
+        measured[group] = (len(delays), *extremes)
+    return measured

