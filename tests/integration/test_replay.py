@@ -1,5 +1,6 @@
 """Replays from end to end: what a range had given is taken back, written anew, and the rest stays."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +14,9 @@ from conftest import Topic, record
 from exactbatch import Append, Json, Pipeline, advance, replay
 from exactbatch.audit import audit
 from exactbatch.errors import ExactbatchError, Fenced, OffsetsLost, ReplayRefused
+from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, Run, transaction
+from exactbatch.planner import LogPartition
 from exactbatch.publish import Published
 from exactbatch.replay_request import AskedRange, ReplayRequest
 
@@ -127,6 +130,32 @@ def test_only_the_range_changes_and_the_coverage_shows_both_batches(
     assert replays.stored(pipeline) == stored
     assert world.is_exact(pipeline)
     assert world.staging() == []
+
+
+class SlowLog(KafkaLog):
+    """A broker that takes its time to answer: something happens meanwhile."""
+
+    def __init__(self, properties: Any, meanwhile: Callable[[], Any]) -> None:
+        super().__init__(properties)
+        self._meanwhile = meanwhile
+
+    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        self._meanwhile()
+        return super().partitions(topics)
+
+
+def test_a_replay_names_its_batches_before_it_asks_the_broker(
+    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    """One that commits meanwhile reaches beyond where the pipeline stood, and is one that was planned."""
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    topic.produce(record(100))
+    batch_id = world.plan(pipeline)
+    world.log = SlowLog(world.settings.kafka, lambda: world.process(pipeline, batch_id))
+    message = replays.refused(ReplayRefused, pipeline, ReplayRequest(batch_ids=(batch_id,)))
+    assert f"batch {batch_id}: expected a committed batch" in message
+    assert "found a planned one" in message
 
 
 def test_a_replay_of_a_committed_replay_writes_nothing_twice(
