@@ -89,7 +89,6 @@ class Topic:
                 "linger.ms": 0,
                 "message.max.bytes": 10_000_000,
                 "enable.idempotence": True,
-                "log_level": 2,  # it outlives the broker; what is not delivered is seen by flush()
             }
         )
 
