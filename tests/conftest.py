@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import secrets
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psycopg2
 import pytest
 from confluent_kafka import Producer
@@ -31,6 +33,19 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".local"))
 # Whoever imports Airflow writes a folder: not into the home of the user.
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
+
+
+LONG = bool(os.environ.get("EXACTBATCH_LONG"))
+# `make test` tries the same each time, `make test-long` something new.
+hypothesis.settings.register_profile("exactbatch", derandomize=not LONG)
+hypothesis.settings.load_profile("exactbatch")
+
+
+def draw_seed() -> int:
+    """EXACTBATCH_SEED where it is set; else another seed each time in the long form, and always the same one."""
+    seed = int(os.environ.get("EXACTBATCH_SEED") or (secrets.randbits(32) if LONG else 20261121))
+    print(f"EXACTBATCH_SEED={seed}")  # noqa: T201 - is shown when the test fails
+    return seed
 
 
 @contextmanager

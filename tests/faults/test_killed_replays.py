@@ -6,7 +6,6 @@
 import json
 import os
 import random
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from drivers import World, load
 
-from conftest import Topic
+from conftest import Topic, draw_seed
 from exactbatch import Json, Pipeline, Upsert, replay
 from exactbatch.audit import audit
 from exactbatch.ledger import Ledger, transaction
@@ -50,8 +49,7 @@ def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> It
 def test_the_same_replay_again_and_again_with_its_driver_killed_each_time(
     world: World, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
 ) -> None:
-    seed = int(os.environ.get("EXACTBATCH_SEED", secrets.randbits(32)))
-    print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
+    seed = draw_seed()
     chance = random.Random(seed)
     topic = make_topic(2)
     load(topic)

@@ -4,7 +4,6 @@ EXACTBATCH_SEED repeats a run; `make test-long` takes 100,000 values.
 """
 
 import os
-import secrets
 from itertools import islice
 from typing import Any
 
@@ -13,6 +12,7 @@ from fuzzed_values import COLUMNS, LABELS, Fuzzer
 from strict_decoder import SHOWN, Refused, as_expected, rows_of
 from test_batch import MakePipeline, MakeTopic, World, world
 
+from conftest import draw_seed
 from exactbatch import Json, Pipeline
 
 __all__ = ["world"]
@@ -33,8 +33,7 @@ Outcomes = dict[tuple[int, int], list[str | None] | bytes]
 def test_every_fuzzed_value_is_a_row_a_reject_or_a_tombstone(
     world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
-    seed = int(os.environ.get("EXACTBATCH_SEED") or secrets.randbits(32))
-    print(f"EXACTBATCH_SEED={seed}")  # noqa: T201 - is shown when the test fails
+    seed = draw_seed()
     values = list(Fuzzer(seed).values(VALUES, fuzzed=FUZZED, long=OF_900_KB))
     topic = make_topic(PARTITIONS)
     for partition in range(PARTITIONS):

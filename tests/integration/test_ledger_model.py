@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 from psycopg2 import sql
 from psycopg2.extras import execute_values
 
+from conftest import draw_seed
 from exactbatch import Append, Json, Limits, Pipeline, advance, failpoints, replay
 from exactbatch.errors import (
     ExactbatchError,
@@ -1165,7 +1166,7 @@ OUTCOMES = (
 def test_the_ledger_is_its_model_after_every_step(
     connection: Any, lineage: Literal["record", "batch"]
 ) -> None:
-    number = int(os.environ.get("EXACTBATCH_SEED") or secrets.randbits(32))
+    number = draw_seed()
     rounds = int(os.environ.get("EXACTBATCH_MODEL_ROUNDS") or ROUNDS)
     with transaction(connection) as cursor:
         cursor.execute("set synchronous_commit = off")  # thousands of commits, and none has to survive

@@ -3,10 +3,8 @@
 EXACTBATCH_SEED repeats a run.
 """
 
-import os
 import random
 import re
-import secrets
 from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
@@ -14,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from conftest import draw_seed
 from exactbatch.values import Csv, Format, Text
 
 COUNT = 1_500
@@ -50,8 +49,7 @@ def compare(
     format_: Format, make: Callable[[random.Random], bytes], row_of: Callable[[bytes], list[Any] | None]
 ) -> None:
     """Decode values in blocks, and look at each value by itself."""
-    seed = int(os.environ.get("EXACTBATCH_SEED") or secrets.randbits(32))
-    print(f"EXACTBATCH_SEED={seed}")  # noqa: T201 - is shown when the test fails
+    seed = draw_seed()
     chance = random.Random(seed)
     for size in (1, 2, 10, 100, COUNT):
         values = [make(chance) for _ in range(size)]
@@ -97,7 +95,7 @@ def mutated(chance: random.Random, value: bytes) -> bytes:
 
 
 # A quoted part, with doubled quotes, and what comes after it belong to the field; other quotes are what they are.
-FIELD = re.compile(r'"((?:[^"]|"")*)"([^,\r\n]*)|([^",\r\n][^,\r\n]*|)')
+FIELD = re.compile(r'"((?:[^"]|"")*+)"([^,\r\n]*)|([^",\r\n][^,\r\n]*|)')
 
 
 def row_of_text(value: bytes) -> list[Any] | None:
