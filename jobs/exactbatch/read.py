@@ -9,6 +9,7 @@ from operator import methodcaller
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
@@ -49,6 +50,10 @@ _MISSING: Final = {
     KafkaError._UNKNOWN_PARTITION,
 }
 
+# Milliseconds: the start of Postgres's timestamps in 4713 BC, and the last one whose microseconds fit 64 bits.
+_OLDEST: Final = -210_866_803_200_000
+_NEWEST: Final = (2**63 - 1) // 1000
+
 _offset = methodcaller("offset")
 _error = methodcaller("error")
 _key = methodcaller("key")
@@ -84,12 +89,18 @@ class Records:
         return list(map(_headers, self.messages))
 
     def timestamps(self) -> pa.TimestampArray:
-        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1)."""
+        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that neither Arrow
+        nor Postgres can hold in microseconds, as of a producer that sends nanoseconds."""
         # timestamp() is a pair (type, milliseconds); an unset one has the type TIMESTAMP_NOT_AVAILABLE, 0.
         types, milliseconds = map(list, zip(*map(_timestamp, self.messages), strict=True))
         if TIMESTAMP_NOT_AVAILABLE in types:
             milliseconds = [ms if kind else None for kind, ms in zip(types, milliseconds, strict=True)]
-        return pa.array(milliseconds, pa.timestamp("ms", "UTC"))
+        found = pa.array(milliseconds, pa.int64())
+        least, greatest = pc.min_max(found).as_py().values()
+        if least is not None and (least < _OLDEST or greatest > _NEWEST):
+            fits = pc.and_(pc.greater_equal(found, _OLDEST), pc.less_equal(found, _NEWEST))
+            found = pc.if_else(fits, found, None)
+        return found.cast(pa.timestamp("ms", "UTC"))
 
 
 def read_range(

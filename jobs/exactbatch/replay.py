@@ -212,8 +212,8 @@ def _check_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
         if each.topic in compacted:
             raise ReplayRefused(
                 f"{each}: expected a topic that loses records to retention alone, found that {each.topic!r} is "
-                f"compacted (cleanup.policy): the replay would take back the results of records that compaction has "
-                f"removed since, and could not make them again. To replay what is left, and lose the results "
+                f"compacted (cleanup.policy): the replay would take back the results of records that compaction "
+                f"has removed since, and could not make them again. To replay what is left, and lose the results "
                 f"of the rest, set available_only."
             )
 

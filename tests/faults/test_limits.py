@@ -1,5 +1,6 @@
 """What a batch may take: connections to Postgres, and memory."""
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ from conftest import Topic, record
 from exactbatch import Json, Pipeline
 from exactbatch.settings import Settings
 
+log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
 MB: Final = 1024 * 1024
 SLOTS, CONNECTIONS, PARTITIONS = 8, 3, 220
@@ -120,7 +122,7 @@ def test_memory_does_not_grow_with_the_batch(
         assert world.batch(batch_id).rows == records
         peaks[records] = sizes
     small, large = peaks[16_000], peaks[160_000]
-    print({records: {kind: round(size) for kind, size in sizes.items()} for records, sizes in peaks.items()})
+    log.info("peaks in MB: %s", {records: dict(sizes) for records, sizes in peaks.items()})
     for kind in ("driver", "workers"):
         assert 30 < small[kind] < 400
         # What is in flight is bounded; a copy of the batch would be 144 MB more.

@@ -1,7 +1,9 @@
 """Topics with hundreds of partitions: few Spark tasks and connections, and exact all the same."""
 
+import logging
 import os
 import time
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
@@ -14,6 +16,7 @@ from exactbatch.staging import StagedBatch
 
 __all__ = ["world"]
 
+log = logging.getLogger(__name__)
 LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 PARTITIONS: Final = 1000 if LONG else 150
 WAYS: Final[dict[str, Any]] = {
@@ -69,8 +72,8 @@ def test_many_partitions_share_few_tasks(
     found = audit(pipeline, world.settings)
     times.append(time.monotonic())
     world.spark.sparkContext.setJobGroup("", "")
-    seconds = [round(end - start, 1) for start, end in zip(times, times[1:], strict=False)]
-    print(f"{way}, {PARTITIONS} partitions: plan, batch and audit took {seconds} s")
+    seconds = [round(end - start, 1) for start, end in pairwise(times)]
+    log.info("%s, %d partitions: plan, batch and audit took %s s", way, PARTITIONS, seconds)
     assert (batch.records, batch.rows) == (PARTITIONS // 2 + 200,) * 2
     assert len(found) == PARTITIONS
     assert all(each.is_exact for each in found)

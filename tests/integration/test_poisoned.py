@@ -56,9 +56,9 @@ def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
     [trouble] = status(world, pipeline).troubles
     assert trouble == (
         f"batch {poisoned} (advance) has failed 2 times since {failing.since:%Y-%m-%d %H:%M:%S}, last at "
-        f"{failing.failed_at:%Y-%m-%d %H:%M:%S} UTC, with TargetMismatch: {message} Trying it again does not help: "
-        f"mend the cause, and the next run plans its offsets again. Until then the stored offsets stay where they "
-        f"are; replays of other ranges go on."
+        f"{failing.failed_at:%Y-%m-%d %H:%M:%S} UTC, with TargetMismatch: {message} Trying it again does not "
+        f"help: mend the cause, and the next run plans its offsets again. Until then the stored offsets stay "
+        f"where they are; replays of other ranges go on."
     )
     # Other ranges go on.
     assert world.process(pipeline, replay_all(world, pipeline)).wrote

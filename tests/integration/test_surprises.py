@@ -1,4 +1,4 @@
-"""What a log can do to a batch: the target is what a plain program makes of the records, or one error says why not.
+"""What a log can do to a batch: the target is what a plain program makes of the records, or an error says why.
 
 Retention, compaction, transactions, new partitions, topics that come again, and records that are odd. Each is
 a scene over the sinks of test_every_sink; `make test` plays it with those whose results could differ.
@@ -8,19 +8,27 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+)
+from kafka import KafkaProducer
 from reference import LogRecord, read_log
 from test_batch import MakePipeline, MakeTopic, World, world
 from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
 from conftest import Topic
-from exactbatch import Limits, Pipeline, batch_job, failpoints, replay
+from exactbatch import Aggregate, Count, Limits, Pipeline, Window, batch_job, failpoints, replay
 from exactbatch.advance import plan
 from exactbatch.audit import PartitionAudit, audit
 from exactbatch.errors import (
@@ -170,8 +178,8 @@ def scene(world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline
         config = {name: changes.pop(name) for name in ("max_message_bytes",) if name in changes}
         topic = topic or make_topic(partitions, **config)
         sink = KINDS[kind].sink(f'public."{topic.name}"')
-        changes = {"value": VALUE, **KINDS[kind].changes, **changes}
-        pipeline = make_pipeline(topic, sink=sink, **changes)
+        changes = {"value": VALUE, "sink": sink, **KINDS[kind].changes, **changes}
+        pipeline = make_pipeline(topic, **changes)
         return Scene(world, admin, topic, pipeline, KINDS[kind], partitions)
 
     return make
@@ -196,10 +204,8 @@ def test_retention_between_plan_and_read_is_told_and_a_recorded_loss_goes_on_beh
     batch_id = played.plan()
     played.remove_below(14)
     message = played.refused(OffsetsLost, lambda: played.world.process(played.pipeline, batch_id))
-    assert (
-        f"{played.topic.name}[0] 10..20: expected all of it in the log, found that the log starts at 14"
-        in message
-    )
+    assert f"{played.topic.name}[0] 10..20: expected all of it in the log, found" in message
+    assert "found that the log starts at 14" in message
     assert "retention removed 4 offsets since the batch was planned. Plan again" in message
     # By default the next plan stops, too: somebody has to decide.
     assert "Set on_loss='record'" in played.refused(OffsetsLost, played.plan)
@@ -236,10 +242,8 @@ def test_retention_that_overtakes_a_reader_fails_the_batch_and_leaves_nothing(
     with_thread = _Thread(remove_when_held)
     message = played.refused(OffsetsLost, lambda: world.process(played.pipeline, batch_id))
     with_thread.join()
-    assert (
-        f"{played.topic.name}[0] 0..100: expected all of it in the log, found that the log starts at 90"
-        in message
-    )
+    assert f"{played.topic.name}[0] 0..100: expected all of it in the log, found" in message
+    assert "found that the log starts at 90" in message
     played.advance()
     [found] = played.check(lost=[(0, offset) for offset in range(90)])
     assert found.lost == 90
@@ -270,6 +274,19 @@ def compact(played: Scene, records: int) -> None:
         played.send([(0, b'{"id": 900}', played.event(id=900)[1])])
 
 
+def set_policy(played: Scene, policy: str) -> None:
+    """Let the broker compact the topic, or not."""
+    config = ConfigResource(
+        ConfigResource.Type.TOPIC,
+        played.topic.name,
+        incremental_configs=[
+            ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        ],
+    )
+    (done,) = played.admin.incremental_alter_configs([config]).values()
+    done.result(30)
+
+
 @of("upsert by offset")
 def test_compaction_between_two_reads_and_before_a_replay(
     scene: MakeScene, make_topic: MakeTopic, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -293,11 +310,17 @@ def test_compaction_between_two_reads_and_before_a_replay(
     if kind == "partition":
         played.look()  # its ranges were committed before the batch
     compact(played, 4)
+    set_policy(played, "delete")  # and no further until the next records were processed
+    played.look()
+    if kind != "partition":
+        assert len(played.seen) < 20
     assert played.world.process(played.pipeline, batch_id).wrote
     played.send((0, *played.event(id=id_)) for id_ in (1, 3, 4) * 3)
     played.advance()
     played.check()
-    compact(played, 5)
+    set_policy(played, "compact")
+    compact(played, 6)
+    played.advance()
     if kind == "upsert by offset":
         played.replay()
         played.check()
@@ -382,6 +405,7 @@ def test_a_partition_that_is_added_begins_with_its_first_record(scene: MakeScene
     played.admin.create_partitions([NewPartitions(played.topic.name, 3)])[played.topic.name].result(30)
     while len(played.world.log.partitions(played.pipeline.topics)) < 3:
         time.sleep(0.05)
+    played.topic = Topic(played.topic.name, played.topic.properties)  # its producer knows of two partitions
     played.send((2, *played.event(id=50 + number)) for number in range(5))
     assert played.world.process(played.pipeline, batch_id).batch.records == 20
     played.partitions = 3
@@ -473,7 +497,7 @@ def test_an_end_of_log_that_is_stale_never_takes_a_pipeline_backwards(scene: Mak
 def test_records_up_to_the_broker_s_limit(scene: MakeScene, kind: str) -> None:
     """1 MB and 10 MB, between small ones; one of them is no event."""
     played = scene(kind, max_message_bytes="10485760", max_rejects=1)
-    names = {"carrier": "x" * MB}, {}, {"carrier": "é" * (4 * MB)}, {"carrier": "z" * (10 * MB - 1000)}
+    names = {"carrier": "x" * MB}, {}, {"carrier": "y" * (4 * MB)}, {"carrier": "z" * (10 * MB - 1000)}
     played.send((0, *played.event(**each)) for each in names)
     played.send([(1, None, b"y" * (10 * MB - 1000)), (1, *played.event())])
     played.advance()
@@ -510,6 +534,89 @@ def test_records_without_key_or_value_and_partitions_without_records(scene: Make
     assert sum(each.rejected for each in audits) == len(rejected)
     played.replay()
     played.check()
+
+
+TIMES: Final = tuple(
+    int(NOON.timestamp() * 1000) + offset
+    for offset in (0, 3_600_000, -86_400_000, -7_200_000, 1_800_000, 90_000_000, 5_000)
+)
+NONE: Final = -1
+# Years 9999 and later, which a producer makes of microseconds or nanoseconds, and the ends of what fits.
+FAR: Final = (
+    253_402_300_800_000,
+    TIMES[0] * 1000,
+    (2**63 - 1) // 1000,
+    (2**63 - 1) // 1000 + 1,
+    TIMES[0] * 1_000_000,
+)
+
+
+def stamped(played: Scene, timestamps: Iterable[int]) -> list[int]:
+    """Produce an event for each timestamp, by a client that lets them be none; return what they were."""
+    producer = KafkaProducer(bootstrap_servers=played.topic.properties["bootstrap.servers"])
+    sent = list(timestamps)
+    for each in sent:
+        key, value = played.event(id=3)
+        producer.send(played.topic.name, value, key, partition=0, timestamp_ms=each).get(30)
+    producer.close()
+    return sent
+
+
+@of("append", "aggregate")
+def test_timestamps_that_go_backwards_or_are_none_or_beyond_all_calendars(
+    scene: MakeScene, make_topic: MakeTopic, kind: str
+) -> None:
+    """Windows of time are offset ranges all the same, which tile; a record without a time is in one as it lies."""
+    topic = make_topic(1, message_timestamp_after_max_ms=str(2**63 - 1), retention_ms="-1")
+    played = scene(kind, 1, topic)
+    times = stamped(played, (NONE, *TIMES[:3], NONE, *TIMES[3:], 0, NONE, *FAR, NONE))
+    played.advance()
+    played.check()
+    if kind == "append":
+        table = played.pipeline.sink.table.as_string(played.world.connection)
+        kept = played.world.rows(
+            f"select (extract(epoch from kafka_timestamp) * 1000)::int8 from {table} order by kafka_offset"
+        )
+        assert [row[0] for row in kept] == [None if each == NONE or each > FAR[2] else each for each in times]
+
+    def first_at(at: datetime) -> int:
+        return next(n for n, each in enumerate(times) if each >= at.timestamp() * 1000)
+
+    cuts = [NOON - timedelta(days=2), NOON - timedelta(hours=3), NOON, NOON + timedelta(hours=1, days=1)]
+    for start, end in pairwise(cuts):
+        request = ReplayRequest(window=(start, end))
+        batch_id = replay.plan(
+            played.world.connection, played.world.log, played.pipeline, request, origin="cli"
+        )
+        # A boundary that was resolved before stands; here the first offsets at or after them never fall.
+        if first_at(start) == first_at(end):
+            assert batch_id is None
+            continue
+        assert batch_id is not None
+        with transaction(played.world.connection):
+            [found] = Ledger(played.world.connection).ranges(batch_id)
+        assert (found.from_offset, found.until_offset) == (first_at(start), first_at(end))
+        played.world.process(played.pipeline, batch_id)
+        played.check()
+
+
+def test_a_window_of_kafka_s_time_rejects_a_record_that_has_none(
+    scene: MakeScene, make_topic: MakeTopic
+) -> None:
+    topic = make_topic(1, message_timestamp_after_max_ms=str(2**63 - 1), retention_ms="-1")
+    sink = Aggregate(f'public."{topic.name}"', (Window("kafka_timestamp", "1 hour", "hour"),), {"n": Count()})
+    played = scene("aggregate", 1, topic, sink=sink, max_rejects=10)
+    stamped(played, (TIMES[0], NONE, TIMES[2], FAR[4], FAR[0]))
+    played.advance()
+    table = played.pipeline.sink.table.as_string(played.world.connection)
+    assert played.world.rows(f"select extract(epoch from hour)::int8, n from {table} order by 1") == [
+        (TIMES[2] // 1000, 1),
+        (TIMES[0] // 1000, 1),
+        (FAR[0] // 1000, 1),
+    ]
+    rejected = played.world.rows('select "offset", reason from exactbatch.rejected_record order by 1')
+    assert [offset for offset, _ in rejected] == [1, 3]
+    assert all(each.is_exact for each in audit(played.pipeline, played.world.settings))
 
 
 class _Thread:
