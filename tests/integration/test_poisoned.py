@@ -8,7 +8,7 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
 from conftest import Topic, record
-from exactbatch import Append, Json, Pipeline, batch_job, cli, failpoints, replay
+from exactbatch import Append, Pipeline, batch_job, cli, failpoints, replay
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
 from exactbatch.ledger import connect
 from exactbatch.replay_request import AskedRange, ReplayRequest
@@ -96,8 +96,7 @@ def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
     world.run(pipeline)
     broken = replace(
         pipeline,
-        sql="select *, raise_error('no') as never, kafka_offset + 1 as other from records where id > 5",
-        value=Json("id int, name text"),
+        sql="select *, cast(name as int) as number from records",
     )
     batch_id = replay_all(world, pipeline)
     with pytest.raises(TransformFailed):
