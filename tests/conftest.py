@@ -102,7 +102,7 @@ class Topic:
             {
                 **self.properties,
                 "linger.ms": 0,
-                "message.max.bytes": 10_000_000,
+                "message.max.bytes": 10_485_760,
                 "enable.idempotence": True,
             }
         )

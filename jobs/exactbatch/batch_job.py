@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from exactbatch.columns import Column
 from exactbatch.direct import Direct, on_executors, stage_tasks
-from exactbatch.errors import TooManyRejects
+from exactbatch.errors import ExactbatchError, Fenced, TooManyRejects
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import (
@@ -56,34 +56,70 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        if pipeline.commit == "partition" and batch.kind == "advance":
-            return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
-        kafka = KafkaLog(settings.kafka)
-        topics = sorted({each.topic for each in ranges})
-        check_topic_ids(ranges, kafka.topic_ids(topics))
-        tables = StagingTables(batch_id, secrets.randbits(62))
-        tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
-        way = (
-            Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
-        )
-        with transaction(connection) as cursor:
-            pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
-        with _launch(connection, settings, pipeline, tables, way.columns):
-            failpoint("job.before_stage")
-            staged = way.stage(connection)
-            failpoint("job.after_stage")
-            staged = _without_misfits(connection, pipeline, tables, way.columns, ranges, staged, settings)
-            return publish(
-                connection,
-                pipeline,
-                tables=tables,
-                columns=way.columns,
-                staged=staged,
-                # Asked after the last record was read: if the ids are the plan's now, they were all along.
-                topic_ids=kafka.topic_ids(topics),
-            )
+        with _failure_noted(settings, batch_id):
+            if pipeline.commit == "partition" and batch.kind == "advance":
+                return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
+            return _process(spark, connection, pipeline, batch_id, ranges, epochs, settings)
     finally:
         connection.close()
+
+
+def _process(
+    spark: SparkSession,
+    connection: Any,
+    pipeline: Pipeline,
+    batch_id: int,
+    ranges: Sequence[OffsetRange],
+    epochs: Mapping[tuple[str, int], int | None],
+    settings: Settings,
+) -> Published:
+    """Stage all ranges on the executors, and publish them in one transaction."""
+    kafka = KafkaLog(settings.kafka)
+    topics = sorted({each.topic for each in ranges})
+    check_topic_ids(ranges, kafka.topic_ids(topics))
+    tables = StagingTables(batch_id, secrets.randbits(62))
+    tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
+    way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
+    with transaction(connection) as cursor:
+        pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+    with _launch(connection, settings, pipeline, tables, way.columns):
+        failpoint("job.before_stage")
+        staged = way.stage(connection)
+        failpoint("job.after_stage")
+        staged = _without_misfits(connection, pipeline, tables, way.columns, ranges, staged, settings)
+        return publish(
+            connection,
+            pipeline,
+            tables=tables,
+            columns=way.columns,
+            staged=staged,
+            # Asked after the last record was read: if the ids are the plan's now, they were all along.
+            topic_ids=kafka.topic_ids(topics),
+        )
+
+
+@contextmanager
+def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
+    """Let `exactbatch status` tell that a batch fails, and why.
+
+    By a connection of its own, because the batch's may be what failed. Where that fails as well, the batch's
+    own error is still the one to raise.
+    """
+    try:
+        yield
+    except Fenced:
+        raise  # nothing has failed: another batch has taken this one's place
+    except Exception as error:
+        try:
+            connection = connect(settings.postgres, application="exactbatch failure")
+            try:
+                with transaction(connection):
+                    Ledger(connection).note_failure(batch_id, error)
+            finally:
+                connection.close()
+        except (ExactbatchError, psycopg2.Error) as another:
+            log.warning("exactbatch status will not tell of this failure: %s", another)
+        raise
 
 
 def _load(
@@ -136,7 +172,7 @@ def _process_ranges(
             for each in left
         ]
         failpoint("job.before_ranges")
-        on_executors(spark, tasks, commit_range, what="commit")
+        on_executors(spark, tasks, commit_range, most=pipeline.max_connections, what="commit")
         failpoint("job.after_ranges")
     return commit_batch(connection, pipeline, batch_id)
 

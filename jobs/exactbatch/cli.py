@@ -307,9 +307,8 @@ def status(reference: Reference, as_json: AsJson = False) -> None:
         _print_json(found.as_json())
     else:
         out.print(tables.status_table(found), tables.batches_table(found))
-        for partition in found.partitions:
-            for trouble in partition.troubles:
-                out.print(f"[yellow]![/yellow] {trouble}", highlight=False)
+        for trouble in found.troubles:
+            out.print(Text.assemble(("! ", "yellow"), trouble))
 
 
 @_command

@@ -1,7 +1,7 @@
 """The direct way of a batch: each task reads, decodes and stages its range in one pass, outside the JVM."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import TaskContext
@@ -11,13 +11,23 @@ from pyspark.sql import SparkSession
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.ledger import with_timeouts
-from exactbatch.offsets import OffsetRange, split
+from exactbatch.offsets import OffsetRange, deal, split
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 from exactbatch.staging import ChangesOf, StagedBatch, StageTask, StagingTables, dump, load, stage
 from exactbatch.values import connected
 
-Task = TypeVar("Task")
+
+class HasRange(Protocol):
+    """A task over a range."""
+
+    @property
+    def range(self) -> OffsetRange:
+        """Its range."""
+        ...
+
+
+Task = TypeVar("Task", bound=HasRange)
 Outcome = TypeVar("Outcome")
 
 # Offsets: a piece of a range that is smaller than this is not worth a task of its own.
@@ -29,6 +39,7 @@ class Direct:
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
         self._spark, self._tasks = spark, tasks
+        self._most = pipeline.max_connections
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
     def stage(self, _connection: Any) -> StagedBatch:
@@ -37,7 +48,7 @@ class Direct:
         Raises TasksFailed, and what a task found that no retry can mend.
         """
 
-        return StagedBatch.of(on_executors(self._spark, self._tasks, stage, what="stage"))
+        return StagedBatch.of(on_executors(self._spark, self._tasks, stage, most=self._most, what="stage"))
 
 
 def on_executors(
@@ -45,23 +56,31 @@ def on_executors(
     tasks: Sequence[Task],
     do: Callable[[Task, int], Outcome | ExactbatchError],
     *,
+    most: int,
     what: str,
 ) -> list[Outcome]:
-    """Do each task on an executor, and return the outcomes. Raises TasksFailed, and the first error that one
-    has returned."""
+    """Do each task on an executor, at most so many at a time, and return the outcomes. Raises TasksFailed, and
+    the first error that one has returned."""
 
-    def run(mine: Iterable[Task]) -> Iterable[bytes]:  # on an executor
-        for task in mine:
-            yield dump(do(task, attempt_id()))
+    def run(hands: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
+        for hand in hands:
+            for task in hand:
+                yield dump(do(task, attempt_id()))
 
     try:
-        outcomes = spark.sparkContext.parallelize(tasks, len(tasks)).mapPartitions(run).collect()
+        hands = dealt(tasks, most)
+        outcomes = spark.sparkContext.parallelize(hands, len(hands)).mapPartitions(run).collect()
     except (PySparkException, Py4JJavaError) as error:
         raise TasksFailed(
             f"expected every task to {what} its range, found: {cause(error)}. The next try reads the same "
             f"ranges; the log of the executors has the trace."
         ) from error
     return loaded(outcomes)
+
+
+def dealt(tasks: Sequence[Task], most: int) -> list[list[Task]]:
+    """What each of at most so many Spark tasks does, one after the other."""
+    return [[tasks[index] for index in hand] for hand in deal([len(each.range) for each in tasks], most)]
 
 
 def stage_tasks(
@@ -95,7 +114,7 @@ def stage_tasks(
             max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
             read_timeout=pipeline.read_timeout,
         )
-        for piece in split(ranges, parts=parallelism, smallest=_SMALLEST_PIECE)
+        for piece in split(ranges, parts=min(parallelism, pipeline.max_connections), smallest=_SMALLEST_PIECE)
     ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from uuid import UUID
 
 # The partition of one life of a topic: topic, partition, topic id.
@@ -71,6 +72,20 @@ def split(ranges: Sequence[OffsetRange], *, parts: int, smallest: int) -> list[O
         for each in ranges
         for piece in _cut(each, pieces=max(1, min(round(len(each) / wanted), len(each) // smallest)))
     ]
+
+
+def deal(sizes: Sequence[int], hands: int) -> list[list[int]]:
+    """Deal things of these sizes into at most so many hands of similar size, largest first; by their indexes.
+
+    No hand is empty.
+    """
+    dealt: list[list[int]] = [[] for _ in range(min(hands, len(sizes)))]
+    smallest = [(0, hand) for hand in range(len(dealt))]
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        size, hand = heappop(smallest)
+        dealt[hand].append(index)
+        heappush(smallest, (size + sizes[index], hand))
+    return dealt
 
 
 def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:

@@ -24,6 +24,7 @@ from exactbatch.publish import Published, check_publishable, check_topic_ids
 from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
+from exactbatch.sinks.target import COLUMNS_OF
 from exactbatch.staging import REJECT, collector_paused, decode_records, origins, reject_batch, rejects_of
 from exactbatch.values import Decoded, connected
 
@@ -299,6 +300,7 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading) -> None:
             ) from error
         raise
     reading.check_rejects()
+    _check_types(cursor, task)
     (after,) = _row(cursor, _ARRIVED, (schema, table))
     if not reading.rows == sent == after - before:
         raise TargetMismatch(
@@ -306,6 +308,21 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading) -> None:
             f"found that {sent} were sent and {after - before} have arrived. Nothing of this range was written. "
             f"Does a trigger drop rows? Remove it: what is not in the target cannot be accounted for."
         )
+
+
+def _check_types(cursor: Any, task: RangeTask) -> None:
+    """The types that the driver has seen are those that were copied into: from here on the COPY keeps them."""
+    assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
+    cursor.execute(COLUMNS_OF.format("$1", "$2"), task.pipeline.sink.table_name)
+    found = {name: type_ for _, name, type_, *_ in cursor.fetchall()}
+    for column in (*task.pipeline.value.columns, *LINEAGE):
+        if found.get(column.name) != column.type:
+            raise TargetMismatch(
+                f"{task}, target {task.pipeline.sink.target}, column {column.name}: expected exactly the type "
+                f"{column.type} until the range is committed, found "
+                f"{found.get(column.name, 'no such column')}: it was changed while the batch ran. "
+                f"Nothing of this range was written. Change it back, or use commit='batch'."
+            )
 
 
 def _expect(task: RangeTask, what: str, found: tuple[Any, ...], expected: tuple[int, ...]) -> None:

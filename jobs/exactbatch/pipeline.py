@@ -42,6 +42,8 @@ class Pipeline:
     max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records between
                    0 and 1; one more, and the batch fails; of each range, with commit="partition"
     read_timeout   seconds without progress after which reading a range is given up
+    max_connections  how many connections to Postgres the tasks of a batch have open at a time, at most: so many
+                   Spark tasks share its ranges, each with one; the driver has two of its own
     publish_timeout  seconds that publish waits for a lock, and that Postgres lets it sit idle in its
                    transaction: the longest time for which a driver that hangs can hold the pipeline
     spark_conf     Spark properties of the batch job
@@ -63,6 +65,7 @@ class Pipeline:
     evolve: Evolve = "refuse"
     commit: Literal["batch", "partition"] = "batch"
     max_rejects: int | float = 0
+    max_connections: int = 32
     read_timeout: float = 60.0
     publish_timeout: float = 60.0
     spark_conf: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +114,10 @@ class Pipeline:
                     f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "
                     f"{getattr(self, name)}"
                 )
+        if self.max_connections < 1:
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: expected max_connections to be 1 or more, found {self.max_connections}"
+            )
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)

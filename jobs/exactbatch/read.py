@@ -9,6 +9,7 @@ from operator import methodcaller
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
@@ -27,6 +28,7 @@ from exactbatch.errors import (
     ReadFailed,
     TopicMissing,
 )
+from exactbatch.failpoints import failpoint
 from exactbatch.kafka_client import reader_properties
 from exactbatch.offsets import OffsetRange
 
@@ -47,6 +49,10 @@ _MISSING: Final = {
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 }
+
+# Milliseconds: the start of Postgres's timestamps in 4713 BC, and the last one whose microseconds fit 64 bits.
+_OLDEST: Final = -210_866_803_200_000
+_NEWEST: Final = (2**63 - 1) // 1000
 
 _offset = methodcaller("offset")
 _error = methodcaller("error")
@@ -83,12 +89,18 @@ class Records:
         return list(map(_headers, self.messages))
 
     def timestamps(self) -> pa.TimestampArray:
-        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1)."""
+        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that neither Arrow
+        nor Postgres can hold in microseconds, as of a producer that sends nanoseconds."""
         # timestamp() is a pair (type, milliseconds); an unset one has the type TIMESTAMP_NOT_AVAILABLE, 0.
         types, milliseconds = map(list, zip(*map(_timestamp, self.messages), strict=True))
         if TIMESTAMP_NOT_AVAILABLE in types:
             milliseconds = [ms if kind else None for kind, ms in zip(types, milliseconds, strict=True)]
-        return pa.array(milliseconds, pa.timestamp("ms", "UTC"))
+        found = pa.array(milliseconds, pa.int64())
+        least, greatest = pc.min_max(found).as_py().values()
+        if least is not None and (least < _OLDEST or greatest > _NEWEST):
+            fits = pc.and_(pc.greater_equal(found, _OLDEST), pc.less_equal(found, _NEWEST))
+            found = pc.if_else(fits, found, None)
+        return found.cast(pa.timestamp("ms", "UTC"))
 
 
 def read_range(
@@ -129,7 +141,7 @@ def _read(
     while position < range_.until_offset:
         messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
         if any(map(_error, messages)):
-            messages, end_of_log = _sort_out(consumer, range_, messages, end_of_log)
+            messages, end_of_log = _sort_out(consumer, range_, position, messages, end_of_log)
         reached = position
         if messages:
             offsets = list(map(_offset, messages))
@@ -137,8 +149,11 @@ def _read(
             size = _next_size(size, sizes)
             reached = offsets[-1] + 1
             inside = bisect_left(offsets, range_.until_offset)
+            if inside:
+                _check_epoch(range_, messages[inside - 1])
             for start, end in _pieces(sizes[:inside]):
                 yield Records(messages[start:end], offsets[start:end])
+                failpoint("read.after_records")
         reached = max(reached, end_of_log or 0)
         if reached > position:
             # The clock starts again only now: the caller may have taken long over the last records.
@@ -179,7 +194,11 @@ def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _sort_out(
-    consumer: Consumer, range_: OffsetRange, messages: Sequence[Message], end_of_log: int | None
+    consumer: Consumer,
+    range_: OffsetRange,
+    position: int,
+    messages: Sequence[Message],
+    end_of_log: int | None,
 ) -> tuple[list[Message], int | None]:
     """Part records from events: an end of log moves the known end, anything else is an error."""
     records = []
@@ -190,11 +209,33 @@ def _sort_out(
         elif error.code() == KafkaError._PARTITION_EOF:
             end_of_log = message.offset()
         else:
-            raise _refused(consumer, range_, error)
+            raise _refused(consumer, range_, _offset(records[-1]) + 1 if records else position, error)
     return records, end_of_log
 
 
-def _refused(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> ExactbatchError:
+def _check_epoch(range_: OffsetRange, message: Message) -> None:
+    """What was there when the range was planned is of the leader's epoch of then, or of an older one.
+
+    Else the stored offset would get an epoch that is not that of the records below it, and the next batch
+    would take the log for one that was cut.
+    """
+    planned, found = range_.leader_epoch, message.leader_epoch()
+    if planned is not None and planned >= 0 and found is not None and found > planned:
+        raise _cut_since_the_plan(
+            range_,
+            f"offset {message.offset()} is of the leader epoch {found}, and was of {planned} or before",
+        )
+
+
+def _cut_since_the_plan(range_: OffsetRange, found: str) -> LogTruncated:
+    return LogTruncated(
+        f"{range_}: expected the log as it was when the batch was planned, found that it was cut since and has "
+        f"grown again ({found}). Nothing was written. Plan again (clear the run, or wait for the next one)."
+    )
+
+
+def _refused(consumer: Consumer, range_: OffsetRange, position: int, error: KafkaError) -> ExactbatchError:
+    """What an error event means that came when the records before `position` were read."""
     if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
     earliest, end = consumer.get_watermark_offsets(TopicPartition(range_.topic, range_.partition), timeout=10)
@@ -211,6 +252,8 @@ def _refused(consumer: Consumer, range_: OffsetRange, error: KafkaError) -> Exac
             f"the batch was planned are gone (an unclean leader election?). Compare the target with the log "
             f"by `exactbatch audit`."
         )
+    if _TRUNCATION in error.str() and position > range_.from_offset:
+        return _cut_since_the_plan(range_, error.str())
     if _TRUNCATION in error.str():
         return LogTruncated(
             f"{range_}: expected the log that was processed up to {range_.from_offset}, found that it was cut "

@@ -1,6 +1,6 @@
 """Planning a replay: resolve what was asked for, lock the pipeline, and freeze the ranges in the ledger."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -55,8 +55,10 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
         ledger.check_registered(pipeline)
         stored, named = _see(ledger, pipeline, request)
     partitions, found = _ask(log, pipeline, request)
+    compacted = _compacted(log, pipeline, request)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
+        _check_compacted(planned, compacted)
         parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
         by_range = pipeline.sink.lineage == "record"
         taken_back = tuple(
@@ -94,11 +96,13 @@ def plan(
         ledger.check_registered(pipeline)
         stored, named = _see(ledger, pipeline, request)
     partitions, found = _ask(log, pipeline, request)
+    compacted = _compacted(log, pipeline, request)
     with transaction(connection):
         ledger.lock(pipeline)
         if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
             return batch_id
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=True)
+        _check_compacted(planned, compacted)
         if planned.is_empty:
             return None
         batch_id = ledger.write_replay(pipeline, planned.ranges, origin=origin, run=run)
@@ -191,6 +195,27 @@ def _ask(
     partitions = log.partitions(pipeline.topics)
     times = (*request.window, _BEGINNING) if request.window is not None else ()
     return partitions, {at: log.offsets_at(partitions, at) for at in times}
+
+
+def _compacted(log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
+    """The topics whose records may be gone although results still come from them, unless that was accepted.
+
+    Compaction keeps the last record of each key, and so all that an Upsert without a version makes rows of.
+    """
+    if request.available_only or pipeline.sink.needs_last_records_only:
+        return set()
+    return log.compacted(pipeline.topics)
+
+
+def _check_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
+    for each in planned.ranges:
+        if each.topic in compacted:
+            raise ReplayRefused(
+                f"{each}: expected a topic that loses records to retention alone, found that {each.topic!r} is "
+                f"compacted (cleanup.policy): the replay would take back the results of records that compaction "
+                f"has removed since, and could not make them again. To replay what is left, and lose the results "
+                f"of the rest, set available_only."
+            )
 
 
 def _plan(

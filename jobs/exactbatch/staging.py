@@ -7,10 +7,11 @@ attempt that wrote it, because Spark's commit protocol does not know of a Python
 import gc
 import pickle
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import adbc_driver_postgresql.dbapi
 import pyarrow as pa
@@ -143,10 +144,7 @@ class StagedBatch:
     def of(cls, pieces: Iterable[Staged]) -> "StagedBatch":
         """A batch whose tasks staged what they had read."""
         pieces = tuple(pieces)
-        rows, rejects = (
-            {each.attempt: getattr(each, name) for each in pieces} for name in ("rows", "rejects")
-        )
-        return cls(pieces, rows, rejects)
+        return cls(pieces, by_attempt(pieces, "rows"), by_attempt(pieces, "rejects"))
 
     @property
     def attempts(self) -> list[int]:
@@ -167,6 +165,14 @@ class StagedBatch:
     def rejected(self) -> int:
         """How many records were rejected."""
         return sum(self.rejects.values())
+
+
+def by_attempt(pieces: Iterable[Staged], what: Literal["rows", "rejects"]) -> dict[int, int]:
+    """How many rows or rejects each task attempt has staged, of all its pieces."""
+    counts: dict[int, int] = defaultdict(int)
+    for each in pieces:
+        counts[each.attempt] += getattr(each, what)
+    return dict(counts)
 
 
 def create_tables(cursor: Any, tables: StagingTables, columns: Sequence[Column]) -> None:

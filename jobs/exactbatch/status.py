@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, PartlyCommitted, transaction
+from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted, transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, StoredOffset
 
@@ -61,13 +61,21 @@ class PartitionStatus:
 class Status:
     """A pipeline's partitions and its newest batches, newest first.
 
-    `partly_committed` tells more of those batches that are not committed, although some of their ranges are.
+    `partly_committed` tells more of those batches that are not committed, although some of their ranges are, and
+    `failing` of those that were tried and failed.
     """
 
     pipeline: Pipeline
     partitions: tuple[PartitionStatus, ...]
     batches: tuple[Batch, ...]
     partly_committed: tuple[PartlyCommitted, ...] = ()
+    failing: tuple[Failing, ...] = ()
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps the pipeline from going on, in words."""
+        of_partitions = [trouble for each in self.partitions for trouble in each.troubles]
+        return [*map(_failure, self.failing), *of_partitions]
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -90,6 +98,7 @@ class Status:
             ],
             "batches": [asdict(each) for each in self.batches],
             "partly_committed": [asdict(each) for each in self.partly_committed],
+            "failing": [asdict(each) for each in self.failing],
         }
 
 
@@ -106,6 +115,7 @@ def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
         horizons = ledger.horizons(pipeline)
         batches = ledger.batches(pipeline, most=_BATCHES)
         partly_committed = ledger.partly_committed(pipeline, batches)
+        failing = ledger.failing(pipeline, batches)
     partitions = tuple(
         PartitionStatus(
             log=each,
@@ -118,4 +128,26 @@ def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
         )
         for each in kafka.partitions(pipeline.topics)
     )
-    return Status(pipeline, partitions, tuple(batches), partly_committed)
+    return Status(pipeline, partitions, tuple(batches), partly_committed, failing)
+
+
+def _failure(failing: Failing) -> str:
+    times = "once" if failing.failures == 1 else f"{failing.failures} times since {_time(failing.since)}"
+    if failing.kind == "replay":
+        next_one, rest = "plan the replay again", "What the ranges had given before stays."
+    else:
+        next_one = "the next run plans its offsets again"
+        rest = "Until then the stored offsets stay where they are; replays of other ranges go on."
+    advice = (
+        "It may succeed when it is tried again."
+        if failing.retryable
+        else f"Trying it again does not help: mend the cause, and {next_one}. {rest}"
+    )
+    return (
+        f"batch {failing.batch_id} ({failing.kind}) has failed {times}, last at {_time(failing.failed_at)} UTC, "
+        f"with {failing.error}: {failing.message} {advice}"
+    )
+
+
+def _time(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M:%S}"

@@ -20,7 +20,7 @@ from pyspark.storagelevel import StorageLevel
 
 from exactbatch.columns import Column
 from exactbatch.determinism import nondeterministic
-from exactbatch.direct import attempt_id, cause, loaded
+from exactbatch.direct import attempt_id, cause, dealt, loaded
 from exactbatch.errors import (
     ExactbatchError,
     StagedRowsDiffer,
@@ -36,6 +36,7 @@ from exactbatch.staging import (
     Staged,
     StagedBatch,
     StageTask,
+    by_attempt,
     decode,
     decoded_schema,
     dump,
@@ -72,7 +73,7 @@ class Transformed:
         """Raises TransformRefused for a transform that cannot be used, ConfigurationError for columns that the
         sink cannot have."""
         self._pipeline, self._tasks = pipeline, tasks
-        self._read = _read(spark, tasks).persist(StorageLevel.DISK_ONLY)
+        self._read = _read(spark, dealt(tasks, pipeline.max_connections)).persist(StorageLevel.DISK_ONLY)
         self._decoded = self._read.where(F.col(_OUTCOME).isNull()).drop(_OUTCOME)
         transformed = _transformed(pipeline, self._decoded)
         _check(pipeline, transformed)
@@ -88,7 +89,7 @@ class Transformed:
         """
         try:
             read = self._outcomes()
-            rejects = {each.attempt: each.rejects for each in read}
+            rejects = by_attempt(read, "rejects")
             if sum(rejects.values()) > self._tasks[0].max_rejects:
                 return StagedBatch(tuple(read), {}, rejects)  # reading stopped: the batch has failed
             rows = self._stage_rows()
@@ -132,7 +133,9 @@ class Transformed:
             )
 
         try:
-            outcomes = self._rows.mapInArrow(run, "attempt long, rows long, failed binary").collect()
+            # After a shuffle there may be any number of tasks; each of these has a connection.
+            rows = self._rows.coalesce(self._pipeline.max_connections)
+            outcomes = rows.mapInArrow(run, "attempt long, rows long, failed binary").collect()
         except (PySparkException, Py4JJavaError) as error:
             raise self._failure(error) from error
         loaded(bytes(each.failed) for each in outcomes if each.failed is not None)
@@ -180,19 +183,19 @@ class Transformed:
         )
 
 
-def _read(spark: SparkSession, tasks: Sequence[StageTask]) -> DataFrame:
+def _read(spark: SparkSession, hands: Sequence[Sequence[StageTask]]) -> DataFrame:
     """Decoded rows with their lineage and, in a row of its own for each task, what the task did."""
-    tasks = list(tasks)
-    schema = decoded_schema(tasks[0].columns).append(pa.field(_OUTCOME, pa.binary()))
+    schema = decoded_schema(hands[0][0].columns).append(pa.field(_OUTCOME, pa.binary()))
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for each in decode(tasks[index], attempt_id()):
-                    yield _read_batch(each, schema)
+                for task in hands[index]:
+                    for each in decode(task, attempt_id()):
+                        yield _read_batch(each, schema)
 
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    return spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(run, spark_schema)
+    return spark.range(0, len(hands), 1, len(hands)).mapInArrow(run, spark_schema)
 
 
 def _read_batch(each: pa.RecordBatch | Staged | ExactbatchError, schema: pa.Schema) -> pa.RecordBatch:

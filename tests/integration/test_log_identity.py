@@ -4,18 +4,30 @@ import shutil
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from test_batch import World
 
-from conftest import Topic
-from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogTruncated, TopicMissing
+from conftest import Topic, record
+from exactbatch import Pipeline
+from exactbatch.errors import (
+    ConfigurationError,
+    KafkaUnavailable,
+    LogTruncated,
+    LogWentBackwards,
+    TopicMissing,
+)
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.read import read_range
+from exactbatch.settings import Settings
 
 MakeTopic = Callable[..., Topic]
 
@@ -229,3 +241,98 @@ def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
     assert read(log, whole, 0, leader_epoch=first.leader_epoch) == list(range(200))
     # Only the epoch tells: without it, other records are taken for those that follow.
     assert read(log, cut, 100, leader_epoch=None) == list(range(100, 150))
+
+
+def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(
+    own_stack: LocalStack,
+    spark: Any,
+    connection: Any,
+    database: str,
+    make_pipeline: Callable[..., Pipeline],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cut below the stored offset; the same and grown again past it; cut between plan and read; under a reader.
+
+    In one go, because each cut takes two starts of the broker.
+    """
+    broker = own_stack.broker
+    world = World(spark, connection, Settings(kafka=dict(broker.kafka_properties), postgres=database))
+    topics = shorter, grown, by_range, between, under = [
+        Topic(f"cut-{name}", broker.kafka_properties)
+        for name in ("shorter", "grown", "by-range", "between", "under")
+    ]
+    admin = AdminClient(broker.kafka_properties)
+    for future in admin.create_topics([NewTopic(each.name, 1, 1) for each in topics]).values():
+        future.result(30)
+    for topic in topics:
+        topic.produce(*map(record, range(5)))
+    broker.stop()
+    for topic in topics:
+        shutil.copytree(broker.data_dir / f"{topic.name}-0", tmp_path / topic.name)
+    broker.start()
+    for topic in (shorter, grown, by_range):
+        topic.produce(*map(record, range(5, 50)))
+    pad = "x" * 20_000
+    for topic in (between, under):
+        topic.produce(*(record(number, pad) for number in range(5, 100)))
+    pipelines = {
+        topic.name: make_pipeline(topic, commit="partition" if topic is by_range else "batch")
+        for topic in topics
+    }
+    for topic in (shorter, grown, by_range):
+        world.run(pipelines[topic.name])
+    planned = {topic.name: world.plan(pipelines[topic.name]) for topic in (between, under)}
+    before = {name: world.everything(each) for name, each in pipelines.items()}
+    gate = tmp_path / "gate"
+    small = {"queued.max.messages.kbytes": 100, "fetch.message.max.bytes": 50_000}
+    world.settings = replace(world.settings, kafka={**world.settings.kafka, **small})
+    monkeypatch.setitem(
+        spark.sparkContext.environment, "EXACTBATCH_FAILPOINTS", f"read.after_records=hold:{gate}"
+    )
+
+    def cut() -> None:
+        while not Path(f"{gate}.held").exists():
+            time.sleep(0.02)
+        broker.stop()
+        for topic in topics:
+            shutil.rmtree(broker.data_dir / f"{topic.name}-0")
+            shutil.copytree(tmp_path / topic.name, broker.data_dir / f"{topic.name}-0")
+        broker.start()
+        for topic in (grown, by_range):
+            topic.produce(*map(record, range(1000, 1100)))
+        for topic in (between, under):
+            topic.produce(*(record(1000 + number, pad) for number in range(200)))
+        gate.touch()
+
+    with ThreadPoolExecutor(1) as meanwhile:
+        done = meanwhile.submit(cut)
+        said = {under.name: world.refused(LogTruncated, pipelines[under.name], planned[under.name])}
+        done.result()
+    said[between.name] = world.refused(LogTruncated, pipelines[between.name], planned[between.name])
+
+    with pytest.raises(LogWentBackwards) as refused:
+        world.plan(pipelines[shorter.name])
+    assert "expected the log to reach the stored offset 50, found its end at 5" in str(refused.value)
+    for topic in (grown, by_range):
+        batch_id = world.plan(pipelines[topic.name])
+        for _ in range(2):
+            message = world.refused(LogTruncated, pipelines[topic.name], batch_id)
+            assert (
+                f"{topic.name}[0] 50..105: expected the log that was processed up to 50, found that"
+                in message
+            )
+            assert "register a pipeline under a new name to load the log as it is now" in message
+    assert {name: world.everything(each) for name, each in pipelines.items()} == before
+    # Where the stored offset is below the cut, the next plan takes the log as it is now; so do later ones.
+    for name, message in said.items():
+        assert (
+            f"{name}[0] 0..100: expected the log as it was when the batch was planned, found that" in message
+        )
+        assert "Nothing was written. Plan again (clear the run, or wait for the next one)." in message
+        assert world.run(pipelines[name]).batch.records == 205
+        (between if name == between.name else under).produce(record(2000))
+        assert world.run(pipelines[name]).batch.records == 1
+        assert world.is_exact(pipelines[name])
+        ids = [row[0] for row in world.target(pipelines[name], "id")]
+        assert ids == [*range(5), *range(1000, 1200), 2000]

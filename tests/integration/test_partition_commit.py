@@ -445,6 +445,25 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
     assert world.is_exact(pipeline)
 
 
+def test_a_type_that_is_changed_after_the_check_is_noticed(
+    world: World, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real takes the four bytes of an int for its own: a COPY would put other numbers into it."""
+    batch_id = world.plan(pipeline)
+
+    def change(moment: str) -> None:
+        if moment == "job.before_ranges":
+            world.execute(f"alter table {pipeline.sink.target} alter id type real")
+
+    monkeypatch.setattr(batch_job, "failpoint", change)
+    message = world.refused(TargetMismatch, tolerant(pipeline), batch_id)
+    assert "column id: expected exactly the type integer until the range is committed, found real" in message
+    monkeypatch.undo()
+    world.execute(f"alter table {pipeline.sink.target} alter id type int")
+    assert world.process(tolerant(pipeline), batch_id).batch.rows == 8
+    assert world.is_exact(pipeline)
+
+
 def test_a_partitioned_target_with_any_name_takes_ranges(
     world: World, topic: Topic, make_pipeline: MakePipeline
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.offsets import merge, split
+from exactbatch.offsets import deal, merge, split
 
 LIVES = (UUID(int=1), UUID(int=2))
 
@@ -99,3 +99,19 @@ def test_merge_refuses_an_offset_that_is_there_twice(ranges: list[OffsetRange], 
     again = replace(doubled, from_offset=offset, until_offset=offset + 1, leader_epoch=3)
     with pytest.raises(ValueError, match="expected ranges that do not overlap, found "):
         merge([*ranges, again])
+
+
+@given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 12))
+def test_deal_gives_everything_once_to_hands_of_similar_size(sizes: list[int], hands: int) -> None:
+    dealt = deal(sizes, hands)
+    assert sorted(index for hand in dealt for index in hand) == list(range(len(sizes)))
+    assert len(dealt) == min(hands, len(sizes))
+    weights = [sum(sizes[index] for index in hand) for hand in dealt]
+    assert all(weights)
+    assert not sizes or max(weights) - min(weights) <= max(sizes)
+
+
+def test_deal_gives_the_large_ones_to_different_hands() -> None:
+    assert deal([1, 90, 2, 80, 3, 70], 3) == [[1], [3], [5, 4, 2, 0]]
+    assert deal([5, 7], 9) == [[1], [0]]
+    assert deal([], 3) == []

@@ -43,6 +43,7 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
         ({"max_rejects": -1}, r"expected max_rejects to be a whole number .* from 0\.0 to 1\.0, found -1"),
         ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
         ({"publish_timeout": -2.5}, "expected publish_timeout to be more than 0 seconds, found -2.5"),
+        ({"max_connections": 0}, "expected max_connections to be 1 or more, found 0"),
         ({"value": Raw("kafka_offset")}, r"found \['kafka_offset'\] in the pipeline's own: rename them"),
         ({"value": Raw("task_attempt")}, r"found \['task_attempt'\] in the pipeline's own: rename them"),
         ({"value": Json("batch_id int, kafka_topic text")}, r"found \['batch_id', 'kafka_topic'\]"),

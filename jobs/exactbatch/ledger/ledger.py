@@ -9,7 +9,7 @@ from uuid import UUID
 
 import aiosql
 
-from exactbatch.errors import IdentityChanged, NotRegistered
+from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
@@ -94,6 +94,23 @@ class PartlyCommitted:
     rows: int
     rejected: int
     tombstones: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A planned batch that fails, with the error of the last time.
+
+    Of an advance `failures` and `since` include those that it superseded since an advance was committed last.
+    """
+
+    batch_id: int
+    kind: Literal["advance", "replay"]
+    failures: int
+    since: datetime
+    failed_at: datetime
+    error: str
+    message: str
+    retryable: bool
 
 
 class Ledger:
@@ -251,6 +268,22 @@ class Ledger:
         ids = [each.batch_id for each in batches]
         rows = _queries.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)
         return tuple(PartlyCommitted(**row._asdict()) for row in rows)
+
+    def note_failure(self, batch_id: int, error: Exception) -> None:
+        """The processing of a batch has failed."""
+        _queries.note_failure(
+            self._connection,
+            batch_id=batch_id,
+            error=type(error).__name__,
+            message=str(error).replace("\0", "\\0"),
+            retryable=not isinstance(error, ExactbatchError) or error.retryable,
+        )
+
+    def failing(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[Failing, ...]:
+        """The planned advance, if it fails, and those of the batches that are replays that fail."""
+        ids = [each.batch_id for each in batches]
+        rows = _queries.failures(self._connection, pipeline=pipeline.name, batch_ids=ids)
+        return tuple(Failing(**row._asdict()) for row in rows)
 
     def coverage(self, pipeline: Pipeline) -> list[Covered]:
         """What the pipeline accounts for, by topic, partition and offset."""

@@ -137,6 +137,32 @@ where b.pipeline = :pipeline and b.status <> 'committed' and batch_id = any(:bat
 group by batch_id having count(r.records) > 0
 order by batch_id;
 
+-- name: note_failure!
+-- The processing of a batch has failed, once more.
+insert into exactbatch.batch_failure as f (batch_id, error, message, retryable)
+values (:batch_id, :error, :message, :retryable)
+on conflict (batch_id) do update
+set failures = f.failures + 1, failed_at = clock_timestamp(),
+    error = excluded.error, message = excluded.message, retryable = excluded.retryable;
+
+-- name: failures
+-- Planned batches that fail: the advance, with the failures of those that it superseded since an advance was
+-- committed last, and those of some replays.
+select o.batch_id, o.kind, sum(f.failures)::bigint as failures, min(f.first_failed_at) as since,
+       (array_agg(f.failed_at order by f.failed_at desc))[1] as failed_at,
+       (array_agg(f.error order by f.failed_at desc))[1] as error,
+       (array_agg(f.message order by f.failed_at desc))[1] as message,
+       (array_agg(f.retryable order by f.failed_at desc))[1] as retryable
+from exactbatch.batch o
+join exactbatch.batch b on b.pipeline = o.pipeline and b.kind = o.kind
+    and (b.batch_id = o.batch_id or o.kind = 'advance' and b.batch_id > coalesce((
+        select max(c.batch_id) from exactbatch.batch c
+        where c.pipeline = o.pipeline and c.kind = 'advance' and c.status = 'committed'), 0))
+join exactbatch.batch_failure f on f.batch_id = b.batch_id
+where o.pipeline = :pipeline and o.status = 'planned' and (o.kind = 'advance' or o.batch_id = any(:batch_ids))
+group by o.batch_id
+order by o.batch_id;
+
 -- name: advance_stored_offsets
 -- Move stored offsets from exactly where the batch's ranges start to where they end.
 update exactbatch.stored_offset s

@@ -47,6 +47,7 @@ class Aggregate:
     kind: ClassVar[str] = "aggregate"
     lineage: ClassVar[Literal["batch"]] = "batch"
     keeps_deletes: ClassVar[bool] = False
+    needs_last_records_only: ClassVar[bool] = False
     needs_lineage: ClassVar[bool] = True
 
     target: str

@@ -37,6 +37,7 @@ class Append:
     kind: ClassVar[str] = "append"
     key: ClassVar[tuple[str, ...]] = ()
     keeps_deletes: ClassVar[bool] = False
+    needs_last_records_only: ClassVar[bool] = False
 
     target: str
     lineage: Literal["record", "batch"] = "record"

@@ -23,9 +23,28 @@ _REFUSED: Final = (
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 
-
 # What to do with columns that the pipeline has and its target has not.
 Evolve = Literal["refuse", "add"]
+
+# The columns of a table, with placeholders for its schema and name.
+# format_type() leaves out a schema that is in the search path: types that are no built-in ones are
+# spelt with it here, as a pipeline has to write them.
+COLUMNS_OF: Final = """
+select c.relkind, a.attname,
+       case when b.typnamespace = 'pg_catalog'::regnamespace then format_type(a.atttypid, a.atttypmod)
+            else quote_ident(bn.nspname) || '.' || quote_ident(b.typname)
+                 || case when t.typelem <> 0 and t.typlen = -1 then '[]' else '' end
+       end as type,
+       a.attnotnull and not a.atthasdef and a.attidentity = '' as required,
+       a.attgenerated <> '' or a.attidentity = 'a' as generated
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+join pg_type t on t.oid = a.atttypid
+join pg_type b on b.oid = case when t.typelem <> 0 and t.typlen = -1 then t.typelem else t.oid end
+join pg_namespace bn on bn.oid = b.typnamespace
+where n.nspname = {} and c.relname = {}
+"""
 
 
 @dataclass(frozen=True)
@@ -251,27 +270,7 @@ class TargetTable:
                 )
 
     def _columns_found(self, cursor: Any) -> "dict[str, _FoundColumn]":
-        # format_type() leaves out a schema that is in the search path: types that are no built-in ones are
-        # spelt with it here, as a pipeline has to write them.
-        cursor.execute(
-            """
-            select c.relkind, a.attname,
-                   case when b.typnamespace = 'pg_catalog'::regnamespace then format_type(a.atttypid, a.atttypmod)
-                        else quote_ident(bn.nspname) || '.' || quote_ident(b.typname)
-                             || case when t.typelem <> 0 and t.typlen = -1 then '[]' else '' end
-                   end as type,
-                   a.attnotnull and not a.atthasdef and a.attidentity = '' as required,
-                   a.attgenerated <> '' or a.attidentity = 'a' as generated
-            from pg_class c
-            join pg_namespace n on n.oid = c.relnamespace
-            join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-            join pg_type t on t.oid = a.atttypid
-            join pg_type b on b.oid = case when t.typelem <> 0 and t.typlen = -1 then t.typelem else t.oid end
-            join pg_namespace bn on bn.oid = b.typnamespace
-            where n.nspname = %s and c.relname = %s
-            """,
-            self.name,
-        )
+        cursor.execute(COLUMNS_OF.format("%s", "%s"), self.name)
         rows = cursor.fetchall()
         if rows and rows[0][0] not in ("r", "p"):
             raise TargetMismatch(

@@ -52,6 +52,11 @@ class Upsert:
                 f'expected the key of {self.target} as a tuple of columns, key=("id",), found {self.key!r}'
             )
 
+    @property
+    def needs_last_records_only(self) -> bool:
+        """Whether rows are what the last records of their keys say; an older one may have a greater version."""
+        return self.version is None
+
     @cached_property
     def _target(self) -> TargetTable:
         return TargetTable(self.target)

@@ -1,0 +1,142 @@
+"""What a batch may take: connections to Postgres, and memory."""
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import psycopg2
+import pytest
+from drivers import Driver, World
+
+from conftest import Topic, record
+from exactbatch import Json, Pipeline
+from exactbatch.settings import Settings
+
+log = logging.getLogger(__name__)
+MakeTopic = Callable[..., Topic]
+MB: Final = 1024 * 1024
+SLOTS, CONNECTIONS, PARTITIONS = 8, 3, 220
+
+
+@pytest.fixture
+def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
+    """Drivers over the test's broker and database; none of them outlives the test."""
+    world = World(spark, connection, settings, tmp_path)
+    yield world
+    for driver in world.drivers:
+        driver.close()
+
+
+@contextmanager
+def watching(look: Callable[[], None]) -> Iterator[None]:
+    """Look again and again until the block ends."""
+    ended = threading.Event()
+
+    def again() -> None:
+        while not ended.wait(0.01):
+            look()
+
+    watcher = threading.Thread(target=again)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+
+
+@pytest.mark.parametrize("commit", ["batch", "partition"])
+def test_connections_are_capped_however_many_partitions_and_slots_there_are(
+    world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
+) -> None:
+    """220 ranges on 8 slots, each range with 100 records of 1 kB."""
+    topic = make_topic(PARTITIONS)
+    for partition in range(PARTITIONS):
+        for number in range(100):
+            topic._producer.produce(topic.name, record(number, "x" * 1000), partition=partition)
+        topic._producer.poll(0)
+    assert topic._producer.flush(60) == 0
+    pipeline = make_pipeline(
+        topic,
+        commit=commit,
+        max_connections=CONNECTIONS,
+        spark_conf={"spark.master": f"local[{SLOTS}, 2]"},
+        value=Json("id int"),
+    )
+    batch_id = world.plan(pipeline)
+    most: dict[str, int] = defaultdict(int)
+    watcher = psycopg2.connect(world.settings.postgres)
+    watcher.autocommit = True
+
+    def look() -> None:
+        with watcher.cursor() as cursor:
+            cursor.execute(
+                "select application_name, count(*) from pg_stat_activity where datname = current_database() "
+                "and application_name like 'exactbatch%' group by 1"
+            )
+            found = dict(cursor.fetchall())
+        for name, count in {**found, "all": sum(found.values())}.items():
+            most[name] = max(most[name], count)
+
+    driver = world.launch(pipeline, batch_id)
+    with watching(look):
+        assert driver.wait() == 0, driver.output
+    watcher.close()
+    # All of those that are allowed were in use at one time, and never more.
+    assert most["exactbatch task"] == CONNECTIONS
+    assert most["all"] <= CONNECTIONS + 2
+    world.assert_exact(pipeline, rows=PARTITIONS * 100)
+
+
+def test_memory_does_not_grow_with_the_batch(
+    world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline]
+) -> None:
+    """Ten times as many records, 160 MB instead of 16, and the same peaks of driver and Python workers."""
+    world.settings = replace(
+        world.settings, kafka={**world.settings.kafka, "queued.max.messages.kbytes": 4096}
+    )
+    peaks = {}
+    for records in (16_000, 160_000):
+        topic = make_topic()
+        value = record(7, "x" * 1000)
+        for number in range(records):
+            topic._producer.produce(topic.name, value, partition=0)
+            if number % 1000 == 0:
+                topic._producer.poll(0)
+                while len(topic._producer) > 50_000:
+                    topic._producer.poll(0.1)
+        assert topic._producer.flush(120) == 0
+        pipeline = make_pipeline(topic, value=Json("id int, name text"))
+        batch_id = world.plan(pipeline)
+        driver = world.launch(pipeline, batch_id)
+        sizes: dict[str, float] = defaultdict(float)
+        with watching(lambda: peak(driver, sizes)):  # noqa: B023 - it ends with the block
+            assert driver.wait() == 0, driver.output
+        assert world.batch(batch_id).rows == records
+        peaks[records] = sizes
+    small, large = peaks[16_000], peaks[160_000]
+    log.info("peaks in MB: %s", {records: dict(sizes) for records, sizes in peaks.items()})
+    for kind in ("driver", "workers"):
+        assert 30 < small[kind] < 400
+        # What is in flight is bounded; a copy of the batch would be 144 MB more.
+        assert large[kind] < small[kind] + 60
+
+
+def peak(driver: Driver, sizes: dict[str, float]) -> None:
+    """Take the resident sizes of now into account, in MB: the driver's Python, and its largest Python worker."""
+    time.sleep(0.05)
+    try:
+        root = psutil.Process(driver.pid)
+        sizes["driver"] = max(sizes["driver"], root.memory_info().rss / MB)
+        for process in root.children(recursive=True):
+            if process.name().startswith("python"):
+                sizes["workers"] = max(sizes["workers"], process.memory_info().rss / MB)
+    except psutil.NoSuchProcess:
+        return

@@ -1,0 +1,108 @@
+"""Topics with hundreds of partitions: few Spark tasks and connections, and exact all the same."""
+
+import logging
+import os
+import time
+from itertools import pairwise
+from typing import Any, Final
+
+import pytest
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from conftest import Topic, record
+from exactbatch import Json, Pipeline, Upsert, batch_job
+from exactbatch.audit import audit
+from exactbatch.staging import StagedBatch
+
+__all__ = ["world"]
+
+log = logging.getLogger(__name__)
+LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
+PARTITIONS: Final = 1000 if LONG else 150
+WAYS: Final[dict[str, Any]] = {
+    "append": {},
+    "upsert": {"sink": lambda name: Upsert(name, key=("id",))},
+    "partition": {"commit": "partition"},
+    "transform": {"sql": "select /*+ repartition(40) */ * from records"},
+}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Topic]:
+    """Filled by the first test, for all of them."""
+    return {}
+
+
+@pytest.fixture
+def topic(loaded: dict[str, Topic], make_topic: MakeTopic) -> Topic:
+    """One record in every second partition, and 200 in one of them."""
+    if not loaded:
+        topic = loaded["topic"] = make_topic(PARTITIONS)
+        for partition in range(0, PARTITIONS, 2):
+            topic._producer.produce(topic.name, record(partition), partition=partition)
+        for number in range(200):
+            topic._producer.produce(topic.name, record(10_000 + number), partition=6)
+        assert topic._producer.flush(60) == 0
+    return loaded["topic"]
+
+
+@pytest.mark.parametrize("way", WAYS if LONG else ("upsert", "partition", "transform"))
+def test_many_partitions_share_few_tasks(
+    world: World, topic: Topic, make_pipeline: MakePipeline, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"name": f"{topic.name}-{way}", "max_connections": 5, **WAYS[way]}
+    if "sink" in changes:
+        changes["sink"] = changes["sink"](f'public."{topic.name}-{way}"')
+    pipeline = make_pipeline(topic, value=Json("id int, name text"), **changes)
+    staged: list[StagedBatch] = []
+    publish = batch_job.publish
+
+    def watched(*arguments: Any, **named: Any) -> Any:
+        staged.append(named["staged"])
+        return publish(*arguments, **named)
+
+    monkeypatch.setattr(batch_job, "publish", watched)
+    tracker = world.spark.sparkContext.statusTracker()
+    world.spark.sparkContext.setJobGroup(pipeline.name, "the jobs of this batch")
+    times = [time.monotonic()]
+    batch_id = world.plan(pipeline)
+    times.append(time.monotonic())
+    batch = world.process(pipeline, batch_id).batch
+    times.append(time.monotonic())
+    found = audit(pipeline, world.settings)
+    times.append(time.monotonic())
+    world.spark.sparkContext.setJobGroup("", "")
+    seconds = [round(end - start, 1) for start, end in pairwise(times)]
+    log.info("%s, %d partitions: plan, batch and audit took %s s", way, PARTITIONS, seconds)
+    assert (batch.records, batch.rows) == (PARTITIONS // 2 + 200,) * 2
+    assert len(found) == PARTITIONS
+    assert all(each.is_exact for each in found)
+    assert sum(each.rows for each in found) == batch.rows
+    if way != "partition":
+        assert len(staged[0].pieces) == PARTITIONS // 2
+        assert len(staged[0].rows) <= 5
+    if way == "transform":
+        return  # Spark's own stages before the last one have no connection
+    tasks = [
+        tracker.getStageInfo(stage).numTasks
+        for job in tracker.getJobIdsForGroup(pipeline.name)
+        for stage in tracker.getJobInfo(job).stageIds
+    ]
+    assert tasks == [5]
+
+
+def test_the_largest_ranges_are_spread_over_the_tasks(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(6)
+    for partition, count in enumerate((1, 90, 2, 80, 3, 70)):
+        topic.produce(*map(record, range(count)), partition=partition)
+    pipeline: Pipeline = make_pipeline(topic, max_connections=3)
+    staged: list[StagedBatch] = []
+    publish = batch_job.publish
+    monkeypatch.setattr(
+        batch_job, "publish", lambda *a, **named: (staged.append(named["staged"]), publish(*a, **named))[1]
+    )
+    world.run(pipeline)
+    assert sorted(staged[0].rows.values()) == [76, 80, 90]
+    assert world.is_exact(pipeline)

@@ -1,0 +1,146 @@
+"""A batch that fails each time says so, also to who asks for the status, and holds nothing else up."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from test_batch import MakePipeline, MakeTopic, World, world
+from typer.testing import CliRunner
+
+from conftest import Topic, record
+from exactbatch import Append, Pipeline, batch_job, cli, failpoints, replay
+from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
+from exactbatch.ledger import connect
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.status import Status, load_status
+
+__all__ = ["world"]
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """Ten good records."""
+    topic = make_topic()
+    topic.produce(*map(record, range(10)))
+    return topic
+
+
+def status(world: World, pipeline: Pipeline) -> Status:
+    return load_status(world.connection, world.log, pipeline)
+
+
+def replay_all(world: World, pipeline: Pipeline) -> int:
+    """Plan a replay of the first ten offsets."""
+    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 0, 10),))
+    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    assert batch_id is not None
+    return batch_id
+
+
+def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
+    world: World, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    assert status(world, pipeline).failing == ()
+    world.execute(f"alter table {pipeline.sink.target} add constraint small check (id < 100)")
+    topic.produce(record(10), record(1000))
+    poisoned = world.plan(pipeline)
+    for _ in range(2):
+        message = world.refused(TargetMismatch, pipeline, poisoned)
+        assert '"small"' in message
+    [failing] = status(world, pipeline).failing
+    assert (failing.batch_id, failing.kind, failing.failures) == (poisoned, "advance", 2)
+    assert (failing.error, failing.message, failing.retryable) == ("TargetMismatch", message, False)
+    assert failing.since < failing.failed_at
+    [trouble] = status(world, pipeline).troubles
+    assert trouble == (
+        f"batch {poisoned} (advance) has failed 2 times since {failing.since:%Y-%m-%d %H:%M:%S}, last at "
+        f"{failing.failed_at:%Y-%m-%d %H:%M:%S} UTC, with TargetMismatch: {message} Trying it again does not "
+        f"help: mend the cause, and the next run plans its offsets again. Until then the stored offsets stay "
+        f"where they are; replays of other ranges go on."
+    )
+    # Other ranges go on.
+    assert world.process(pipeline, replay_all(world, pipeline)).wrote
+    assert world.is_exact(pipeline)
+    # The next run plans the same offsets, and takes over how long it has been so.
+    successor = world.plan(pipeline)
+    assert status(world, pipeline).failing == (replace(failing, batch_id=successor),)
+    with pytest.raises(Fenced):
+        world.process(pipeline, poisoned)
+    world.refused(TargetMismatch, pipeline, successor)
+    [later] = status(world, pipeline).failing
+    assert (later.batch_id, later.failures, later.since) == (successor, 3, failing.since)
+    assert later.failed_at > failing.failed_at
+    assert said(world, pipeline, monkeypatch).count("has failed 3 times since") == 1
+    # Mended, nothing is left of it.
+    world.execute(f"alter table {pipeline.sink.target} drop constraint small")
+    assert world.process(pipeline, successor).batch.records == 2
+    assert status(world, pipeline).failing == ()
+    assert "failed" not in said(world, pipeline, monkeypatch)
+    assert world.is_exact(pipeline)
+
+
+def said(world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `exactbatch status` prints, on one line."""
+    monkeypatch.setattr(cli, "_load", lambda _: (pipeline, world.settings))
+    result = CliRunner().invoke(cli.app, ["status", "any"])
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    broken = replace(
+        pipeline,
+        sql="select *, cast(name as int) as number from records",
+    )
+    batch_id = replay_all(world, pipeline)
+    with pytest.raises(TransformFailed):
+        world.process(broken, batch_id)
+    [failing] = status(world, pipeline).failing
+    assert (failing.batch_id, failing.kind, failing.error) == (batch_id, "replay", "TransformFailed")
+    assert "once, last at" in status(world, pipeline).troubles[0]
+    assert (
+        "mend the cause, and plan the replay again. What the ranges had given"
+        in status(world, pipeline).troubles[0]
+    )
+    # An advance goes on beside it.
+    topic.produce(record(10))
+    assert world.run(pipeline).batch.records == 1
+    assert world.is_exact(pipeline)
+
+
+def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
+    world: World,
+    topic: Topic,
+    make_pipeline: MakePipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"'))
+    batch_id = world.plan(pipeline)
+    monkeypatch.setitem(failpoints._ACTIONS, "job.after_stage", "error")
+    with pytest.raises(RuntimeError):
+        world.process(pipeline, batch_id)
+    [trouble] = status(world, pipeline).troubles
+    assert trouble.endswith(
+        "with RuntimeError: failpoint job.after_stage It may succeed when it is tried again."
+    )
+
+    def unavailable(*arguments: Any, application: str, **named: Any) -> Any:
+        if application == "exactbatch failure":
+            raise PostgresUnavailable("too many connections")
+        return connect(*arguments, application=application, **named)
+
+    monkeypatch.setattr(batch_job, "connect", unavailable)
+    with pytest.raises(RuntimeError, match="job.after_stage"):  # and not what kept it from being noted
+        world.process(pipeline, batch_id)
+    assert "exactbatch status will not tell of this failure: too many connections" in caplog.text
+    assert status(world, pipeline).failing[0].failures == 1
+    monkeypatch.delitem(failpoints._ACTIONS, "job.after_stage")
+    assert world.process(pipeline, batch_id).wrote
+    assert status(world, pipeline).troubles == []
