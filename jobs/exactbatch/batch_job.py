@@ -20,6 +20,7 @@ from exactbatch.ledger import (
     Batch,
     Ledger,
     check_schema,
+    clear_errors,
     connect,
     session_options,
     transaction,
@@ -49,7 +50,7 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
     A batch that is committed already is left as it is. Raises any ExactbatchError; its `retryable` tells
     whether the same batch may succeed when it is tried again.
     """
-    connection = connect(settings.postgres, application="exactbatch", timeout=pipeline.publish_timeout)
+    connection = _connect(settings, pipeline, "exactbatch")
     try:
         check_schema(connection)
         batch, ranges, epochs = _load(connection, pipeline, batch_id)
@@ -177,6 +178,15 @@ def _process_ranges(
     return commit_batch(connection, pipeline, batch_id)
 
 
+def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Any:
+    return connect(
+        settings.postgres,
+        application=application,
+        timeout=pipeline.publish_timeout,
+        statement_timeout=pipeline.statement_timeout,
+    )
+
+
 @contextmanager
 def _launch(
     connection: Any,
@@ -190,12 +200,13 @@ def _launch(
     The launch is a session advisory lock on a connection of its own: as long as it is held, no other launch
     takes these tables for leftovers.
     """
-    holder = connect(settings.postgres, application="exactbatch launch", timeout=pipeline.publish_timeout)
+    holder = _connect(settings, pipeline, "exactbatch launch")
     holder.autocommit = True
     try:
-        ledger = Ledger(holder)
-        ledger.try_lock_launch(tables.launch)
-        _drop_leftovers(holder, ledger)
+        with clear_errors(holder):
+            ledger = Ledger(holder)
+            ledger.try_lock_launch(tables.launch)
+            _drop_leftovers(holder, ledger)
         with transaction(connection) as cursor:
             create_tables(cursor, tables, pipeline.sink.staged_columns(columns))
         yield
