@@ -27,6 +27,7 @@ from exactbatch.errors import (
     ReadFailed,
     TopicMissing,
 )
+from exactbatch.failpoints import failpoint
 from exactbatch.kafka_client import reader_properties
 from exactbatch.offsets import OffsetRange
 
@@ -139,6 +140,7 @@ def _read(
             inside = bisect_left(offsets, range_.until_offset)
             for start, end in _pieces(sizes[:inside]):
                 yield Records(messages[start:end], offsets[start:end])
+                failpoint("read.after_records")
         reached = max(reached, end_of_log or 0)
         if reached > position:
             # The clock starts again only now: the caller may have taken long over the last records.

@@ -1,0 +1,548 @@
+"""A Postgres that is full, locked, restarted or out of connections in the middle of a batch.
+
+Each batch fails with an error that says so and leaves nothing behind, or Spark tries its task again; once the
+trouble is over, the same batch is exact.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import psycopg2
+import pytest
+from drivers import wait_for
+from held import Held, held
+from psycopg2.extensions import make_dsn
+
+from conftest import HOME, Topic
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, batch_job, failpoints
+from exactbatch.advance import plan
+from exactbatch.audit import audit
+from exactbatch.batch_job import process_batch
+from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.local.account import hand_over, postgres_account
+from exactbatch.local.process import wait_until_ended
+from exactbatch.settings import Settings
+
+LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
+RECORDS: Final = 40
+PAD: Final = 400  # bytes: that many that the staged rows do not fit into the pages that a table has anyway
+SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+    "append": lambda name: {"sink": Append(name)},
+    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
+    "aggregate": lambda name: {
+        "sink": Aggregate(name, by=("name",), measures={"records": Count(), "ids": Sum("id")})
+    },
+    "partition": lambda name: {"sink": Append(name), "commit": "partition"},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """A Postgres of this module alone, with few connections."""
+    stack = LocalStack(HOME, name=f"faults-{os.getpid()}")
+    try:
+        stack.postgres.configure({}, {"max_connections": "20", "shared_buffers": "16MB"})
+        stack.postgres.start()
+        yield stack.postgres
+    finally:
+        stack.down(delete=True)
+
+
+class Case:
+    """A pipeline with one planned batch, and what the server is asked beside it."""
+
+    def __init__(self, spark: Any, topic: Topic, dsn: str, folder: Path, sink: str, **changes: Any) -> None:
+        self.spark, self.folder, self.dsn = spark, folder, dsn
+        self.settings = Settings(kafka=topic.properties, postgres=dsn)
+        self.topic = topic
+        self.pipeline = Pipeline(
+            name=topic.name,
+            topics=(topic.name,),
+            value=Json("id int, name text, pad text"),
+            read_timeout=10,
+            **{"publish_timeout": 10, **SINKS[sink](f"public.{topic.name}"), **changes},
+        )
+        with closing(connect(dsn, application="tests")) as connection:
+            migrate(connection)
+            with transaction(connection):
+                Ledger(connection).register(self.pipeline)
+        self.sent = 0
+        self.produce()
+
+    def produce(self, first: int = 0) -> None:
+        """RECORDS more records, in two partitions, with ids from `first`."""
+        for partition in (0, 1):
+            ids = range(first + partition, first + RECORDS, 2)
+            self.topic.produce(
+                *(
+                    json.dumps({"id": n, "name": f"n{n % 3}", "pad": uuid.uuid4().hex * (PAD // 32)}).encode()
+                    for n in ids
+                ),
+                partition=partition,
+            )
+        self.sent += RECORDS
+
+    def plan(self) -> int:
+        """Plan an advance over what was produced."""
+        with closing(connect(self.dsn, application="tests")) as connection:
+            batch_id = plan(connection, KafkaLog(self.settings.kafka), self.pipeline, origin="cli")
+        assert batch_id is not None
+        return batch_id
+
+    def process(self, batch_id: int, **options: str) -> Any:
+        """Process a batch; options of the session are for its connections alone."""
+        return process_batch(self.spark, self.pipeline, batch_id, self.with_options(**options))
+
+    def with_options(self, **options: str) -> Settings:
+        """Settings whose connections have these server options."""
+        text = " ".join(f"-c {name}={value}" for name, value in options.items())
+        return Settings(self.settings.kafka, make_dsn(self.dsn, options=text) if text else self.dsn)
+
+    @contextmanager
+    def held(self, batch_id: int, moment: str, **options: str) -> Iterator[Held]:
+        """Process a batch that waits at a moment."""
+        settings = self.with_options(**options)
+        with held(self.spark, self.pipeline, batch_id, settings, moment, self.folder) as batch:
+            yield batch
+
+    def refused(self, run: Callable[[], Any], *expected: type[ExactbatchError]) -> str:
+        """The one message with which a batch fails that leaves nothing behind."""
+        with pytest.raises(expected) as caught:
+            run()
+        assert caught.value.retryable
+        return str(caught.value)
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a query gives, on a connection of its own."""
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def assert_nothing_written(self, batch_id: int) -> None:
+        """No row, no coverage and no moved offset of this batch."""
+        assert self.rows(f"select status from exactbatch.batch where batch_id = {batch_id}") == [("planned",)]
+        assert self.rows(f"select from exactbatch.coverage where batch_id = {batch_id}") == []
+        table = self.pipeline.sink.contributions.table_name[1]
+        assert self.rows(f"select from public.{table} where batch_id = {batch_id}") == []
+
+    def assert_exact(self) -> None:
+        """The auditor finds nothing, and the counts of records and of what they give are what was sent."""
+        found = audit(self.pipeline, self.settings)
+        assert found
+        assert all(each.is_exact for each in found), found
+        assert sum(each.records for each in found) == self.sent
+        sink, ids = self.pipeline.sink, sum(range(RECORDS))
+        measure = "sum(records), sum(ids)" if isinstance(sink, Aggregate) else "count(*), sum(id)"
+        times = 1 if isinstance(sink, Upsert) else self.sent // RECORDS
+        assert self.rows(f"select {measure} from public.{self.pipeline.name}") == [
+            (times * RECORDS, times * ids)
+        ]
+        assert self.rows("select from pg_tables where schemaname = 'exactbatch_staging'") == []
+
+
+MakeCase = Callable[..., Case]
+
+
+@pytest.fixture
+def make_case(
+    spark: Any, server: Any, make_topic: Callable[..., Topic], tmp_path: Path
+) -> Iterator[MakeCase]:
+    """A pipeline with a sink by its name, in a database of its own: make_case("append")."""
+
+    made: list[str] = []
+
+    def make(sink: str, tablespace: str = "pg_default", **changes: Any) -> Case:
+        topic = make_topic(2)
+        execute(server, f"create database {topic.name} tablespace {tablespace}")
+        made.append(topic.name)
+        return Case(spark, topic, make_dsn(server.dsn, dbname=topic.name), tmp_path, sink, **changes)
+
+    yield make
+    for name in made:
+        execute(server, f"drop database {name} with (force)")
+
+
+def execute(server: Any, statement: str) -> None:
+    """Run what no transaction can do."""
+    with closing(psycopg2.connect(server.dsn)) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+
+
+@contextmanager
+def no_connection_left(dsn: str) -> Iterator[None]:
+    """Take every connection that the server gives."""
+    taken = []
+    try:
+        while True:
+            taken.append(psycopg2.connect(dsn))
+            assert len(taken) < 100
+    except psycopg2.OperationalError as error:
+        assert "too many clients already" in str(error)
+    try:
+        yield
+    finally:
+        for each in taken:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    ("sink", "moment"), [("append", "job.before_stage"), ("partition", "job.before_ranges")]
+)
+def test_a_server_without_connections_is_named_and_the_retry_is_exact(
+    make_case: MakeCase, sink: str, moment: str
+) -> None:
+    """For the driver at its start, and for tasks whose driver came in time."""
+    case = make_case(sink)
+    batch_id = case.plan()
+    with no_connection_left(case.dsn):
+        said = case.refused(lambda: case.process(batch_id), PostgresUnavailable)
+    print(said)
+    with case.held(batch_id, moment) as batch, no_connection_left(case.dsn):
+        said = case.refused(batch.result, TasksFailed)
+    print(said)
+    case.assert_nothing_written(batch_id)
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+@pytest.fixture(scope="module")
+def small_disk(server: Any) -> Iterator[Path]:
+    """A file system of a few MB that holds the tablespace `small`."""
+    folder = server.folder / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m,mode=0755", "tmpfs", folder], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting a small file system takes the rights of root: {mounted.stderr.strip()}")
+    try:
+        (folder / "data").mkdir()
+        if (account := postgres_account()) is not None:
+            hand_over(folder / "data", account)
+        execute(server, f"create tablespace small location '{folder / 'data'}'")
+        yield folder
+    finally:
+        server.stop()
+        subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
+def full(disk: Path) -> Iterator[None]:
+    """Fill a file system to its last byte."""
+    ballast = disk / "ballast"
+    try:
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        assert os.statvfs(disk).f_bavail == 0
+        yield
+    finally:
+        ballast.unlink()
+
+
+@pytest.mark.parametrize(
+    ("sink", "moment", "error"),
+    [
+        ("append", "job.before_stage", TasksFailed),
+        ("append", "job.after_stage", PostgresUnavailable),
+        ("upsert", "job.after_stage", PostgresUnavailable),
+        ("aggregate", "job.after_stage", PostgresUnavailable),
+        ("partition", "job.before_ranges", TasksFailed),
+    ],
+)
+def test_a_full_disk_is_named_and_the_retry_is_exact(
+    make_case: MakeCase, small_disk: Path, sink: str, moment: str, error: type[ExactbatchError]
+) -> None:
+    """It fills up before tasks stage their rows, or between staging and publish."""
+    case = make_case(sink, tablespace="small")
+    batch_id = case.plan()
+    with case.held(batch_id, moment) as batch, full(small_disk):
+        said = case.refused(batch.result, error)
+    print(said)
+    assert "No space left on device" in said
+    case.assert_nothing_written(batch_id)
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+@contextmanager
+def session(case: Case, *statements: str) -> Iterator[Any]:
+    """Another session that has done these in a transaction which is open."""
+    with closing(psycopg2.connect(case.dsn)) as connection:
+        with connection.cursor() as cursor:
+            for each in statements:
+                cursor.execute(each)
+            yield cursor
+        connection.commit()
+
+
+TIMEOUTS: Final = [
+    # (sink, where it waits first, publish_timeout, options, error, what the message says)
+    ("append", "job.after_stage", 1, {}, PostgresUnavailable, "expected a lock within the publish_timeout"),
+    ("upsert", "job.after_stage", 60, {"statement_timeout": "3s"}, PostgresUnavailable, "statement timeout"),
+    ("partition", "job.before_ranges", 1, {}, TasksFailed, "lock timeout"),
+    (
+        "aggregate",
+        "job.after_stage",
+        1,
+        {},
+        PostgresUnavailable,
+        "expected a lock within the publish_timeout",
+    ),
+    ("partition", "job.before_ranges", 60, {"statement_timeout": "3s"}, TasksFailed, "statement timeout"),
+]
+
+
+@pytest.mark.parametrize(
+    ("sink", "moment", "publish_timeout", "options", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:3]
+)
+def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact(
+    make_case: MakeCase,
+    sink: str,
+    moment: str,
+    publish_timeout: float,
+    options: dict[str, str],
+    error: type[ExactbatchError],
+    words: str,
+) -> None:
+    """The lock_timeout of the pipeline, or a statement_timeout of the login."""
+    case = make_case(sink, publish_timeout=publish_timeout)
+    batch_id = case.plan()
+    with (
+        case.held(batch_id, moment, **options) as batch,
+        session(case, f"lock table public.{case.pipeline.name} in share mode"),
+    ):
+        assert words in case.refused(batch.result, error)
+    case.assert_nothing_written(batch_id)
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+def test_a_deadlock_with_another_writer_is_named_and_the_retry_is_exact(make_case: MakeCase) -> None:
+    """Publish writes rows in the order of their keys, and another session in the reverse order."""
+    case = make_case("upsert")
+    case.process(case.plan())
+    case.produce()
+    batch_id = case.plan()
+    touch = f"update public.{case.pipeline.name} set name = name where id = {{}}"
+    with (
+        case.held(batch_id, "publish.after_advance", deadlock_timeout="3s") as batch,
+        session(case, "set deadlock_timeout = '1h'", touch.format(RECORDS - 1)) as cursor,
+    ):
+        batch.let_go()
+        wait_for(lambda: case.rows("select from pg_stat_activity where wait_event_type = 'Lock'"))
+        cursor.execute(touch.format(0))  # waits, until publish gives way
+        said = case.refused(batch.result, PostgresUnavailable)
+    assert "found a deadlock with another session, which Postgres ended" in said
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+def terminate(case: Case, application: str) -> None:
+    """End the sessions that bear this name."""
+    ended = case.rows(
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity "
+        f"where application_name = '{application}' and datname = '{case.pipeline.name}'"
+    )
+    assert set(ended) == {(True,)}
+
+
+TASKS: Final = [
+    ("append", "stage.before_copy_commit"),
+    ("partition", "partition.before_commit"),
+    ("append", "read.after_records"),
+    ("upsert", "read.after_records"),
+    ("aggregate", "stage.before_copy_commit"),
+    ("partition", "read.after_records"),
+    ("partition", "partition.before_locks"),
+]
+
+
+@pytest.mark.parametrize(("sink", "moment"), TASKS if LONG else TASKS[:3])
+def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(
+    make_case: MakeCase, sink: str, moment: str
+) -> None:
+    """In the middle of COPY, and before the transaction of the COPY commits; Spark does it."""
+    case = make_case(sink)
+    with case.held(case.plan(), moment) as batch:
+        terminate(case, "exactbatch task")
+        assert batch.result().wrote
+    case.assert_exact()
+
+
+@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.parametrize("sink", ["append", "partition"])
+def test_tasks_whose_copy_takes_longer_than_a_statement_may_are_tried_again(
+    make_case: MakeCase, sink: str
+) -> None:
+    case = make_case(sink)
+    with case.held(case.plan(), "read.after_records", statement_timeout="4s") as batch:
+        time.sleep(4.5)
+        assert batch.result().wrote
+    case.assert_exact()
+
+
+def restart(server: Any, number: signal.Signals) -> None:
+    """End the server by a signal, and start it again."""
+    if number == signal.SIGKILL:
+        server.kill()
+    else:  # what `pg_ctl -m immediate` does
+        postmaster = psutil.Process(server.pid)
+        postmaster.send_signal(number)
+        assert wait_until_ended([postmaster], timeout_s=30)
+    server.start()
+
+
+# (sink, moment, signal, whether the batch was committed)
+RESTARTS: Final = [
+    ("append", "publish.before_commit", signal.SIGQUIT, False),
+    ("upsert", "publish.after_commit", signal.SIGKILL, True),
+    ("aggregate", "publish.after_insert", signal.SIGKILL, False),
+    ("partition", "partition.before_commit", signal.SIGQUIT, False),
+    ("append", "job.after_stage", signal.SIGQUIT, False),
+    ("append", "publish.after_commit", signal.SIGQUIT, True),
+    ("upsert", "publish.after_insert", signal.SIGQUIT, False),
+    ("aggregate", "publish.before_commit", signal.SIGQUIT, False),
+    ("append", "stage.before_copy_commit", signal.SIGKILL, False),
+    ("aggregate", "read.after_records", signal.SIGKILL, False),
+    ("partition", "partition.after_locks", signal.SIGKILL, False),
+    ("partition", "partition.before_batch_commit", signal.SIGKILL, False),
+    ("partition", "partition.after_batch_commit", signal.SIGQUIT, True),
+]
+
+
+@pytest.mark.parametrize(("sink", "moment", "number", "committed"), RESTARTS if LONG else RESTARTS[:4])
+def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
+    make_case: MakeCase, server: Any, sink: str, moment: str, number: signal.Signals, committed: bool
+) -> None:
+    """Spark tries tasks again, but the driver has lost its connection, and the staging tables are empty."""
+    case = make_case(sink)
+    batch_id = case.plan()
+    with case.held(batch_id, moment) as batch:
+        restart(server, number)
+        said = case.refused(batch.result, PostgresUnavailable, StagedRowsDiffer, TasksFailed)
+    print(said)
+    if sink != "partition" and not committed:
+        case.assert_nothing_written(batch_id)
+    assert case.process(batch_id).wrote is not committed
+    case.assert_exact()
+
+
+def test_a_server_that_takes_no_writes_is_named_and_the_retry_is_exact(
+    make_case: MakeCase, server: Any
+) -> None:
+    """As a standby does, or a server whose provider has closed it because its disk is full."""
+    case = make_case("append")
+    batch_id = case.plan()
+    read_only = f"alter database {case.pipeline.name} set default_transaction_read_only"
+    execute(server, f"{read_only} = on")
+    said = case.refused(lambda: case.process(batch_id), PostgresUnavailable)
+    assert (
+        "expected a server that can be written to, found a standby, or one that was closed to writes" in said
+    )
+    execute(server, f"{read_only} = off")
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+@contextmanager
+def stopped_at(moment: str, case: Case, batch_id: int, folder: Path) -> Iterator[Callable[[], str]]:
+    """Process a batch whose publish runs in a process of its own, which stops at a moment; gives what lets it go on
+    and tells what it ends with."""
+    said, children = folder / "said", []
+
+    def stopping(publish: Callable[..., Any]) -> Callable[..., Any]:
+        def run(_connection: Any, *arguments: Any, **named: Any) -> Any:
+            child = os.fork()
+            if child == 0:
+                failpoints._ACTIONS[moment] = "stop"
+                try:
+                    publish(
+                        connect(case.dsn, application="stopped", timeout=case.pipeline.publish_timeout),
+                        *arguments,
+                        **named,
+                    )
+                    said.write_text("committed")
+                except ExactbatchError as error:
+                    said.write_text(f"{type(error).__name__}: {error}")
+                finally:
+                    os._exit(0)
+            children.append(child)
+            _, status = os.waitpid(child, os.WUNTRACED)
+            assert os.WIFSTOPPED(status), f"{moment} did not come"
+            raise Stopped
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch_job, "publish", stopping(batch_job.publish))
+        # The launch's staging tables stay: its driver has not ended.
+        patch.setattr(batch_job, "_drop", lambda *_: None)
+        with pytest.raises(Stopped):
+            case.process(batch_id)
+
+    def go_on() -> str:
+        os.kill(children[0], signal.SIGCONT)
+        os.waitpid(children[0], 0)
+        children.clear()
+        return said.read_text()
+
+    try:
+        yield go_on
+    finally:
+        for each in children:
+            os.kill(each, signal.SIGKILL)
+            os.waitpid(each, 0)
+
+
+class Stopped(Exception):
+    """The process that publishes was stopped."""
+
+
+# (sink, moment, whether a newer plan takes the batch's place, rather than another launch of the batch)
+STOPS: Final = [
+    ("append", "publish.before_commit", False),
+    ("upsert", "publish.after_insert", True),
+    ("append", "publish.after_advance", False),
+    ("append", "publish.after_insert", True),
+    ("upsert", "publish.before_commit", False),
+    ("aggregate", "publish.after_insert", False),
+    ("aggregate", "publish.before_commit", True),
+]
+
+
+@pytest.mark.parametrize(("sink", "moment", "replan"), STOPS if LONG else STOPS[:2])
+def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_trace(
+    make_case: MakeCase, tmp_path: Path, sink: str, moment: str, replan: bool
+) -> None:
+    """Its transaction is ended by the server after publish_timeout, and its locks go with it."""
+    case = make_case(sink, publish_timeout=3)
+    batch_id = case.plan()
+    with stopped_at(moment, case, batch_id, tmp_path) as go_on:
+        wait_for(lambda: not case.rows("select from pg_stat_activity where application_name = 'stopped'"))
+        successor = case.plan() if replan else batch_id
+        assert case.process(successor).wrote
+        before = case.rows(f"select xmin::text, ctid::text, * from public.{case.pipeline.name}")
+        said = go_on()
+    assert said.startswith("PostgresUnavailable: expected the connection to Postgres to last")
+    assert case.rows(f"select xmin::text, ctid::text, * from public.{case.pipeline.name}") == before
+    if replan:
+        with pytest.raises(Fenced, match=f"superseded by batch {successor}"):
+            case.process(batch_id)
+    else:
+        assert not case.process(batch_id).wrote
+    case.assert_exact()
