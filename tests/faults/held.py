@@ -1,10 +1,10 @@
-"""A batch in this very process, and its executors, that waits at a named moment while a test breaks something."""
+"""Batches that wait at a named moment, on the driver or on its executors, while a test breaks something."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pytest
 from drivers import wait_for
@@ -26,6 +26,40 @@ ON_EXECUTORS: Final = (
 )
 
 
+class Engine(Protocol):
+    """What processes batches."""
+
+    def process(
+        self, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str = "", action: str = ""
+    ) -> Published:
+        """Process a batch, which does this action at this moment, if there is one."""
+
+
+class InProcess:
+    """Processes batches by a Spark session of this very process."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def process(
+        self, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str = "", action: str = ""
+    ) -> Published:
+        """Process a batch."""
+        with acting(self._spark, moment, action):
+            return process_batch(self._spark, pipeline, batch_id, settings)
+
+
+@contextmanager
+def acting(spark: Any, moment: str, action: str) -> Iterator[None]:
+    """Let this process, or the Python workers that it starts, do an action at a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        if moment in ON_EXECUTORS:
+            patch.setitem(spark.sparkContext.environment, "EXACTBATCH_FAILPOINTS", f"{moment}={action}")
+        elif moment:
+            patch.setitem(failpoints._ACTIONS, moment, action)
+        yield
+
+
 class Held:
     """A batch that waits at a moment, until it is let go."""
 
@@ -41,6 +75,10 @@ class Held:
         self.let_go()
         return self._batch.result(timeout=120)
 
+    def waiting(self) -> list[int]:
+        """The processes that have come to the moment."""
+        return [int(pid) for pid in Path(f"{self._gate}.held").read_text().split()]
+
     def wait(self) -> None:
         """Wait until the batch has come to the moment."""
         wait_for(lambda: Path(f"{self._gate}.held").exists() or self._batch.done())
@@ -52,18 +90,10 @@ class Held:
 
 
 @contextmanager
-def held(
-    spark: Any, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str, folder: Path
-) -> Iterator[Held]:
-    """Process a batch that waits at a moment, on the driver or on its executors."""
-    gate = folder / f"{moment}-{batch_id}"
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
-        if moment in ON_EXECUTORS:
-            environment = spark.sparkContext.environment
-            patch.setitem(environment, "EXACTBATCH_FAILPOINTS", f"{moment}=hold:{gate}")
-        else:
-            patch.setitem(failpoints._ACTIONS, moment, f"hold:{gate}")
-        batch = Held(gate, pool.submit(process_batch, spark, pipeline, batch_id, settings))
+def held(process: Callable[[str], Published], gate: Path) -> Iterator[Held]:
+    """Process a batch with an action that waits at a moment."""
+    with ThreadPoolExecutor(1) as pool:
+        batch = Held(gate, pool.submit(process, f"hold:{gate}"))
         try:
             batch.wait()
             yield batch
