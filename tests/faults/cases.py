@@ -59,8 +59,7 @@ class Case:
             name=topic.name,
             topics=(topic.name,),
             value=Json("id int, name text, pad text"),
-            read_timeout=10,
-            **{"publish_timeout": 10, **SINKS[sink](f"public.{topic.name}"), **changes},
+            **{"read_timeout": 10, "publish_timeout": 10, **SINKS[sink](f"public.{topic.name}"), **changes},
         )
         with closing(connect(dsn, application="tests")) as connection:
             migrate(connection)
