@@ -29,7 +29,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {"sink": Append(name)},
     "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
     "aggregate": lambda name: {
-        "sink": Aggregate(name, by=("name",), measures={"records": Count(), "ids": Sum("id")})
+        "sink": Aggregate(name, by=("name",), measures={"seen": Count(), "ids": Sum("id")})
     },
     "transform": lambda name: {"sink": Append(name), "sql": "select * from records"},
     "partition": lambda name: {"sink": Append(name), "commit": "partition"},
@@ -131,7 +131,7 @@ class Case:
         """The auditor finds nothing, and the counts of records and of what they give are what was sent."""
         self.assert_audited()
         sink, ids = self.pipeline.sink, sum(range(self.records))
-        measure = "sum(records), sum(ids)" if isinstance(sink, Aggregate) else "count(*), sum(id)"
+        measure = "sum(seen), sum(ids)" if isinstance(sink, Aggregate) else "count(*), sum(id)"
         times = 1 if isinstance(sink, Upsert) else self.sent // self.records
         assert self.rows(f"select {measure} from public.{self.pipeline.name}") == [
             (times * self.records, times * ids)

@@ -5,10 +5,12 @@ trouble is over, the same batch is exact.
 """
 
 import os
+import resource
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -170,6 +172,45 @@ def test_a_full_disk_is_named_and_the_retry_is_exact(
 
 
 @contextmanager
+def small_files(server: Any) -> Iterator[None]:
+    """Let no process of the server make a file larger than a segment of its log."""
+    most = 16 * 1024 * 1024
+
+    def limit(soft: int) -> None:
+        postmaster = psutil.Process(server.pid)
+        for each in (postmaster, *postmaster.children()):
+            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
+
+    limit(most)
+    try:
+        yield
+    finally:
+        limit(resource.RLIM_INFINITY)
+
+
+@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.parametrize(
+    ("sink", "moment", "error"),
+    [
+        ("append", "job.before_stage", TasksFailed),
+        ("append", "job.after_stage", PostgresUnavailable),
+        ("partition", "job.before_ranges", TasksFailed),
+    ],
+)
+def test_a_file_that_may_not_grow_is_named_and_the_retry_is_exact(
+    make_case: MakeCase, server: Any, sink: str, moment: str, error: type[ExactbatchError]
+) -> None:
+    """As with a quota of the file system."""
+    case = make_case(sink, records=9000, pad=4000, publish_timeout=60)
+    batch_id = case.plan()
+    with case.held(batch_id, moment) as batch, small_files(server):
+        assert "File too large" in case.refused(batch.result, error)
+    case.assert_nothing_written(batch_id)
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+@contextmanager
 def session(case: Case, *statements: str) -> Iterator[Any]:
     """Another session that has done these in a transaction which is open."""
     with closing(psycopg2.connect(case.dsn)) as connection:
@@ -182,9 +223,9 @@ def session(case: Case, *statements: str) -> Iterator[Any]:
 
 TIMEOUTS: Final = [
     # (sink, where it waits first, publish_timeout, options, error, what the message says)
-    ("append", "job.after_stage", 1, {}, PostgresUnavailable, "expected a lock within the publish_timeout"),
+    ("append", "job.after_stage", 3, {}, PostgresUnavailable, "expected a lock within the publish_timeout"),
     ("upsert", "job.after_stage", 60, {"statement_timeout": "3s"}, PostgresUnavailable, "statement timeout"),
-    ("partition", "job.before_ranges", 1, {}, TasksFailed, "lock timeout"),
+    ("partition", "job.before_ranges", 3, {}, TasksFailed, "lock timeout"),
     (
         "aggregate",
         "job.after_stage",
@@ -437,3 +478,32 @@ def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_tra
     else:
         assert not case.process(batch_id).wrote
     case.assert_exact()
+
+
+@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+def test_workers_that_are_stopped_with_their_locks_hold_nobody_up_for_long(make_case: MakeCase) -> None:
+    """A newer plan takes the batch's place once the server has ended their transactions; then they go on."""
+    case = make_case("partition", publish_timeout=3)
+    batch_id = case.plan()
+    with ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(
+            case.engine.process, case.pipeline, batch_id, case.settings, "partition.before_commit", "stop"
+        )
+        wait_for(lambda: len(stopped()) == 2)
+        wait_for(
+            lambda: not case.rows("select from pg_stat_activity where application_name = 'exactbatch task'")
+        )
+        successor = case.plan()
+        for each in stopped():
+            each.send_signal(signal.SIGCONT)
+        with pytest.raises(Fenced, match="found it superseded by one that was planned later"):
+            batch.result(timeout=120)
+    assert case.rows("select from exactbatch.coverage") == []
+    assert case.process(successor).wrote
+    case.assert_exact()
+
+
+def stopped() -> list[psutil.Process]:
+    """The children of this process that were stopped."""
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if each.status() == psutil.STATUS_STOPPED]
