@@ -32,14 +32,15 @@ class SparkCluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         port = find_port(None)
         self._master = f"spark://{HOST}:{port}"
         self._daemon("master.Master", "--host", HOST, "--port", str(port), "--webui-port", "0")
         wait_for(lambda: accepts(port))
-        for _ in range(2):
-            options = ("--cores", "1", "--memory", "700m", "--webui-port", "0", "-d", str(folder / "work"))
-            self._daemon("worker.Worker", "--host", HOST, *options, self._master)
+        options = ("--cores", "1", "--memory", "700m", "--webui-port", "0", "-d", str(folder / "work"))
+        self._workers = [
+            self._daemon("worker.Worker", "--host", HOST, *options, self._master) for _ in range(2)
+        ]
         self._driver = self._start_driver()
 
     def process(
@@ -60,12 +61,12 @@ class SparkCluster:
         raise AssertionError(f"the driver has ended: see {self._folder / 'driver.log'}")
 
     def executors(self) -> list[psutil.Process]:
-        """The JVMs of the executors."""
+        """The JVMs of the executors, which are children of the workers."""
         return [
             child
-            for each in self._processes
-            for child in psutil.Process(each.pid).children(recursive=True)
-            if _EXECUTOR in child.cmdline()
+            for worker in self._workers
+            for child in psutil.Process(worker.pid).children()
+            if child.status() != psutil.STATUS_ZOMBIE and _EXECUTOR in child.cmdline()
         ]
 
     def close(self) -> None:
@@ -80,25 +81,25 @@ class SparkCluster:
         for each in self._processes:
             each.wait()
 
-    def _daemon(self, name: str, *arguments: str) -> None:
+    def _daemon(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *arguments]
         with (self._folder / "daemons.log").open("ab") as log:
-            self._processes.append(
-                subprocess.Popen(
-                    command,
-                    env={
-                        **os.environ,
-                        "SPARK_HOME": str(SPARK),
-                        "SPARK_DAEMON_MEMORY": "256m",
-                        "SPARK_DAEMON_JAVA_OPTS": _QUICK,
-                        "SPARK_LOCAL_IP": HOST,
-                        "PYTHONPATH": str(JOBS),
-                    },
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            daemon = subprocess.Popen(
+                command,
+                env={
+                    **os.environ,
+                    "SPARK_HOME": str(SPARK),
+                    "SPARK_DAEMON_MEMORY": "256m",
+                    "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+                    "SPARK_LOCAL_IP": HOST,
+                    "PYTHONPATH": str(JOBS),
+                },
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
+        self._processes.append(daemon)
+        return daemon
 
     def _start_driver(self) -> "subprocess.Popen[bytes]":
         options = (
