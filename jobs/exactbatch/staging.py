@@ -15,10 +15,11 @@ from typing import Any, Final
 import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 import pyarrow.compute as pc
+from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, TransformFailed
+from exactbatch.errors import ExactbatchError, PostgresUnavailable, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.read import Records, read_range
@@ -190,10 +191,17 @@ def identifier(table: str) -> sql.Identifier:
 
 
 def stage_rejects(postgres: str, tables: StagingTables, rejected: Sequence[Rejected]) -> None:
-    """Stage records that were found to be none, on the driver."""
-    with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
-        _copy(connection, tables.rejects, REJECT, iter([reject_batch(rejected)]))
-        connection.commit()
+    """Stage records that were found to be none, on the driver. Raises PostgresUnavailable."""
+    try:
+        with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
+            _copy(connection, tables.rejects, REJECT, iter([reject_batch(rejected)]))
+            connection.commit()
+    except AdbcError as error:
+        raise PostgresUnavailable(
+            f"batch {tables.batch_id}: expected Postgres to take {len(rejected)} rejected records into the "
+            f"staging table, found: {' '.join(str(error).split())}. Nothing was written; the next try reads the "
+            f"same ranges."
+        ) from error
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:

@@ -112,6 +112,22 @@ def test_a_server_without_connections_is_named_and_the_retry_is_exact(
     case.assert_exact()
 
 
+def test_rejects_that_find_no_connection_left_are_named_and_the_retry_is_exact(make_case: MakeCase) -> None:
+    """A record that does not fit the target is staged as a reject by the driver, after the tasks."""
+    case = make_case("append", max_rejects=1)
+    assert case.process(case.plan()).wrote
+    execute_in(case, f"alter table public.{case.pipeline.name} alter id type smallint")
+    case.topic.produce(case.value(100_000))
+    batch_id = case.plan()
+    with case.held(batch_id, "job.after_stage") as batch, no_connection_left(case.dsn):
+        said = case.refused(batch.result, PostgresUnavailable)
+    assert "expected Postgres to take 1 rejected records into the staging table, found" in said
+    assert "too many clients already" in said
+    assert case.process(batch_id).batch.rejected == 1
+    case.sent += 1
+    case.assert_audited()
+
+
 @pytest.fixture(scope="module")
 def small_disk(server: Any) -> Iterator[Path]:
     """A file system of a few MB that holds the tablespace `small`."""
@@ -208,6 +224,12 @@ def test_a_file_that_may_not_grow_is_named_and_the_retry_is_exact(
     case.assert_nothing_written(batch_id)
     assert case.process(batch_id).wrote
     case.assert_exact()
+
+
+def execute_in(case: Case, statement: str) -> None:
+    """Run a statement in the database of a case."""
+    with session(case, statement):
+        pass
 
 
 @contextmanager

@@ -82,7 +82,8 @@ class ThreeBrokers:
             replica_assignment=list(replicas),
             config={k.replace("_", "."): v for k, v in config.items()},
         )
-        AdminClient(self._to_brokers).create_topics([new])[name].result(30)
+        client = AdminClient(self._to_brokers)  # kept, or it would forget what it was asked
+        client.create_topics([new])[name].result(30)
         topic = Topic(name, self.properties)
         self.await_in_sync(topic)
         return topic
