@@ -147,6 +147,7 @@ def cause(error: PySparkException | Py4JJavaError) -> str:
     if isinstance(error, Py4JJavaError):
         return str(error.java_exception.getMessage()).splitlines()[0]
     lines = str(error).splitlines()
-    trace = [number for number, line in enumerate(lines) if line.startswith((" ", "\t"))]
+    # Not any line that is indented: so are some of the message of a lost connection.
+    trace = [number for number, line in enumerate(lines) if line.startswith(("  ", "\tat "))]
     after = [line.strip() for line in lines[trace[-1] + 1 if trace else 0 :] if line.strip()]
     return "; ".join(after or lines[:1])

@@ -6,7 +6,7 @@ kill          SIGKILL this process
 kill:PATH     SIGKILL this process, if it is the first that creates the file PATH
 error         raise RuntimeError
 sleep:S       go on after S seconds
-hold:PATH     write PATH.held, and go on when the file PATH exists
+hold:PATH     write this process's id into PATH.held, and go on when the file PATH exists
 stop          SIGSTOP this process
 """
 
@@ -43,7 +43,8 @@ def _act(name: str, action: str, argument: str = "") -> None:
         case "sleep":
             time.sleep(float(argument))
         case "hold":
-            Path(f"{argument}.held").touch()
+            with Path(f"{argument}.held").open("a") as held:
+                held.write(f"{os.getpid()}\n")
             while not Path(argument).exists():
                 time.sleep(0.05)
         case _:

@@ -16,10 +16,11 @@ from typing import Any, Final, Literal
 import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 import pyarrow.compute as pc
+from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, TransformFailed
+from exactbatch.errors import ExactbatchError, PostgresUnavailable, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.patience import Patience, within
@@ -200,14 +201,23 @@ def identifier(table: str) -> sql.Identifier:
 def stage_rejects(
     postgres: str, tables: StagingTables, rejected: Iterable[pa.RecordBatch], *, timeout: float
 ) -> None:
-    """Stage rejected records, on the driver or an executor. Raises PostgresUnavailable after the timeout."""
+    """Stage rejected records, on the driver or an executor.
+
+    Raises PostgresUnavailable, also when Postgres says nothing for `timeout` seconds.
+    """
 
     def copy(_: Patience) -> None:
         with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
             _copy(connection, tables.rejects, REJECT, iter(rejected))
             connection.commit()
 
-    within(timeout, copy)
+    try:
+        within(timeout, copy)
+    except AdbcError as error:
+        raise PostgresUnavailable(
+            f"batch {tables.batch_id}: expected Postgres to take rejected records into the staging table, found: "
+            f"{' '.join(str(error).split())}. Nothing was written; the next try reads the same ranges."
+        ) from error
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:

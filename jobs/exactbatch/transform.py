@@ -28,6 +28,7 @@ from exactbatch.errors import (
     TransformFailed,
     TransformRefused,
 )
+from exactbatch.failpoints import failpoint
 from exactbatch.ledger import transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -92,6 +93,7 @@ class Transformed:
             rejects = by_attempt(read, "rejects")
             if sum(rejects.values()) > self._tasks[0].max_rejects:
                 return StagedBatch(tuple(read), {}, rejects)  # reading stopped: the batch has failed
+            failpoint("transform.after_read")
             rows = self._stage_rows()
             if self._outcomes() != read:
                 raise StagedRowsDiffer(

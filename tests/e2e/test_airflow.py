@@ -1,8 +1,10 @@
 """One pipeline through a real Airflow: killed, skipped, failed and reported, with secrets planted."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ DAGS = Path(__file__).parents[2] / "dags"
 PASSWORD = "planted-pa55word"  # Postgres trusts its clients here, so any will do
 KEY_PASSWORD = "planted-k3yword"
 SENT = 2000
+LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -67,10 +70,15 @@ def airflow(stack: LocalStack, settings: Settings, hold: Path) -> Iterator[Local
         stack,
         DAGS,
         connections=secret,
-        environment={"EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}"},
+        environment={
+            "EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}",
+            # So long a task may say nothing until Airflow tries it again, seconds: 300 by default.
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        },
     )
     try:
-        airflow.up(pools={"exactbatch_flights": 1})
+        airflow.up(pools={"exactbatch_flights": 1, "exactbatch_flights_replay": 1})
         airflow.wait_for_dag("flights")
         yield airflow
     finally:
@@ -115,6 +123,67 @@ def test_the_asset_event_holds_the_ranges(
     assert {(r["partition"], r["from_offset"], r["until_offset"]) for r in extra["ranges"]} == {
         (partition, 0, SENT // 4) for partition in range(4)
     }
+
+
+KILLED = [
+    # What is killed, and as which try the replay succeeds.
+    (("scheduler", "task"), 2),
+    (("scheduler",), 1),
+    (("task",), 2),
+    (("supervisor",), 2),
+    (("supervisor", "task"), 2),
+]
+
+
+@pytest.mark.parametrize(("victims", "tries"), KILLED if LONG else KILLED[:1])
+def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
+    airflow: LocalAirflow,
+    killed_run: dict[str, Any],
+    settings: Settings,
+    hold: Path,
+    victims: tuple[str, ...],
+    tries: int,
+) -> None:
+    """The driver goes on as an orphan and commits, and the next try finds that it did."""
+    assert killed_run["state"] == "success"
+    held = Path(f"{hold}.held")
+    hold.unlink()
+    held.unlink()
+    asked = {"topic": "flights", "partition": 0, "from_offset": 100, "until_offset": 300}
+    run_id = airflow.trigger("flights", {"ranges": [asked]})
+    _wait(held.exists, "the driver to hold after staging", airflow)
+    parts = _parts_above(_drivers()[0], airflow.pid("scheduler"))
+    orphans = parts["scheduler"].children(recursive=True)
+    try:
+        for victim in victims:
+            parts[victim].kill()
+        psutil.wait_procs([parts[victim] for victim in victims], timeout=30)
+        batch = _newest_batch(settings)
+        assert (batch.kind, batch.status) == ("replay", "planned")
+        hold.touch()
+        _wait(lambda: _newest_batch(settings).status == "committed", "the orphan to commit", airflow)
+        if "scheduler" in victims:
+            airflow.start("scheduler")
+        assert airflow.wait_for_run("flights", run_id, timeout_s=300) == "success"
+    finally:
+        hold.touch()
+        for each in orphans if "scheduler" in victims else []:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+    assert airflow.task_states("flights", run_id)["process_replay"] == ("success", tries)
+    batch = _newest_batch(settings)
+    assert (batch.run_id, batch.rows, batch.status) == (run_id, 200, "committed")
+    results = audit(pipeline, settings)
+    assert all(each.is_exact for each in results), results
+    assert sum(each.rows for each in results) == SENT
+
+
+def _parts_above(driver: psutil.Process, scheduler: int) -> dict[str, psutil.Process]:
+    """The processes of Airflow that have led to a driver, by way of the JVM of spark-submit."""
+    above = driver.parents()
+    at = [each.pid for each in above].index(scheduler)
+    assert above[at - 3].name() == "java"
+    return {"task": above[at - 2], "supervisor": above[at - 1], "scheduler": above[at]}
 
 
 def test_a_run_with_nothing_new_is_skipped_without_a_jvm(

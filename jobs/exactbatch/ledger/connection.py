@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -26,6 +26,40 @@ _BROKEN: Final = (
     psycopg2.InterfaceError,
     psycopg2.errors.IdleInTransactionSessionTimeout,
 )
+
+_NO_ROOM: Final = (
+    "the server to have room",
+    "that it has none",
+    "This transaction wrote nothing. Give the server room, then try again.",
+)
+# Errors that end a transaction, but not its connection: what was expected, what was found, and what to do.
+_ENDED: Final[Mapping[type[psycopg2.Error], tuple[str, str, str]]] = {
+    psycopg2.errors.LockNotAvailable: (
+        "a lock within the publish_timeout",
+        "another transaction that holds it",
+        "Try again; pg_locks and pg_stat_activity show who holds it.",
+    ),
+    psycopg2.errors.DeadlockDetected: (
+        "its locks to be granted",
+        "a deadlock with another session, which Postgres ended by rolling this transaction back",
+        "This transaction wrote nothing. Try again; if it comes back, find what else writes into the target and "
+        "let it lock fewer rows at a time.",
+    ),
+    psycopg2.errors.QueryCanceled: (
+        "every statement to end within the statement_timeout, and to be let end",
+        "one that was cancelled",
+        "This transaction wrote nothing. See in pg_stat_activity what holds the server up, or raise the "
+        "statement_timeout, or set limits for smaller batches; then try again.",
+    ),
+    psycopg2.errors.DiskFull: _NO_ROOM,
+    psycopg2.errors.OutOfMemory: _NO_ROOM,
+    psycopg2.errors.ReadOnlySqlTransaction: (
+        "a server that can be written to",
+        "a standby, or one that was closed to writes",
+        "This transaction wrote nothing. Let the connection string name the primary "
+        "(target_session_attrs=read-write), or open the server again, then try again.",
+    ),
+}
 
 psycopg2.extras.register_uuid()
 
@@ -140,8 +174,9 @@ def with_timeouts(dsn: str, *, application: str, timeout: float, options: str = 
 def transaction(connection: Any) -> Iterator[Any]:
     """Yield a cursor inside one transaction: committed at the end, rolled back on any error.
 
-    Raises ConfigurationError where a privilege is missing, and PostgresUnavailable where the connection broke or
-    a lock was not granted in time. When that happens during the commit, the outcome is unknown: ask the ledger.
+    Raises ConfigurationError where a privilege is missing, and PostgresUnavailable where the connection broke,
+    or where the server ended the transaction: a lock was not granted in time, a deadlock, a timeout, no room.
+    When the connection breaks during the commit, the outcome is unknown: ask the ledger.
     """
     with clear_errors(connection), connection, connection.cursor() as cursor:
         yield cursor
@@ -152,21 +187,15 @@ def clear_errors(connection: Any) -> Iterator[None]:
     """Raise what transaction() raises, without a transaction of its own."""
     try:
         yield
-    except psycopg2.errors.LockNotAvailable as error:
-        raise PostgresUnavailable(
-            f"expected a lock within the publish_timeout, found another transaction that holds it: "
-            f"{_text(error)}. Try again; pg_locks and pg_stat_activity show who holds it."
-        ) from error
-    except psycopg2.errors.QueryCanceled as error:
-        raise PostgresUnavailable(
-            f"expected every statement to end within the statement_timeout, found: {_text(error)}. Nothing of "
-            f"the transaction was written. See in pg_stat_activity what holds the server up, or raise "
-            f"statement_timeout, then try again."
-        ) from error
     except psycopg2.errors.InsufficientPrivilege as error:
         raise ConfigurationError(
             f"expected the login {connection.info.user!r} to have the privileges of its role, found: "
             f"{_text(error)}. docs/roles.sql grants what each role needs; those on targets are yours to grant."
+        ) from error
+    except tuple(_ENDED) as error:
+        expected, found, what_to_do = _ENDED[type(error)]
+        raise PostgresUnavailable(
+            f"expected {expected}, found {found}: {_text(error)}. {what_to_do}"
         ) from error
     except _BROKEN as error:
         if connection.hung_up:

@@ -144,6 +144,10 @@ class LocalAirflow:
             env=self.environment,
         )
 
+    def pid(self, part: str) -> int:
+        """The process of a part that was started."""
+        return self._parts[part].pid
+
     def down(self) -> None:
         """Stop what was started, and whatever that has started in turn."""
         running = [process for part in self._parts.values() if (process := part.running())]

@@ -28,11 +28,19 @@ class Broker(Server):
     usual_ports: ClassVar[Mapping[str, int]] = {"client": 9092, "controller": 9093}
 
     def __init__(
-        self, folder: Path, state: StateFile, jars: Callable[[], Path], progress: Progress = silent
+        self,
+        folder: Path,
+        state: StateFile,
+        jars: Callable[[], Path],
+        progress: Progress = silent,
+        *,
+        cluster_id: str | None = None,
     ) -> None:
         super().__init__(folder, state, progress)
         self._jars = jars
         self._properties_file = folder / "server.properties"
+        # Of the cluster that a new data directory is for.
+        self._cluster_id = cluster_id or urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
     @property
     def kafka_properties(self) -> dict[str, str]:
@@ -48,9 +56,8 @@ class Broker(Server):
 
     def _format(self) -> None:
         self._progress("creating the Kafka data directory")
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         # One argument: an id may begin with "-", and would be taken for an option.
-        arguments = ("format", f"--cluster-id={cluster_id}", "-c", self._properties_file)
+        arguments = ("format", f"--cluster-id={self._cluster_id}", "-c", self._properties_file)
         answer = subprocess.run(
             self._java("kafka.tools.StorageTool", *arguments), capture_output=True, text=True
         )

@@ -1,0 +1,146 @@
+"""A pipeline of each kind of sink with its batches, on whatever servers a test breaks."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+import pytest
+from held import Engine, Held, held
+from psycopg2.extensions import make_dsn
+
+from conftest import Topic
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
+from exactbatch.advance import plan
+from exactbatch.audit import audit
+from exactbatch.errors import ExactbatchError
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.publish import Published
+from exactbatch.settings import Settings
+
+RECORDS: Final = 40
+PAD: Final = 400  # bytes: that many that the staged rows do not fit into the pages that a table has anyway
+SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+    "append": lambda name: {"sink": Append(name)},
+    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
+    "aggregate": lambda name: {
+        "sink": Aggregate(name, by=("name",), measures={"seen": Count(), "ids": Sum("id")})
+    },
+    "transform": lambda name: {"sink": Append(name), "sql": "select * from records"},
+    "partition": lambda name: {"sink": Append(name), "commit": "partition"},
+}
+
+
+class Case:
+    """A pipeline with one planned batch, and what the server is asked beside it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        topic: Topic,
+        dsn: str,
+        folder: Path,
+        sink: str,
+        *,
+        records: int = RECORDS,
+        pad: int = PAD,
+        **changes: Any,
+    ) -> None:
+        """`records` are produced at a time, each with `pad` bytes of what nobody can compress well."""
+        self.engine, self.folder, self.dsn = engine, folder, dsn
+        self.settings = Settings(kafka=topic.properties, postgres=dsn)
+        self.topic = topic
+        self.pipeline = Pipeline(
+            name=topic.name,
+            topics=(topic.name,),
+            value=Json("id int, name text, pad text"),
+            **{"read_timeout": 10, "publish_timeout": 10, **SINKS[sink](f"public.{topic.name}"), **changes},
+        )
+        with closing(connect(dsn, application="tests")) as connection:
+            migrate(connection)
+            with transaction(connection):
+                Ledger(connection).register(self.pipeline)
+        self.records, self.pad, self.sent = records, pad, 0
+        self.produce()
+
+    def produce(self) -> None:
+        """As many records as ever, with the same ids, in two partitions."""
+        for partition in (0, 1):
+            self.topic.produce(*map(self.value, range(partition, self.records, 2)), partition=partition)
+        self.sent += self.records
+
+    def value(self, number: int) -> bytes:
+        """A record."""
+        pad = os.urandom(self.pad // 2).hex()
+        return json.dumps({"id": number, "name": f"n{number % 3}", "pad": pad}).encode()
+
+    def plan(self) -> int:
+        """Plan an advance that must not be empty."""
+        batch_id = self.plan_if_any()
+        assert batch_id is not None
+        return batch_id
+
+    def plan_if_any(self) -> int | None:
+        """Plan an advance; None where there is nothing new."""
+        with closing(connect(self.dsn, application="tests")) as connection:
+            return plan(connection, KafkaLog(self.settings.kafka), self.pipeline, origin="cli")
+
+    def process(self, batch_id: int, **options: str) -> Published:
+        """Process a batch; options of the session are for its connections alone."""
+        return self.engine.process(self.pipeline, batch_id, self.with_options(**options))
+
+    def with_options(self, **options: str) -> Settings:
+        """Settings whose connections have these server options."""
+        text = " ".join(f"-c {name}={value}" for name, value in options.items())
+        return Settings(self.settings.kafka, make_dsn(self.dsn, options=text) if text else self.dsn)
+
+    @contextmanager
+    def held(self, batch_id: int, moment: str, **options: str) -> Iterator[Held]:
+        """Process a batch that waits at a moment."""
+        settings = self.with_options(**options)
+        process = partial(self.engine.process, self.pipeline, batch_id, settings, moment)
+        with held(process, self.folder / f"{moment}-{batch_id}") as batch:
+            yield batch
+
+    def refused(self, run: Callable[[], Any], *expected: type[ExactbatchError]) -> str:
+        """The one message with which a batch fails that leaves nothing behind."""
+        with pytest.raises(expected) as caught:
+            run()
+        assert caught.value.retryable
+        return str(caught.value)
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a query gives, on a connection of its own."""
+        with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def assert_nothing_written(self, batch_id: int) -> None:
+        """No row, no coverage and no moved offset of this batch."""
+        assert self.rows(f"select status from exactbatch.batch where batch_id = {batch_id}") == [("planned",)]
+        assert self.rows(f"select from exactbatch.coverage where batch_id = {batch_id}") == []
+        table = self.pipeline.sink.contributions.table_name[1]
+        assert self.rows(f"select from public.{table} where batch_id = {batch_id}") == []
+
+    def assert_exact(self) -> None:
+        """The auditor finds nothing, and the counts of records and of what they give are what was sent."""
+        self.assert_audited()
+        sink, ids = self.pipeline.sink, sum(range(self.records))
+        measure = "sum(seen), sum(ids)" if isinstance(sink, Aggregate) else "count(*), sum(id)"
+        times = 1 if isinstance(sink, Upsert) else self.sent // self.records
+        assert self.rows(f"select {measure} from public.{self.pipeline.name}") == [
+            (times * self.records, times * ids)
+        ]
+        assert self.rows("select from pg_tables where schemaname = 'exactbatch_staging'") == []
+
+    def assert_audited(self) -> None:
+        """The auditor finds nothing, and has seen as many records as were sent."""
+        found = audit(self.pipeline, self.settings)
+        assert found
+        assert all(each.is_exact for each in found), found
+        assert sum(each.records for each in found) == self.sent

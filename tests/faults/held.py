@@ -1,0 +1,101 @@
+"""Batches that wait at a named moment, on the driver or on its executors, while a test breaks something."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import pytest
+from drivers import wait_for
+
+from exactbatch import Pipeline, failpoints
+from exactbatch.batch_job import process_batch
+from exactbatch.publish import Published
+from exactbatch.settings import Settings
+
+# Moments at which Python workers of Spark wait.
+ON_EXECUTORS: Final = (
+    "read.after_records",
+    "stage.before_copy_commit",
+    "stage.after_copy_commit",
+    "partition.before_locks",
+    "partition.after_locks",
+    "partition.before_commit",
+    "partition.after_commit",
+)
+
+
+class Engine(Protocol):
+    """What processes batches."""
+
+    def process(
+        self, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str = "", action: str = ""
+    ) -> Published:
+        """Process a batch, which does this action at this moment, if there is one."""
+
+
+class InProcess:
+    """Processes batches by a Spark session of this very process."""
+
+    def __init__(self, spark: Any) -> None:
+        self._spark = spark
+
+    def process(
+        self, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str = "", action: str = ""
+    ) -> Published:
+        """Process a batch."""
+        with acting(self._spark, moment, action):
+            return process_batch(self._spark, pipeline, batch_id, settings)
+
+
+@contextmanager
+def acting(spark: Any, moment: str, action: str) -> Iterator[None]:
+    """Let this process, or the Python workers that it starts, do an action at a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        if moment in ON_EXECUTORS:
+            patch.setitem(spark.sparkContext.environment, "EXACTBATCH_FAILPOINTS", f"{moment}={action}")
+        elif moment:
+            patch.setitem(failpoints._ACTIONS, moment, action)
+        yield
+
+
+class Held:
+    """A batch that waits at a moment, until it is let go."""
+
+    def __init__(self, gate: Path, batch: "Future[Published]") -> None:
+        self._gate, self._batch = gate, batch
+
+    def let_go(self) -> None:
+        """Go on."""
+        self._gate.touch()
+
+    def result(self) -> Published:
+        """Go on, and give or raise what the batch ends with."""
+        self.let_go()
+        return self._batch.result(timeout=120)
+
+    def waiting(self) -> list[int]:
+        """The processes that have come to the moment."""
+        return [int(pid) for pid in Path(f"{self._gate}.held").read_text().split()]
+
+    def wait(self) -> None:
+        """Wait until the batch has come to the moment."""
+        wait_for(lambda: Path(f"{self._gate}.held").exists() or self._batch.done())
+        if self._batch.done():
+            self._batch.result()
+            raise AssertionError(
+                f"expected the batch to come to {self._gate.name}, found that it ended before"
+            )
+
+
+@contextmanager
+def held(process: Callable[[str], Published], gate: Path) -> Iterator[Held]:
+    """Process a batch with an action that waits at a moment."""
+    with ThreadPoolExecutor(1) as pool:
+        batch = Held(gate, pool.submit(process, f"hold:{gate}"))
+        try:
+            batch.wait()
+            yield batch
+        finally:
+            batch.let_go()

@@ -1,0 +1,128 @@
+"""Executors of a Spark cluster that are killed: Spark does their tasks again, and the result is exact.
+
+Two workers of a standalone cluster run one executor each. SIGKILL ends the executor's JVM; its Python worker is
+ended by its parent, or lives on where that parent was killed as well, and goes on with what it did.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from cases import Case
+from cluster import SparkCluster
+from drivers import wait_for
+from held import ON_EXECUTORS
+
+from conftest import Topic
+from exactbatch.errors import StagedRowsDiffer
+from exactbatch.local import LocalStack
+from exactbatch.local.process import wait_until_ended
+
+LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A cluster of this module alone."""
+    cluster = SparkCluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture
+def make_case(
+    stack: LocalStack, cluster: SparkCluster, database: str, make_topic: Callable[..., Topic], tmp_path: Path
+) -> Callable[..., Case]:
+    """A pipeline with a sink by its name, whose batches the cluster processes."""
+
+    def make(sink: str, **changes: Any) -> Case:
+        return Case(cluster, make_topic(2), database, tmp_path, sink, **changes)
+
+    return make
+
+
+def lose(cluster: SparkCluster, *, orphans: bool = False, how_many: int = 1) -> None:
+    """SIGKILL executors; their Python workers outlive them as orphans, or are ended."""
+    executors = cluster.executors()
+    assert len(executors) == 2
+    doomed = executors[:how_many]
+    daemons = [child for each in doomed for child in each.children()]
+    workers = [child for each in daemons for child in each.children()]
+    for each in [*(daemons if orphans else []), *doomed]:
+        each.kill()
+    assert wait_until_ended([*doomed, *daemons], timeout_s=30)
+    if orphans:
+        assert workers
+        assert all(each.is_running() for each in workers)
+    else:
+        assert wait_until_ended(workers, timeout_s=30)
+
+
+# (sink, moment, whether the Python worker lives on, how many of two executors are lost)
+LOST: Final = [
+    ("append", "stage.before_copy_commit", True, 1),
+    ("partition", "partition.before_locks", True, 1),
+    ("upsert", "read.after_records", False, 1),
+    ("append", "stage.after_copy_commit", False, 1),
+    ("append", "read.after_records", False, 2),
+    ("append", "job.after_stage", False, 1),
+    ("append", "stage.before_copy_commit", False, 2),
+    ("upsert", "stage.after_copy_commit", True, 1),
+    ("aggregate", "stage.before_copy_commit", True, 2),
+    ("aggregate", "stage.after_copy_commit", False, 1),
+    ("transform", "read.after_records", False, 1),
+    ("transform", "stage.before_copy_commit", True, 1),
+    ("transform", "stage.after_copy_commit", False, 1),
+    ("partition", "read.after_records", True, 1),
+    ("partition", "partition.after_locks", True, 1),
+    ("partition", "partition.before_commit", True, 1),
+    ("partition", "partition.before_commit", False, 2),
+    ("partition", "partition.after_commit", False, 1),
+]
+# A block that was read is lost with its executor: what is read again may not be mixed with what was staged.
+READ_AGAIN: Final = {("transform", "stage.before_copy_commit"), ("transform", "stage.after_copy_commit")}
+
+
+@pytest.mark.parametrize(("sink", "moment", "orphans", "how_many"), LOST if LONG else LOST[:3])
+def test_tasks_of_a_lost_executor_are_done_again_and_the_result_is_exact(
+    make_case: Callable[..., Case],
+    cluster: SparkCluster,
+    sink: str,
+    moment: str,
+    orphans: bool,
+    how_many: int,
+) -> None:
+    """Where the Python worker lives on, it commits what nobody counts, or finds its range committed."""
+    case = make_case(sink)
+    batch_id = case.plan()
+    with case.held(batch_id, moment) as batch:
+        if moment in ON_EXECUTORS:
+            wait_for(lambda: len(batch.waiting()) == 2)
+        lose(cluster, orphans=orphans, how_many=how_many)
+        if (sink, moment) in READ_AGAIN:
+            case.refused(batch.result, StagedRowsDiffer)
+        else:
+            assert batch.result().wrote
+    assert case.process(batch_id).wrote is ((sink, moment) in READ_AGAIN)
+    case.assert_exact()
+
+
+def test_a_block_that_is_lost_with_its_executor_is_noticed_and_the_retry_is_exact(
+    make_case: Callable[..., Case], cluster: SparkCluster
+) -> None:
+    """Spark reads it again without a word, as another task attempt."""
+    case = make_case("transform")
+    batch_id = case.plan()
+    with case.held(batch_id, "transform.after_read") as batch:
+        lose(cluster)
+        said = case.refused(batch.result, StagedRowsDiffer)
+    assert "found that Spark lost some and read them again" in said
+    case.assert_nothing_written(batch_id)
+    assert case.process(batch_id).wrote
+    case.assert_exact()

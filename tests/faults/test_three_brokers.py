@@ -1,0 +1,169 @@
+"""A cluster of three brokers whose leaders die, move, fall behind or are elected although they lack records."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from cases import Case
+from confluent_kafka import Producer
+from drivers import wait_for
+from held import InProcess
+from three_brokers import NODES, ThreeBrokers
+
+from conftest import HOME
+from exactbatch.errors import KafkaUnavailable, LogTruncated, LogWentBackwards, TasksFailed
+
+LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
+REPLICAS: Final = ([1, 2, 3], [2, 3, 1])
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[ThreeBrokers]:
+    """A cluster of this module alone."""
+    brokers = ThreeBrokers(HOME, f"brokers-{os.getpid()}")
+    try:
+        brokers.up()
+        yield brokers
+    finally:
+        brokers.down()
+        shutil.rmtree(brokers.folder)
+
+
+@pytest.fixture
+def make_case(
+    spark: Any, brokers: ThreeBrokers, database: str, tmp_path: Path
+) -> Iterator[Callable[..., Case]]:
+    """A pipeline with a sink by its name, over more records than a reader holds in advance."""
+
+    def make(sink: str, **changes: Any) -> Case:
+        topic = brokers.make_topic(*REPLICAS)
+        return Case(InProcess(spark), topic, database, tmp_path, sink, records=1000, pad=2000, **changes)
+
+    yield make
+    brokers.start(*NODES)
+
+
+@pytest.mark.parametrize("sink", ["append", "upsert", "aggregate", "partition"] if LONG else ["append"])
+def test_a_leader_that_is_killed_in_mid_read_is_succeeded_and_the_batch_goes_on(
+    make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
+) -> None:
+    case = make_case(sink, read_timeout=60)
+    with case.held(case.plan(), "read.after_records") as batch:
+        brokers.brokers[1].kill()
+        assert batch.result().wrote
+    assert brokers.leader(case.topic) != 1
+    case.assert_exact()
+
+
+@pytest.mark.parametrize("sink", ["append", "upsert", "aggregate", "partition"] if LONG else ["partition"])
+def test_two_of_three_brokers_that_are_killed_fail_the_batch_and_the_retry_is_exact(
+    make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
+) -> None:
+    case = make_case(sink, read_timeout=3)
+    batch_id = case.plan()
+    with case.held(batch_id, "read.after_records") as batch:
+        for node in (1, 2):
+            brokers.brokers[node].kill()
+        said = case.refused(batch.result, TasksFailed)
+        assert "ReadFailed" in said
+        assert "found that the broker sent nothing for 3 s" in said
+        assert "Check that the brokers are up" in said
+        # One broker is no majority: nobody may lead what the others led.
+        case.refused(case.plan, KafkaUnavailable)
+    case.assert_nothing_written(batch_id)
+    brokers.start(1, 2)
+    brokers.await_in_sync(case.topic)
+    assert case.process(batch_id).wrote
+    case.assert_exact()
+
+
+@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+def test_two_of_three_brokers_that_come_back_in_time_let_the_batch_go_on(
+    make_case: Callable[..., Case], brokers: ThreeBrokers
+) -> None:
+    case = make_case("append", read_timeout=60)
+    with case.held(case.plan(), "read.after_records") as batch:
+        for node in (1, 2):
+            brokers.brokers[node].kill()
+        batch.let_go()
+        brokers.start(1, 2)
+        assert batch.result().wrote
+    case.assert_exact()
+
+
+def test_a_leader_that_moves_in_mid_read_lets_the_batch_go_on(
+    make_case: Callable[..., Case], brokers: ThreeBrokers
+) -> None:
+    case = make_case("append", read_timeout=30)
+    with case.held(case.plan(), "read.after_records") as batch:
+        brokers.move_leader(case.topic, 3, partition=0)
+        brokers.move_leader(case.topic, 1, partition=1)
+        assert batch.result().wrote
+    # What comes now is of another epoch than what was planned first.
+    case.produce()
+    assert case.process(case.plan()).wrote
+    case.assert_exact()
+
+
+def test_an_end_of_the_log_that_a_new_leader_does_not_know_yet_is_waited_for(
+    make_case: Callable[..., Case], brokers: ThreeBrokers
+) -> None:
+    """Records are in two of three logs, but the third, which has to have them, says nothing for a while."""
+    case = make_case("append")
+    assert case.process(case.plan()).wrote
+    producer = Producer({"bootstrap.servers": case.settings.kafka["bootstrap.servers"], "acks": 1})
+    refusals = []
+    with brokers.stopped(3):
+        for number in range(0, case.records, 2):
+            producer.produce(case.topic.name, case.value(number), partition=0)
+        assert producer.flush(30) == 0
+        brokers.move_leader(case.topic, 2)
+        assert 3 in brokers.in_sync(case.topic)
+
+        def planned() -> int | None:
+            try:
+                return case.plan_if_any()
+            except KafkaUnavailable as error:
+                refusals.append(str(error))
+                return None
+
+        wait_for(planned)
+    assert refusals
+    assert "OffsetNotAvailableError" in refusals[0]
+    case.sent += case.records // 2
+    assert case.process(case.plan()).batch.records == case.records // 2
+    case.assert_audited()
+
+
+@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+def test_a_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
+    spark: Any, brokers: ThreeBrokers, database: str, tmp_path: Path
+) -> None:
+    """An unclean election: first its log ends before the stored offset, then it has grown past it again."""
+    topic = brokers.make_topic([1, 2], [3], min_insync_replicas="1", unclean_leader_election_enable="true")
+    case = Case(InProcess(spark), topic, database, tmp_path, "append")
+    assert case.process(case.plan()).wrote
+    brokers.brokers[2].kill()
+    wait_for(lambda: brokers.in_sync(topic) == {1})
+    case.produce()  # into the log of broker 1 alone
+    assert case.process(case.plan()).wrote
+    rows = case.rows(f"select * from public.{topic.name} order by kafka_partition, kafka_offset")
+    brokers.brokers[1].kill()
+    brokers.start(2)
+    brokers.elect_unclean(topic)
+    with pytest.raises(LogWentBackwards, match="an unclean leader election"):
+        case.plan()
+    for _ in range(3):
+        case.produce()
+    batch_id = case.plan()
+    with pytest.raises(LogTruncated, match="was cut below that offset and has grown again"):
+        case.process(batch_id)
+    case.assert_nothing_written(batch_id)
+    assert case.rows(f"select * from public.{topic.name} order by kafka_partition, kafka_offset") == rows
+    brokers.start(1)
+    brokers.await_in_sync(topic)
