@@ -189,7 +189,7 @@ def refused(servers: Any, trouble: Any) -> ConfigurationError | None:
     """The error for a client or a broker that the other one does not accept; None for any other trouble."""
     if trouble.name() == "_AUTHENTICATION":
         wrong = "sasl.mechanism, sasl.username and sasl.password"
-    elif trouble.name() == "_SSL":
+    elif trouble.name() == "_SSL" or "certificate verify failed" in trouble.str():
         wrong = (
             "ssl.ca.location, which has to hold the authority that has issued the broker's certificate, and the "
             "host in bootstrap.servers (and in the broker's advertised.listeners), which that certificate has to "
