@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from certificates import Authority
 from confluent_kafka.admin import (
     AdminClient,
     ScramCredentialInfo,
@@ -13,6 +12,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
+from certificates import Authority
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
 
@@ -63,6 +63,11 @@ class SecureBroker:
             "ssl.key.location": str(key),
             "ssl.key.password": KEY_PASSWORD,
         }
+
+    @property
+    def log(self) -> Path:
+        """The broker's log."""
+        return self._stack.broker.log_file
 
     def by_address(self, properties: Mapping[str, Any]) -> dict[str, Any]:
         """The properties with the broker's address, which no certificate of it names."""

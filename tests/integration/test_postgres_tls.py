@@ -5,11 +5,10 @@ from typing import Any, Final
 
 import psycopg2
 import pytest
-from certificates import Authority
 from psycopg2.extensions import make_dsn
 from test_batch import MakePipeline, MakeTopic, World
-from tls_proxy import TlsProxy
 
+from certificates import Authority
 from conftest import record
 from exactbatch import Json, Upsert, direct, replay
 from exactbatch.audit import audit
@@ -21,6 +20,7 @@ from exactbatch.local.ports import HOST
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.report import load_report
 from exactbatch.settings import Settings
+from tls_proxy import TlsProxy
 
 NAME: Final = "localhost"  # the certificate is for this name, and not for the address
 PASSWORD: Final = "planted-pa55word"
