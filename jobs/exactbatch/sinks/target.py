@@ -228,8 +228,8 @@ class TargetTable:
             if actual is None:
                 raise TargetMismatch(
                     f"target {self.written}: expected a column {column.name} of type {column.type}, found none. "
-                    f"Add it: alter table {self.written} add column {_quoted(column.name)} {column.type}; or let the "
-                    f"pipeline do so: evolve='add'."
+                    f"Add it: alter table {self.written} add column {_quoted(column.name)} {column.type}; or let "
+                    f"the pipeline do so: evolve='add'."
                 )
             if actual.generated:
                 raise TargetMismatch(
