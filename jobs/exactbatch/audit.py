@@ -199,7 +199,8 @@ def _share_snapshot(cursor: Any, results: Any) -> None:
     (snapshot,) = cursor.fetchone()
     with results.cursor() as other:
         other.execute("set transaction isolation level repeatable read")
-        other.execute(f"set transaction snapshot '{snapshot}'")
+        statement = sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot))
+        other.execute(statement.as_string(cursor))
 
 
 def _compare_batches(

@@ -35,13 +35,13 @@ _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "security.protocol": ("security_protocol", lambda value: str(value).upper()),
     "sasl.mechanism": ("sasl_mechanism", _same),
     "sasl.mechanisms": ("sasl_mechanism", _same),
-    "sasl.username": ("sasl_plain_username", _same),
-    "sasl.password": ("sasl_plain_password", _same),
+    "sasl.username": ("sasl_plain_username", str),
+    "sasl.password": ("sasl_plain_password", str),
     "sasl.kerberos.service.name": ("sasl_kerberos_service_name", _same),
     "ssl.ca.location": ("ssl_cafile", _same),
     "ssl.certificate.location": ("ssl_certfile", _same),
     "ssl.key.location": ("ssl_keyfile", _same),
-    "ssl.key.password": ("ssl_password", _same),
+    "ssl.key.password": ("ssl_password", str),
     "ssl.crl.location": ("ssl_crlfile", _same),
     "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", _check_hostname),
     "socket.connection.setup.timeout.ms": ("bootstrap_timeout_ms", _milliseconds),
@@ -49,6 +49,8 @@ _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
 }
 # Without these the admin client would reach another place than the reader, or with another identity.
 _SHARED_PREFIXES: Final = ("sasl.", "ssl.", "security.", "enable.sasl.", "enable.ssl.")
+# Seconds that librdkafka gets to say why brokers cannot be reached, after kafka-python has failed to.
+_DIAGNOSIS: Final = 3.0
 # What makes a read exact; a connection may not change it.
 _FIXED: Final = {
     "enable.auto.commit": False,
@@ -158,7 +160,11 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
             f"Correct the Kafka connection."
         ) from None
     except KafkaError as error:
-        raise _unavailable(servers, error) from error
+        # It only says that it could not bootstrap: librdkafka, with the same properties, says why.
+        cause = _diagnose(properties)
+        if cause is not None and (refusal := refused(servers, cause)) is not None:
+            raise refusal from None
+        raise _unavailable(servers, error, "" if cause is None else f" ({cause.str()})") from error
     try:
         yield client
     except KafkaError as error:
@@ -167,8 +173,54 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
         client.close()
 
 
-def _unavailable(servers: Any, error: Exception) -> KafkaUnavailable:
+class Troubles:
+    """What librdkafka says of its connections, given to it as error_cb; `last` is the last that has a cause."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def __call__(self, error: Any) -> None:
+        # That all brokers are down follows each failure of the only one, and would hide why.
+        if self.last is None or error.name() != "_ALL_BROKERS_DOWN":
+            self.last = error
+
+
+def refused(servers: Any, trouble: Any) -> ConfigurationError | None:
+    """The error for a client or a broker that the other one does not accept; None for any other trouble."""
+    if trouble.name() == "_AUTHENTICATION":
+        wrong = "sasl.mechanism, sasl.username and sasl.password"
+    elif trouble.name() == "_SSL" or "certificate verify failed" in trouble.str():
+        wrong = (
+            "ssl.ca.location, which has to hold the authority that has issued the broker's certificate, and the "
+            "host in bootstrap.servers (and in the broker's advertised.listeners), which that certificate has to "
+            "name"
+        )
+    else:
+        return None
+    return ConfigurationError(
+        f"expected Kafka at {servers} and this client to accept each other, found: {trouble.str()}. Check, in "
+        f"the Kafka connection, {wrong}."
+    )
+
+
+def _diagnose(properties: Mapping[str, Any]) -> Any:
+    """The trouble that librdkafka has with the brokers; None where it has none."""
+    from confluent_kafka import Consumer, KafkaException
+
+    check_properties(properties)  # a file of ssl.* that cannot be read
+    troubles = Troubles()
+    consumer = Consumer({**reader_properties(properties), "error_cb": troubles, "log_level": 0})
+    found = None
+    try:
+        consumer.list_topics(timeout=_DIAGNOSIS)
+    except KafkaException as error:
+        found = error.args[0]
+    consumer.close()  # calls back with what it has to say
+    return found and (troubles.last or found)
+
+
+def _unavailable(servers: Any, error: Exception, cause: str = "") -> KafkaUnavailable:
     return KafkaUnavailable(
-        f"expected Kafka at {servers} to answer, found: {type(error).__name__}: {error}. Check "
+        f"expected Kafka at {servers} to answer, found: {type(error).__name__}: {error}{cause}. Check "
         f"bootstrap.servers and the security properties of the Kafka connection, and that the broker is up."
     )

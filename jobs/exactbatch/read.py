@@ -1,8 +1,8 @@
 """Reading exactly one offset range with librdkafka, on an executor, in bounded memory."""
 
+import socket
 import time
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from operator import methodcaller
@@ -20,6 +20,7 @@ from confluent_kafka import (
 )
 
 from exactbatch.errors import (
+    ConfigurationError,
     ExactbatchError,
     LogEndedEarly,
     LogTruncated,
@@ -29,7 +30,7 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka_client import reader_properties
+from exactbatch.kafka_client import Troubles, reader_properties, refused
 from exactbatch.offsets import OffsetRange
 
 # consume() waits until it has as many messages as it was asked for or this time has passed, in seconds.
@@ -119,22 +120,27 @@ def read_range(
     transaction markers and compaction leave holes.
 
     Raises OffsetsLost, LogWentBackwards, LogTruncated and TopicMissing where the log is not what was
-    planned, LogEndedEarly when it ends before the range until the timeout, and ReadFailed otherwise.
+    planned, LogEndedEarly when it ends before the range until the timeout, ConfigurationError when client and
+    broker do not accept each other until then, and ReadFailed otherwise.
     """
-    troubles: deque[KafkaError] = deque(maxlen=1)
-    config = {**reader_properties(properties), "error_cb": troubles.append}
+    troubles = Troubles()
+    config = {**reader_properties(properties), "error_cb": troubles}
     config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, len(range_)))
     try:
         with closing(Consumer(config)) as consumer:
             consumer.assign([_assignment(range_, leader_epoch)])
             yield from _read(consumer, range_, timeout, troubles)
     except KafkaException as error:
+        if error.args[0].code() == KafkaError._INVALID_ARG:
+            raise ConfigurationError(
+                f"{range_}: expected Kafka client properties that work on {socket.gethostname()}, found: "
+                f"{error.args[0].str()}. A file that an ssl.* property names has to be on every executor, under "
+                f"the same path."
+            ) from error
         raise ReadFailed(f"{range_}: expected to read it, found: {error.args[0]}. Try again.") from error
 
 
-def _read(
-    consumer: Consumer, range_: OffsetRange, timeout: float, troubles: deque[KafkaError]
-) -> Iterator[Records]:
+def _read(consumer: Consumer, range_: OffsetRange, timeout: float, troubles: Troubles) -> Iterator[Records]:
     position, size = range_.from_offset, _FIRST_RECORDS
     end_of_log: int | None = None
     deadline = time.monotonic() + timeout
@@ -158,6 +164,7 @@ def _read(
         if reached > position:
             # The clock starts again only now: the caller may have taken long over the last records.
             position, deadline = reached, time.monotonic() + timeout
+            troubles.last = None
         elif time.monotonic() > deadline:
             raise _no_progress(range_, position, end_of_log, timeout, troubles)
 
@@ -265,20 +272,23 @@ def _refused(consumer: Consumer, range_: OffsetRange, position: int, error: Kafk
 
 
 def _no_progress(
-    range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: deque[KafkaError]
+    range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: Troubles
 ) -> ExactbatchError:
     if end_of_log is not None:
         return LogEndedEarly(
             f"{range_}: expected the log to reach {range_.until_offset}, found its end at {end_of_log} for "
             f"{timeout:g} s. A new leader may be behind: try again. If it stays, the log was cut."
         )
-    if troubles and troubles[-1].code() in _MISSING:
+    last = troubles.last
+    if last is not None and last.code() in _MISSING:
         return TopicMissing(
             f"{range_}: expected the topic and partition that were planned, found that the broker does not "
-            f"know them any more ({troubles[-1].str()}). Was the topic deleted?"
+            f"know them any more ({last.str()}). Was the topic deleted?"
         )
-    last = f"; the last trouble was: {troubles[-1].str()}" if troubles else ""
+    if last is not None and (refusal := refused("the brokers", last)) is not None:
+        return ConfigurationError(f"{range_}: {refusal}")
+    said = "" if last is None else f"; the last trouble was: {last.str()}"
     return ReadFailed(
         f"{range_}: expected records from {position}, found that the broker sent nothing for {timeout:g} s"
-        f"{last}. Check that the brokers are up, and try again; read_timeout sets how long to wait."
+        f"{said}. Check that the brokers are up, and try again; read_timeout sets how long to wait."
     )

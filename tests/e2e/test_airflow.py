@@ -1,4 +1,5 @@
-"""One pipeline through a real Airflow: killed, skipped, failed and reported, with secrets planted."""
+"""One pipeline through a real Airflow: killed, skipped, failed and reported, with secrets planted, and users of
+each role."""
 
 import json
 import os
@@ -26,6 +27,7 @@ PASSWORD = "planted-pa55word"  # Postgres trusts its clients here, so any will d
 KEY_PASSWORD = "planted-k3yword"
 SENT = 2000
 LONG = bool(os.environ.get("EXACTBATCH_LONG"))
+ROLES = ("viewer", "user", "op", "admin")
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,14 +39,26 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every driver writes Spark's event log, for a spark-defaults.conf beside it says so."""
+    folder = tmp_path_factory.mktemp("spark")
+    (folder / "events").mkdir()
+    (folder / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{folder}/events\n"
+    )
+    return folder / "events"
+
+
+@pytest.fixture(scope="module")
 def settings(stack: LocalStack) -> Settings:
     """The stack's own database: Airflow's connections point there."""
     return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
 
 
 @pytest.fixture(scope="module")
-def airflow(stack: LocalStack, settings: Settings, hold: Path) -> Iterator[LocalAirflow]:
-    """Airflow with the flights pipeline, SENT records in its topic, and secrets in its connections."""
+def airflow(stack: LocalStack, settings: Settings, hold: Path, event_log: Path) -> Iterator[LocalAirflow]:
+    """Airflow with the flights pipeline, SENT records in its topic, secrets in its connections, and a user of
+    each role."""
     create_topic(settings.kafka, "flights")
     send(settings.kafka, "flights", [value for value, _ in zip(flights(), range(SENT), strict=False)])
     connection = connect(settings.postgres, application="tests")
@@ -75,6 +89,8 @@ def airflow(stack: LocalStack, settings: Settings, hold: Path) -> Iterator[Local
             # So long a task may say nothing until Airflow tries it again, seconds: 300 by default.
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+            "SPARK_CONF_DIR": str(event_log.parent),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
         },
     )
     try:
@@ -217,8 +233,8 @@ def test_a_terminal_error_ends_the_task_after_one_try_and_names_the_record(
     assert sum(each.rows for each in audit(pipeline, settings)) == SENT
 
 
-def test_secrets_are_in_no_argument_log_xcom_template_or_spark_page(
-    airflow: LocalAirflow, killed_run: dict[str, Any]
+def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_page(
+    airflow: LocalAirflow, killed_run: dict[str, Any], stack: LocalStack, event_log: Path
 ) -> None:
     assert killed_run["state"] == "success"
     assert any("process_batch.py" in " ".join(each or ()) for each in killed_run["arguments"])
@@ -228,12 +244,114 @@ def test_secrets_are_in_no_argument_log_xcom_template_or_spark_page(
         "spark ui": killed_run["spark_ui"],
         "logs": "".join(path.read_text(errors="replace") for path in airflow.home.rglob("*.log")),
         "api": _everything_the_api_tells(airflow),
+        "tables": _everything_in_airflow_s_database(stack),
+        "event log": "".join(path.read_text() for path in event_log.rglob("*") if path.is_file()),
     }
     assert "batch_id" in places["api"]
+    assert "--batch-id" in places["tables"]  # rendered templates
+    assert "SparkListenerTaskEnd" in places["event log"]
     for place, text in places.items():
         assert len(text) > 100, place
-        assert PASSWORD not in text, place
-        assert KEY_PASSWORD not in text, place
+        for secret in (PASSWORD, KEY_PASSWORD):
+            assert secret not in text, place
+            assert secret.encode().hex() not in text, place  # as Postgres shows bytes
+
+
+SEE = [
+    ("GET", path, None)
+    for path in (
+        "",
+        "/dagRuns",
+        "/dagRuns/{run_id}",
+        "/dagRuns/{run_id}/taskInstances",
+        "/dagRuns/{run_id}/taskInstances/process_batch/logs/1",
+        "/dagRuns/{run_id}/taskInstances/plan_batch/xcomEntries",
+    )
+]
+# Each of these is harmless where it is permitted: refused for its content, or said to be a trial.
+ACT = [
+    ("POST", "/dagRuns", {"logical_date": None, "conf": {"ranges": "no list"}}),
+    ("POST", "/clearTaskInstances", {"dry_run": True, "dag_run_id": "{run_id}"}),
+    ("PATCH", "/dagRuns/{run_id}", {"state": "no state"}),
+    ("PATCH", "/dagRuns/{run_id}/taskInstances/plan_batch", {"new_state": "no state"}),
+    ("DELETE", "/dagRuns/no_such_run", None),
+    ("PATCH", "", {"is_paused": False}),
+]
+BACKFILL = (
+    "POST",
+    "/backfills",
+    {
+        "dag_id": "flights",
+        "from_date": "2026-01-02T00:00:00Z",
+        "to_date": "2026-01-01T00:00:00Z",
+    },
+)
+MAY = {
+    None: (),
+    "viewer": ("see",),
+    "user": ("see", "act"),
+    "op": ("see", "act", "connections"),
+    "admin": ("see", "act", "connections"),
+}
+
+
+@pytest.mark.parametrize("role", MAY)
+def test_who_may_see_trigger_and_replay_is_what_airflow_permits(
+    airflow: LocalAirflow, killed_run: dict[str, Any], role: str | None
+) -> None:
+    run_id = killed_run["run_id"]
+    dag = "/dags/flights"
+    requests = {
+        "see": [(method, f"{dag}{path}", body) for method, path, body in SEE],
+        "act": [*((method, f"{dag}{path}", body) for method, path, body in ACT), BACKFILL],
+        "connections": [("GET", "/connections", None)],
+    }
+    before = airflow.request("GET", f"{dag}/dagRuns")["total_entries"]
+    headers = {} if role is None else {"Authorization": f"Bearer {_token(airflow, role)}"}
+    for what, them in requests.items():
+        for method, path, body in them:
+            url = f"{airflow.url}/api/v2{path.replace('{run_id}', run_id)}"
+            sent = json.loads(json.dumps(body).replace("{run_id}", run_id))
+            answer = httpx.request(method, url, headers=headers, json=sent, timeout=60)
+            where = f"{role} {method} {path}: {answer.status_code} {answer.text[:300]}"
+            if role is None:
+                assert answer.status_code == httpx.codes.UNAUTHORIZED, where
+            elif what in MAY[role]:
+                assert answer.status_code not in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN), where
+                assert answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR, where
+                assert what != "see" or answer.status_code == httpx.codes.OK, where
+            else:
+                assert answer.status_code == httpx.codes.FORBIDDEN, where
+    assert airflow.request("GET", f"{dag}/dagRuns")["total_entries"] == before
+
+
+def test_exactbatch_adds_no_route_to_airflow(airflow: LocalAirflow) -> None:
+    """So there is none that Airflow's permissions do not guard."""
+    plugins = airflow.request("GET", "/plugins")["plugins"]
+    assert not [each for each in plugins if each.get("fastapi_apps") and "exactbatch" in json.dumps(each)]
+
+
+def _token(airflow: LocalAirflow, role: str) -> str:
+    """Airflow makes a password for each user that has none."""
+    passwords = json.loads((airflow.home / "passwords.json").read_text())
+    login = {"username": role, "password": passwords[role]}
+    answer = httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30).raise_for_status()
+    return str(answer.json()["access_token"])
+
+
+def _everything_in_airflow_s_database(stack: LocalStack) -> str:
+    """Every row of every table, as text."""
+    connection = psycopg2.connect(psycopg2.extensions.make_dsn(stack.postgres_dsn, dbname="airflow"))
+    try:
+        with connection, connection.cursor() as cursor:
+            cursor.execute("select tablename from pg_tables where schemaname = 'public' order by 1")
+            rows: list[str] = []
+            for (table,) in cursor.fetchall():
+                cursor.execute(f'select t::text from "{table}" t')
+                rows += [row for (row,) in cursor.fetchall()]
+            return "\n".join(rows)
+    finally:
+        connection.close()
 
 
 def _everything_the_api_tells(airflow: LocalAirflow) -> str:

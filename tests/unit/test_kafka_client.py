@@ -53,6 +53,16 @@ def test_both_clients_have_the_same_identity() -> None:
     assert given.items() <= reader_properties(given).items()
 
 
+def test_a_password_of_digits_may_be_a_number_in_json() -> None:
+    """librdkafka takes every value as text; kafka-python would fail over it once it connects."""
+    admin = admin_properties({**BROKER, "sasl.username": 1, "sasl.password": 20, "ssl.key.password": 3})
+    assert [admin[name] for name in ("sasl_plain_username", "sasl_plain_password", "ssl_password")] == [
+        "1",
+        "20",
+        "3",
+    ]
+
+
 def test_librdkafka_s_other_name_for_the_mechanism_is_known_too() -> None:
     assert admin_properties({**BROKER, "sasl.mechanisms": "PLAIN"})["sasl_mechanism"] == "PLAIN"
 

@@ -88,7 +88,7 @@ class TargetTable:
                 f"target {self.written}: expected a name that leaves room for the table {name!r} beside it, in "
                 f"{_MAX_NAME} bytes, found {len(name.encode())}. Choose a shorter one."
             )
-        return ".".join('"{}"'.format(part.replace('"', '""')) for part in (schema, name))
+        return f"{_quoted(schema)}.{_quoted(name)}"
 
     def prepare(
         self,
@@ -247,8 +247,8 @@ class TargetTable:
             if actual is None:
                 raise TargetMismatch(
                     f"target {self.written}: expected a column {column.name} of type {column.type}, found none. "
-                    f'Add it: alter table {self.written} add column "{column.name}" {column.type}; or let the '
-                    f"pipeline do so: evolve='add'."
+                    f"Add it: alter table {self.written} add column {_quoted(column.name)} {column.type}; or let "
+                    f"the pipeline do so: evolve='add'."
                 )
             if actual.generated:
                 raise TargetMismatch(
@@ -285,6 +285,11 @@ class _FoundColumn:
     type: str
     required: bool
     generated: bool
+
+
+def _quoted(name: str) -> str:
+    """An identifier as it can be pasted into a statement; the program's own go through psycopg2.sql."""
+    return '"{}"'.format(name.replace('"', '""'))
 
 
 def _is_table_name(text: str) -> bool:

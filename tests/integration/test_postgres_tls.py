@@ -1,0 +1,169 @@
+"""TLS to Postgres with sslmode=verify-full: of planning, of the driver and of the executors' COPY."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn
+from test_batch import MakePipeline, MakeTopic, World
+
+from certificates import Authority
+from conftest import record
+from exactbatch import Json, Upsert, direct, replay
+from exactbatch.audit import audit
+from exactbatch.errors import PostgresUnavailable, TasksFailed
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import connect
+from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.report import load_report
+from exactbatch.settings import Settings
+from tls_proxy import TlsProxy
+
+NAME: Final = "localhost"  # the certificate is for this name, and not for the address
+PASSWORD: Final = "planted-pa55word"
+LEDGER: Final = {"tests", "exactbatch", "exactbatch launch", "exactbatch task", "exactbatch audit"}
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+    """One that has issued the certificate, and a stranger."""
+    folder = tmp_path_factory.mktemp("certificates")
+    return Authority(folder, "authority"), Authority(folder, "stranger")
+
+
+@pytest.fixture
+def proxy(stack: LocalStack, authorities: tuple[Authority, Authority]) -> Iterator[TlsProxy]:
+    proxy = TlsProxy(authorities[0].issue("postgres", [NAME]), HOST, stack.postgres.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def dsn(proxy: TlsProxy, database: str, authorities: tuple[Authority, Authority]) -> Callable[..., str]:
+    """dsn(**changes): the connection string with verify-full, and with a password that nobody asks for."""
+
+    def make(**changes: Any) -> str:
+        verified = {"sslmode": "verify-full", "sslrootcert": str(authorities[0].certificate)}
+        return str(
+            make_dsn(
+                database, **{"host": NAME, "port": proxy.port, "password": PASSWORD, **verified, **changes}
+            )
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["append", "upsert", "partition", "transform"])
+def test_every_connection_of_a_batch_is_encrypted(
+    spark: Any,
+    connection: Any,
+    proxy: TlsProxy,
+    dsn: Callable[..., str],
+    settings: Settings,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    kind: str,
+) -> None:
+    topic = make_topic(2)
+    topic.produce(*(record(n) for n in range(5)), b"bad")
+    topic.produce(*(record(n) for n in range(5, 9)), partition=1)
+    changes: dict[str, Any] = {
+        "append": {},
+        "upsert": {"sink": Upsert(f'public."{topic.name}"', key=("id",)), "key": Json("id int")},
+        "partition": {"commit": "partition"},
+        "transform": {"sql": "select * from records"},
+    }[kind]
+    pipeline = make_pipeline(topic, max_rejects=1, **changes)
+    encrypted = Settings(kafka=settings.kafka, postgres=dsn())
+    world = World(spark, connect(encrypted.postgres, application="tests"), encrypted)
+    try:
+        batch = world.run(pipeline).batch
+        assert (batch.records, batch.rows, batch.rejected) == (10, 9, 1)
+        request = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 6),))
+        batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+        assert batch_id is not None
+        assert world.process(pipeline, batch_id).batch.rows == 5
+        assert all(each.is_exact for each in audit(pipeline, encrypted))
+        load_report(encrypted.postgres, KafkaLog(encrypted.kafka), pipeline, batch_id)
+    finally:
+        world.connection.close()
+    assert set(proxy.applications) >= {"tests", "exactbatch", "exactbatch task"}, proxy.applications
+    # One for each task that copies, beside those of the driver: two ranges, and the one of the replay.
+    assert proxy.applications.count("exactbatch task") >= 3
+    assert proxy.plain == 0
+
+
+def test_a_plain_connection_is_refused_by_the_server_of_these_tests(
+    proxy: TlsProxy, dsn: Callable[..., str]
+) -> None:
+    """Otherwise the test above would show nothing."""
+    with pytest.raises(PostgresUnavailable, match="expected TLS, found a plain connection"):
+        connect(dsn(sslmode="disable"), application="tests")
+    assert (proxy.plain, proxy.applications) == (1, [])
+
+
+WRONG: Final = [
+    ("authority", "certificate verify failed"),
+    ("host", "does not match host name"),
+    ("no file", "root certificate file"),
+    ("no TLS", "server does not support SSL, but SSL was required"),
+]
+
+
+def wrong(name: str, dsn: Callable[..., str], stack: LocalStack, stranger: Authority) -> str:
+    """A connection string with something wrong."""
+    return {
+        "authority": lambda: dsn(sslrootcert=str(stranger.certificate)),
+        "host": lambda: dsn(host=HOST),
+        "no file": lambda: dsn(sslrootcert="/nowhere/authority.pem"),
+        "no TLS": lambda: dsn(port=stack.postgres.port),
+    }[name]()
+
+
+@pytest.mark.parametrize(("name", "said"), WRONG)
+def test_the_driver_says_what_is_wrong(
+    stack: LocalStack,
+    dsn: Callable[..., str],
+    authorities: tuple[Authority, Authority],
+    name: str,
+    said: str,
+) -> None:
+    with pytest.raises(PostgresUnavailable) as caught:
+        connect(wrong(name, dsn, stack, authorities[1]), application="tests")
+    assert said in str(caught.value)
+    assert "Check the connection string" in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "said"), WRONG)
+def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behind(
+    spark: Any,
+    connection: Any,
+    stack: LocalStack,
+    dsn: Callable[..., str],
+    settings: Settings,
+    authorities: tuple[Authority, Authority],
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    said: str,
+) -> None:
+    """The driver can connect: where the executors run, files or names are others."""
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    world = World(spark, connection, Settings(kafka=settings.kafka, postgres=dsn()))
+    theirs = wrong(name, dsn, stack, authorities[1])
+    monkeypatch.setattr(direct, "with_timeouts", lambda *_, **__: theirs)
+    message = world.refused(TasksFailed, pipeline)
+    assert said in message
+    assert PASSWORD not in message
+
+
+def test_the_proxy_hands_on_what_the_server_says(dsn: Callable[..., str]) -> None:
+    with pytest.raises(psycopg2.OperationalError, match='database "nowhere" does not exist'):
+        psycopg2.connect(dsn(dbname="nowhere"))
