@@ -20,6 +20,7 @@ from exactbatch.ledger import (
     Batch,
     Ledger,
     check_schema,
+    clear_errors,
     connect,
     session_options,
     transaction,
@@ -157,9 +158,10 @@ def _launch(
     holder = connect(settings.postgres, application="exactbatch launch", timeout=pipeline.publish_timeout)
     holder.autocommit = True
     try:
-        ledger = Ledger(holder)
-        ledger.try_lock_launch(tables.launch)
-        _drop_leftovers(holder, ledger)
+        with clear_errors(holder):
+            ledger = Ledger(holder)
+            ledger.try_lock_launch(tables.launch)
+            _drop_leftovers(holder, ledger)
         with transaction(connection) as cursor:
             create_tables(cursor, tables, pipeline.sink.staged_columns(columns))
         yield

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference import LogRecord, Row, appended, by_hour, events, is_rejected, last, read_log
-from soak_pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
+from soak_pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
 from soak_producer import Account, Sent
 
 from exactbatch import Pipeline
@@ -71,7 +71,9 @@ def check_pipeline(
             assert pipeline.on_loss == "record", f"{pipeline.name}: {each} is recorded as lost"
             assert each.until_offset <= removed.get(each.partition, 0), f"{each} was never removed"
         lost = {
-            (each.partition, offset) for each in losses for offset in range(each.from_offset, each.until_offset)
+            (each.partition, offset)
+            for each in losses
+            for offset in range(each.from_offset, each.until_offset)
         }
         rest = [each for each in records if (each.partition, each.offset) not in lost]
         counts = _counts(cursor, pipeline)

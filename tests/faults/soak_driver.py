@@ -29,15 +29,16 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     settings = Settings.from_environment()
-    with os.fdopen(int(sys.argv[1]), "w", buffering=1) as outcomes:
-        with spark_session(PIPELINES["append"]) as spark:
-            spark.sparkContext.setLogLevel("ERROR")
-            spark.sparkContext.parallelize([0], 1).count()
-            print(json.dumps({"ready": True}), file=outcomes)  # noqa: T201
-            for line in sys.stdin:
-                order = json.loads(line)
-                logging.info("%s", line.strip())
-                print(json.dumps(_process(spark, settings, order)), file=outcomes)  # noqa: T201
+    with (
+        os.fdopen(int(sys.argv[1]), "w", buffering=1) as outcomes,
+        spark_session(PIPELINES["append"]) as spark,
+    ):
+        spark.sparkContext.setLogLevel("ERROR")
+        spark.sparkContext.parallelize([0], 1).count()
+        print(json.dumps({"ready": True}), file=outcomes)
+        for line in sys.stdin:
+            logging.info("%s", line.strip())
+            print(json.dumps(_process(spark, settings, json.loads(line))), file=outcomes)
 
 
 def _process(spark: SparkSession, settings: Settings, order: dict[str, Any]) -> dict[str, Any]:

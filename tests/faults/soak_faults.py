@@ -4,6 +4,7 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, Final
 
@@ -11,10 +12,11 @@ import psutil
 import psycopg2
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse, Stall
 from soak_pipelines import SHORT_TOPIC
 from soak_work import Slot, Work
 
-from exactbatch.errors import ExactbatchError
+from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.local.process import wait_until_ended
 
@@ -33,7 +35,13 @@ KINDS: Final = {
     "postgres_kill": 2,
     "broker": 2,
     "both": 1,
-    "session": 4,
+    "session": 3,
+    "cut": 2,
+    "cut_after": 2,
+    "refuse": 1,
+    "stall": 2,
+    "half_open": 1,
+    "lose_answer": 3,
     "retention": 2,
 }
 # These wait for a batch, whose driver makes them come.
@@ -43,8 +51,16 @@ ARMED: Final = ("kill", "error", "executor", "stop", "plan")
 class Faults:
     """A thread that makes one fault after another, every ten seconds on average, until stop()."""
 
-    def __init__(self, work: Work, stack: LocalStack, slots: list[Slot], every: float = EVERY_S) -> None:
-        self._work, self._stack, self._slots, self._every = work, stack, slots, every
+    def __init__(
+        self,
+        work: Work,
+        stack: LocalStack,
+        proxies: Mapping[str, Proxy],
+        slots: Sequence[Slot],
+        every: float = EVERY_S,
+    ) -> None:
+        self._work, self._stack, self._proxies, self._slots = work, stack, proxies, slots
+        self._every = every
         self._chance = random.Random(f"{work.seed} faults")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="faults", daemon=True)
@@ -63,10 +79,11 @@ class Faults:
 
     def _guarded(self) -> None:
         try:
-            due = time.monotonic()
+            begun = due = time.monotonic()
             while not self._stopping.is_set():
-                # A little more often than asked for: some moments do not come.
-                due += self._chance.expovariate(1 / (0.9 * self._every))
+                # Some moments do not come: the next ones then come sooner.
+                behind = self._come < (due - begun) / self._every
+                due += self._chance.expovariate(1 / self._every) * (0.5 if behind else 1)
                 if self._stopping.wait(max(0.0, due - time.monotonic())):
                     return
                 (kind,) = self._chance.choices(list(KINDS), list(KINDS.values()))
@@ -77,6 +94,12 @@ class Faults:
                     getattr(self, f"_{kind}")()
         except BaseException as error:
             self._work.failed(error)
+
+    @property
+    def _come(self) -> int:
+        """How many faults have come, or wait for a batch."""
+        with self._work.lock:
+            return self._work.faults.total() + len(self._work.armed)
 
     def _driver(self) -> None:
         if slot := self._busy():
@@ -147,7 +170,7 @@ class Faults:
     def _session(self) -> None:
         """Postgres ends one of the connections that batches have."""
         deadline = time.monotonic() + 5
-        with closing(psycopg2.connect(self._work.settings.postgres)) as connection:
+        with closing(psycopg2.connect(self._stack.postgres_dsn)) as connection:
             connection.autocommit = True
             while time.monotonic() < deadline and not self._stopping.is_set():
                 with connection.cursor() as cursor:
@@ -167,27 +190,73 @@ class Faults:
         until = log.high_watermark
         if self._chance.random() < 0.5:
             until = self._chance.randrange(log.earliest, log.high_watermark + 1)
-        admin = AdminClient(dict(self._work.settings.kafka))
+        admin = AdminClient(dict(self._stack.kafka_properties))
         for future in admin.delete_records([TopicPartition(SHORT_TOPIC, log.partition, until)]).values():
             future.result(60)
         self.removed[log.partition] = until
         self._healed("beginning of the log removed by retention", {"lossy"})
 
+    def _cut(self) -> None:
+        name, proxy = self._network()
+        hurt = self._work.hurt_running()
+        proxy.inject(Cut())
+        self._healed(f"connections to {name} reset", hurt)
+
+    def _cut_after(self) -> None:
+        """Wherever in a message or a COPY that is."""
+        name, proxy = self._network()
+        proxy.inject(CutAfter(self._chance.randrange(1, 20_000), self._chance.choice(BOTH)))
+        if proxy.fired.wait(10):
+            self._healed(f"connections to {name} reset in the middle of a message", self._work.hurt_running())
+        proxy.heal()
+
+    def _refuse(self) -> None:
+        name, proxy = self._network()
+        hurt = self._work.hurt_running()
+        proxy.inject(Refuse())
+        self._pause(4)
+        proxy.heal()
+        self._healed(f"{name} not to be reached", hurt | self._work.hurt_running())
+
+    def _stall(self) -> None:
+        """Now and then for longer than Postgres lets a transaction sit idle."""
+        name, proxy = self._network()
+        hurt = self._work.hurt_running()
+        proxy.inject(Stall())
+        self._pause(8)
+        proxy.heal()
+        self._healed(f"network to {name} stalled", hurt | self._work.hurt_running())
+
+    def _half_open(self) -> None:
+        name, proxy = self._network()
+        hurt = self._work.hurt_running()
+        direction = self._chance.choice(BOTH)
+        proxy.inject(HalfOpen(direction))
+        self._pause(4)
+        proxy.heal()
+        self._healed(f"network to {name} half open", hurt | self._work.hurt_running())
+
+    def _lose_answer(self) -> None:
+        """The COMMIT of a publish or of a range arrives, and its answer does not."""
+        proxy = self._proxies["Postgres"]
+        proxy.inject(DropCommitAnswer(b"exactbatch.coverage"))
+        if proxy.fired.wait(15):
+            self._healed("answer to a COMMIT lost", self._work.hurt_running())
+        proxy.heal()
+
+    def _network(self) -> tuple[str, Proxy]:
+        return self._chance.choice(sorted(self._proxies.items(), key=lambda each: each[0]))
+
     def _asked(self) -> Any:
-        while True:
-            try:
-                return self._work.log.partitions([SHORT_TOPIC])
-            except ExactbatchError as error:
-                if not error.retryable:
-                    raise
+        return KafkaLog(dict(self._stack.kafka_properties)).partitions([SHORT_TOPIC])
 
     def _healed(self, kind: str, pipelines: set[str]) -> None:
         self._work.count_fault(kind)
         for each in pipelines:
             self._work.wants_audit(each)
 
-    def _pause(self) -> None:
-        time.sleep(self._chance.uniform(0, 2))
+    def _pause(self, most: float = 2) -> None:
+        time.sleep(self._chance.uniform(0, most))
 
     def _busy(self) -> Slot | None:
         """A slot whose driver processes a batch, soon; its batch is hurt."""

@@ -1,4 +1,4 @@
-"""The pipelines of the soak: each sink and each way to commit, over one log; and one whose log is cut at its start."""
+"""The pipelines of the soak: each sink and each way to commit, over one log; and one that loses records."""
 
 from typing import Any, Final
 

@@ -5,6 +5,7 @@ now and then aborts, or leaves its transaction open for a while.
 """
 
 import json
+import logging
 import random
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from reference import LogRecord, is_rejected
 from soak_pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
+
+_log = logging.getLogger("rdkafka")
 
 NOON: Final = datetime(2026, 5, 1, 12, tzinfo=UTC)
 _TICK_S: Final = 0.1
@@ -96,7 +99,7 @@ class Writer:
             self._failed(error)
 
     def _produce(self, chance: random.Random) -> None:
-        producer = Producer(self._properties)
+        producer = Producer(self._properties, logger=_log)
         waiting: deque[list[Any]] = deque()
         while not self._stopping.is_set():
             begun = time.monotonic()
@@ -147,7 +150,7 @@ class Writer:
 
     def _transactional(self) -> Producer:
         while True:
-            producer = Producer({**self._properties, "transactional.id": f"soak-{self._seed}"})
+            producer = Producer({**self._properties, "transactional.id": f"soak-{self._seed}"}, logger=_log)
             try:
                 producer.init_transactions(60)
                 return producer

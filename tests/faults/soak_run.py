@@ -1,29 +1,37 @@
 """One run of the soak: start everything, let it work under faults, drain, and see whether the end is exact."""
 
+import fcntl
+import logging
 import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
+from proxy import Proxy, proxied_broker
+from psycopg2.extensions import make_dsn
 from soak_check import Accounted, check_log, check_pipeline
 from soak_faults import EVERY_S, Faults
 from soak_pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
 from soak_producer import Account, Writer
 from soak_work import Slot, Work
 
+from exactbatch import advance
 from exactbatch.audit import PartitionAudit, audit
 from exactbatch.errors import ExactbatchError
+from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST
 from exactbatch.settings import Settings
 
 SLOTS: Final = 2
+_START_S: Final = 300.0
 _DRAIN_S: Final = 600.0
 
 
@@ -115,7 +123,9 @@ def _is_lost_connection(error: Exception) -> bool:
 class Soak:
     """A run in a stack of its own, which is kept where the run fails."""
 
-    def __init__(self, home: Path, name: str, *, seed: int, seconds: float, rate: int, every: float = EVERY_S):
+    def __init__(
+        self, home: Path, name: str, *, seed: int, seconds: float, rate: int, every: float = EVERY_S
+    ):
         self.stack = LocalStack(home, name)
         self.report = Report(seed, folder=self.stack.folder)
         self._seconds, self._rate, self._every = seconds, rate, every
@@ -123,54 +133,18 @@ class Soak:
         self._failed = threading.Event()
         self._lock = threading.Lock()
         self._slots: list[Slot] = []
+        self._handlers: list[logging.Handler] = []
         self.work: Work | None = None
         self.auditor: Auditor | None = None
         self.state = "starting"
 
     def run(self) -> Report:
         """Run to the end, or to the first difference."""
-        writer: Writer | None = None
         try:
-            self.stack.up()
-            settings = Settings(
-                kafka=dict(self.stack.kafka_properties), postgres=self.stack.postgres_dsn
-            )
-            _prepare(settings)
-            folder = self.stack.folder / "soak"
-            folder.mkdir()
-            self.work = work = Work(settings, folder, self.report.seed, self._fail)
-            self.auditor = auditor = Auditor(settings, self._fail)
-            work.wants_audit = auditor.want
-            self._slots = [Slot(work, number) for number in range(SLOTS)]
-            writer = Writer(settings.kafka, self.report.seed, self._rate, self._fail)
-            self.report.account = writer.account
-            faults = Faults(work, self.stack, self._slots, self._every)
-            writer.start()
-            auditor.start()
-            for slot in self._slots:
-                slot.thread.start()
-            begun = time.monotonic()
-            self._wait(lambda: work.committed > 0, 120, "expected a first batch within 120 s")
-            self.state = "running"
-            faults.start()
-            begun = time.monotonic()
-            self._failed.wait(self._seconds)
-            self.report.seconds = time.monotonic() - begun
-            if not self._failed.is_set():
-                self.state = "draining"
-                faults.stop()
-                writer.stop()
-                work.armed.clear()
-                work.draining.set()
-                self._wait(
-                    lambda: not any(each.thread.is_alive() for each in self._slots),
-                    _DRAIN_S,
-                    f"expected all that was produced to be processed within {_DRAIN_S:g} s",
-                )
-                auditor.stop()
-            if not self._failed.is_set():
-                self.state = "checking"
-                self._check(settings, faults.removed)
+            with ExitStack() as stack:
+                with _one_at_a_time(self.stack.home):
+                    proxies = _start(self.stack, stack)
+                self._run(proxies)
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):
@@ -178,6 +152,59 @@ class Soak:
         finally:
             self._end()
         return self.report
+
+    def _run(self, proxies: Mapping[str, Proxy]) -> None:
+        """Batches go through the proxies; producers and auditor, which are to be believed, do not."""
+        settings = Settings(kafka=dict(self.stack.kafka_properties), postgres=self.stack.postgres_dsn)
+        _prepare(settings)
+        folder = self.stack.folder / "soak"
+        folder.mkdir()
+        proxied = Settings(
+            kafka={**settings.kafka, "bootstrap.servers": proxies["Kafka"].address},
+            postgres=make_dsn(settings.postgres, port=proxies["Postgres"].port),
+        )
+        self.work = work = Work(proxied, folder, self.report.seed, self._fail)
+        self.auditor = auditor = Auditor(settings, self._fail)
+        work.wants_audit = auditor.want
+        self._slots = [Slot(work, number) for number in range(SLOTS)]
+        writer = Writer(settings.kafka, self.report.seed, self._rate, self._fail)
+        self.report.account = writer.account
+        self._log_to(folder / "soak.log")
+        faults = Faults(work, self.stack, proxies, self._slots, self._every)
+        writer.start()
+        auditor.start()
+        for slot in self._slots:
+            slot.thread.start()
+        self._wait(lambda: work.committed > 0, _START_S, f"expected a first batch within {_START_S:g} s")
+        self.state = "running"
+        faults.start()
+        begun = time.monotonic()
+        self._failed.wait(self._seconds)
+        faults.stop()
+        self.report.seconds = time.monotonic() - begun
+        if not self._failed.is_set():
+            self.state = "draining"
+            writer.stop()
+            work.armed.clear()
+            work.draining.set()
+            self._wait(
+                lambda: not any(each.thread.is_alive() for each in self._slots),
+                _DRAIN_S,
+                f"expected all that was produced to be processed within {_DRAIN_S:g} s",
+            )
+            auditor.stop()
+        if not self._failed.is_set():
+            self.state = "checking"
+            self._check(settings, faults.removed)
+
+    def _log_to(self, file: Path) -> None:
+        """What the clients in this process have to say of dead servers goes where the drivers' logs are."""
+        handler = logging.FileHandler(file)
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s")
+        )
+        logging.getLogger().addHandler(handler)
+        self._handlers.append(handler)
 
     def _wait(self, condition: Callable[[], bool], timeout: float, message: str) -> None:
         deadline = time.monotonic() + timeout
@@ -211,27 +238,53 @@ class Soak:
             report.faults, report.errors, report.crashes = work.faults, work.errors, work.crashes
             report.audits = self.auditor.done if self.auditor else 0
             with_ledger = self.stack.postgres.pid is not None
-            report.batches = _batches(work.settings) if with_ledger else {}
+            report.batches = _batches(self.stack.postgres_dsn) if with_ledger else {}
         for slot in self._slots:
             slot.close()
+        for handler in self._handlers:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
         self.stack.down(delete=report.failure is None)
+
+
+@contextmanager
+def _one_at_a_time(home: Path) -> Iterator[None]:
+    """Two that look for free ports at the same moment find the same ones."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "ports.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start(stack: LocalStack, until: ExitStack) -> dict[str, Proxy]:
+    """Start the servers, each behind a proxy."""
+    kafka = until.enter_context(proxied_broker(stack.broker))
+    stack.postgres.configure({}, None)
+    stack.postgres.start()
+    postgres = until.enter_context(Proxy((HOST, stack.postgres.port), postgres=True))
+    return {"Kafka": kafka, "Postgres": postgres}
 
 
 def _prepare(settings: Settings) -> None:
     """Topics, the ledger, and the pipelines in it."""
     admin = AdminClient(dict(settings.kafka))
-    for future in admin.create_topics([NewTopic(each, PARTITIONS, 1) for each in (TOPIC, SHORT_TOPIC)]).values():
+    for future in admin.create_topics(
+        [NewTopic(each, PARTITIONS, 1) for each in (TOPIC, SHORT_TOPIC)]
+    ).values():
         future.result(30)
     with closing(connect(settings.postgres, application="soak")) as connection:
         migrate(connection)
         with transaction(connection):
             for pipeline in PIPELINES.values():
                 Ledger(connection).register(pipeline)
+        # Each begins here: an empty plan stores where. What retention removes from now on is lost.
+        for pipeline in PIPELINES.values():
+            assert advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli") is None
 
 
-def _batches(settings: Settings) -> dict[tuple[str, str], int]:
+def _batches(dsn: str) -> dict[tuple[str, str], int]:
     """How many batches the ledger has by kind and status."""
-    with closing(connect(settings.postgres, application="soak")) as connection, transaction(connection) as cursor:
+    with closing(connect(dsn, application="soak")) as connection, transaction(connection) as cursor:
         cursor.execute("select kind, status, count(*) as n from exactbatch.batch group by 1, 2 order by 1, 2")
         found: list[Any] = cursor.fetchall()
         return {(each.kind, each.status): each.n for each in found}

@@ -30,7 +30,7 @@ from exactbatch.settings import Settings
 _HERE: Final = Path(__file__).parent
 _JOBS: Final = _HERE.parents[1] / "jobs"
 _SPARK: Final = (
-    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
+    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
     '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
 )
 # No batch takes so long, with all its timeouts: a driver that does hangs.
@@ -268,11 +268,7 @@ class Slot:
     @property
     def _is_drained(self) -> bool:
         """Every pipeline stands at the end of the log, and nothing is left to try again."""
-        return (
-            self.work.draining.is_set()
-            and self.work.is_idle
-            and self._exhausted == set(PIPELINES)
-        )
+        return self.work.draining.is_set() and self.work.is_idle and self._exhausted == set(PIPELINES)
 
     def _take(self) -> Job | None:
         with self.work.lock:
@@ -308,7 +304,9 @@ class Slot:
         with self.work.lock:
             if "plan" in self.work.armed:
                 self.work.armed.remove("plan")
-                failpoints._ACTIONS[self._chance.choice(("plan.before_commit", "plan.after_commit"))] = "error"
+                failpoints._ACTIONS[self._chance.choice(("plan.before_commit", "plan.after_commit"))] = (
+                    "error"
+                )
         try:
             if self._connection is None:
                 self._connection = connect(self.work.settings.postgres, application="soak plan", timeout=10)

@@ -33,7 +33,9 @@ def read_log(
         "enable.auto.commit": False,
     }
     consumer = Consumer({**properties, **config})
-    consumer.assign([TopicPartition(topic, partition, starts.get(partition, 0)) for partition in range(partitions)])
+    consumer.assign(
+        [TopicPartition(topic, partition, starts.get(partition, 0)) for partition in range(partitions)]
+    )
     found, ended = [], 0
     try:
         while ended < partitions:

@@ -87,9 +87,15 @@ def transaction(connection: Any) -> Iterator[Any]:
     Raises ConfigurationError where a privilege is missing, and PostgresUnavailable where the connection broke or
     a lock was not granted in time. When that happens during the commit, the outcome is unknown: ask the ledger.
     """
+    with clear_errors(connection), connection, connection.cursor() as cursor:
+        yield cursor
+
+
+@contextmanager
+def clear_errors(connection: Any) -> Iterator[None]:
+    """Raise what transaction() raises, for statements that need no transaction."""
     try:
-        with connection, connection.cursor() as cursor:
-            yield cursor
+        yield
     except psycopg2.errors.LockNotAvailable as error:
         raise PostgresUnavailable(
             f"expected a lock within the publish_timeout, found another transaction that holds it: "
