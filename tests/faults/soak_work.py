@@ -30,7 +30,8 @@ from exactbatch.settings import Settings
 _HERE: Final = Path(__file__).parent
 _JOBS: Final = _HERE.parents[1] / "jobs"
 _SPARK: Final = (
-    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
+    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
+    "--conf spark.ui.showConsoleProgress=false "
     '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
 )
 # No batch takes so long, with all its timeouts: a driver that does hangs.
