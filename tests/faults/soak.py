@@ -81,7 +81,7 @@ def table(report: Report) -> Table:
     for fault, count in sorted(report.faults.items(), key=lambda each: -each[1]):
         shown.add_row("", f"{count:>4} {fault}")
     for error, count in sorted(report.errors.items(), key=lambda each: -each[1]):
-        shown.add_row("errors that a batch ended with", f"{count:>4} {error}")
+        shown.add_row("errors of plans and batches", f"{count:>4} {error}")
     for crash in report.crashes:
         shown.add_row("unexpected", crash)
     shown.add_row("audits", f"{report.audits}, all exact" if report.failure is None else str(report.audits))

@@ -18,9 +18,12 @@ from soak_work import Slot, Work
 
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
+from exactbatch.local.faults import LocalStackError
 from exactbatch.local.process import wait_until_ended
+from exactbatch.local.server import Server
 
 EVERY_S: Final = 10.0
+_STARTS: Final = 5
 # How often each comes, among the others.
 KINDS: Final = {
     "kill": 3,
@@ -141,21 +144,21 @@ class Faults:
         process.send_signal(signal.SIGQUIT)
         assert wait_until_ended([process], 30)
         self._pause()
-        self._stack.postgres.start()
+        self._restart(self._stack.postgres)
         self._healed("Postgres stopped at once and restarted", hurt)
 
     def _postgres_kill(self) -> None:
         hurt = self._work.hurt_running()
         self._stack.postgres.kill()
         self._pause()
-        self._stack.postgres.start()
+        self._restart(self._stack.postgres)
         self._healed("Postgres killed and restarted", hurt)
 
     def _broker(self) -> None:
         hurt = self._work.hurt_running()
         self._stack.broker.kill()
         self._pause()
-        self._stack.broker.start()
+        self._restart(self._stack.broker)
         self._healed("broker killed and restarted", hurt)
 
     def _both(self) -> None:
@@ -163,8 +166,8 @@ class Faults:
         self._stack.broker.kill()
         self._stack.postgres.kill()
         self._pause()
-        self._stack.postgres.start()
-        self._stack.broker.start()
+        self._restart(self._stack.postgres)
+        self._restart(self._stack.broker)
         self._healed("broker and Postgres killed and restarted", hurt)
 
     def _session(self) -> None:
@@ -193,7 +196,8 @@ class Faults:
         admin = AdminClient(dict(self._stack.kafka_properties))
         for future in admin.delete_records([TopicPartition(SHORT_TOPIC, log.partition, until)]).values():
             future.result(60)
-        self.removed[log.partition] = until
+        # A broker that is killed may have forgotten what it removed last.
+        self.removed[log.partition] = max(until, self.removed.get(log.partition, 0))
         self._healed("beginning of the log removed by retention", {"lossy"})
 
     def _cut(self) -> None:
@@ -254,6 +258,17 @@ class Faults:
         self._work.count_fault(kind)
         for each in pipelines:
             self._work.wants_audit(each)
+
+    def _restart(self, server: Server) -> None:
+        """Start a server; for a while, something else may have its port."""
+        for attempt in range(_STARTS):
+            try:
+                server.start()
+                return
+            except LocalStackError:
+                if attempt == _STARTS - 1:
+                    raise
+                time.sleep(3)
 
     def _pause(self, most: float = 2) -> None:
         time.sleep(self._chance.uniform(0, most))

@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import random
 import threading
 import time
 import traceback
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from proxy import Proxy, proxied_broker
+from proxy import Proxy
 from psycopg2.extensions import make_dsn
 from soak_check import Accounted, check_log, check_pipeline
 from soak_faults import EVERY_S, Faults
@@ -27,10 +28,11 @@ from exactbatch.errors import ExactbatchError
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
+from exactbatch.local.ports import HOST, find_port
 from exactbatch.settings import Settings
 
 SLOTS: Final = 2
+_PORTS: Final = range(15_000, 30_000)
 _START_S: Final = 300.0
 _DRAIN_S: Final = 600.0
 
@@ -117,7 +119,7 @@ class Auditor:
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    return type(error).__module__.startswith(("psycopg2", "adbc_driver_manager", "kafka", "confluent_kafka"))
+    return type(error).__module__.startswith(("psycopg2", "adbc_driver_manager", "kafka", "cimpl"))
 
 
 class Soak:
@@ -257,12 +259,26 @@ def _one_at_a_time(home: Path) -> Iterator[None]:
 
 
 def _start(stack: LocalStack, until: ExitStack) -> dict[str, Proxy]:
-    """Start the servers, each behind a proxy."""
-    kafka = until.enter_context(proxied_broker(stack.broker))
-    stack.postgres.configure({}, None)
+    """Start the servers, each behind a proxy.
+
+    Their ports are none that another stack would like to have, or that connections are made from: while a
+    server is down, nobody shall take them.
+    """
+    taken: set[int] = set()
+    for _ in range(4):
+        taken.add(find_port(random.choice(_PORTS), frozenset(taken)))
+    client, controller, behind, postgres = taken
+    kafka = until.enter_context(Proxy((HOST, behind)))
+    listeners = {
+        "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller},PROXIED://{HOST}:{behind}",
+        "advertised.listeners": f"CLIENT://{HOST}:{client},PROXIED://{kafka.address}",
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT",
+    }
+    stack.broker.configure({"client": client, "controller": controller}, listeners)
+    stack.postgres.configure({"client": postgres}, None)
+    stack.broker.start()
     stack.postgres.start()
-    postgres = until.enter_context(Proxy((HOST, stack.postgres.port), postgres=True))
-    return {"Kafka": kafka, "Postgres": postgres}
+    return {"Kafka": kafka, "Postgres": until.enter_context(Proxy((HOST, postgres), postgres=True))}
 
 
 def _prepare(settings: Settings) -> None:

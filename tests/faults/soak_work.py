@@ -334,9 +334,7 @@ class Slot:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            # Retention may have removed what a replay asks for.
-            lost = pipeline.on_loss == "record" and type(error).__name__ == "OffsetsLost"
-            if not error.retryable and not lost:
+            if not error.retryable and type(error).__name__ not in _passing(pipeline):
                 raise
             time.sleep(0.3)
             return None
@@ -494,9 +492,8 @@ class Slot:
                 if not message.startswith("failpoint "):
                     self.driver.kill()
                     self._replace_driver()
-            lost = name == "OffsetsLost" and job.pipeline.on_loss == "record"
             if not outcome["retryable"]:
-                if name != "Fenced" and not lost:
+                if name != "Fenced" and name not in _passing(job.pipeline):
                     raise AssertionError(f"batch {job.batch_id} of {job.pipeline.name}: {name}: {message}")
                 self.work.settle(job)
                 return
@@ -520,3 +517,12 @@ class Slot:
     def _count_error(self, error: ExactbatchError) -> None:
         with self.work.lock:
             self.work.errors[type(error).__name__] += 1
+
+
+def _passing(pipeline: Pipeline) -> tuple[str, ...]:
+    """Errors that no retry of the batch mends, and after which the next plan goes on.
+
+    A broker that has just come back may not know its topics, or how far its log reaches; and retention may have
+    removed what a batch was going to read.
+    """
+    return ("TopicMissing", "LogWentBackwards", *(("OffsetsLost",) if pipeline.on_loss == "record" else ()))
