@@ -4,9 +4,10 @@ The auditor shares no code with the way of a batch: it has a reader of its own, 
 in what it claims to cover. It works through windows of offsets, so its memory does not grow with the log.
 """
 
+import math
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg2 import sql
 
+from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed, TargetMismatch
 from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
@@ -41,6 +43,9 @@ _WHOLE: Final = (
 Offsets = npt.NDArray[np.int64]
 
 _WINDOW: Final = 200_000  # offsets that are compared at a time
+# Messages that are asked for at a time: fewer where their values are held until they are decoded.
+_MESSAGES: Final = 10_000
+_DECODED: Final = 1_000
 _SHOWN: Final = 10  # offsets that a finding names
 # Instead of all offsets that a query finds, the first _SHOWN of them and how many there are.
 _FIRST: Final = "select q.o, count(*) over () from ({}) q (o, batch_id) order by 1 limit 10"
@@ -74,6 +79,8 @@ class PartitionAudit:
     duplicated    offsets with more than one row or reject
     unexpected    rows or rejects without a record, in a lost or uncovered offset, or of another batch than
                   the one that covers their offset
+    changed       rows whose values are not those of their record, or partial results that are not what the
+                  records make: their number, in the first partition; looked for with `values` only
     stale         rows of a target that is derived from changes or partial results that are not what these
                   say: their number, in the first partition
     gaps          offsets, from where the pipeline began to the stored one, that the ledger accounts for
@@ -98,6 +105,7 @@ class PartitionAudit:
     missing: Finding = field(default_factory=Finding)
     duplicated: Finding = field(default_factory=Finding)
     unexpected: Finding = field(default_factory=Finding)
+    changed: Finding = field(default_factory=Finding)
     stale: Finding = field(default_factory=Finding)
     gaps: Finding = field(default_factory=Finding)
 
@@ -108,6 +116,7 @@ class PartitionAudit:
             "missing": self.missing,
             "duplicated": self.duplicated,
             "unexpected": self.unexpected,
+            "changed": self.changed,
             "stale": self.stale,
             "gaps": self.gaps,
         }
@@ -119,16 +128,21 @@ class PartitionAudit:
 
 
 def audit(
-    pipeline: Pipeline, settings: Settings, *, progress: Callable[[int, int], None] = lambda _done, _all: None
+    pipeline: Pipeline,
+    settings: Settings,
+    *,
+    values: bool = False,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[PartitionAudit]:
     """Compare log and target of a pipeline, partition by partition.
 
-    Ledger and target are read in one snapshot, so batches may commit meanwhile. `progress` is told how many
-    offsets are done, of how many.
+    Ledger and target are read in one snapshot, so batches may commit meanwhile. With `values`, the records
+    are decoded, too, and rows compared with what they say; partial results are computed again. `progress` is
+    told how many offsets are done, of how many.
 
-    Raises KafkaUnavailable, PostgresUnavailable, NotRegistered, TopicMissing, ReadFailed, TargetMismatch where
-    there is no target, and TopicRecreated or PartitionGone where the log that was processed is not there to
-    compare with.
+    Raises ConfigurationError where values cannot be compared, KafkaUnavailable, PostgresUnavailable,
+    NotRegistered, TopicMissing, ReadFailed, TargetMismatch where there is no target, and TopicRecreated or
+    PartitionGone where the log that was processed is not there to compare with.
     """
     connection = connect(settings.postgres, application="exactbatch audit")
     try:
@@ -149,6 +163,9 @@ def audit(
             check_same_logs([each for each in stored if each.topic in pipeline.topics], partitions)
             heads = {(each.topic, each.partition): each.next_offset for each in stored}
             compacted = kafka.compacted(pipeline.topics)
+            expected = (
+                ExpectedValues(results_connection, connection, pipeline, settings.kafka) if values else None
+            )
             reads = [
                 _Audit(
                     pipeline,
@@ -156,13 +173,15 @@ def audit(
                     connection,
                     each,
                     [covered for covered in coverage if _is_of(covered, each)],
-                    heads[each.topic, each.partition],
+                    heads.get((each.topic, each.partition), 0),
                     began.get((each.topic_id, each.partition)),
                     horizons.get((each.topic, each.partition, each.topic_id), 0),
                     compacted=each.topic in compacted,
+                    expected=expected,
                 )
                 for each in partitions
-                if (each.topic, each.partition) in heads
+                # Whatever was processed has a stored offset, unless somebody has deleted it.
+                if (each.topic, each.partition) in heads or (each.topic_id, each.partition) in began
             ]
             total, done = sum(read.span for read in reads), 0
             results = []
@@ -177,9 +196,25 @@ def audit(
                 results[0].stale.count = _stale_rows(results_connection, connection, pipeline.sink)
             if isinstance(pipeline.sink, Aggregate) and results:
                 results[0].stale.count = _stale_aggregates(results_connection, connection, pipeline.sink)
+                if expected is not None:
+                    whole = _whole_batches(coverage, partitions, compacted)
+                    results[0].changed.count = expected.differing_partials(whole)
         return results
     finally:
         connection.close()
+
+
+def _whole_batches(
+    coverage: Sequence[Covered], partitions: Sequence[LogPartition], compacted: Set[str]
+) -> list[int]:
+    """The batches all of whose records the log still holds."""
+    earliest = {(each.topic, each.partition): each.earliest for each in partitions}
+    cut = {
+        each.batch_id
+        for each in coverage
+        if each.topic in compacted or each.from_offset < earliest.get((each.topic, each.partition), math.inf)
+    }
+    return sorted({each.batch_id for each in coverage if each.batch_id is not None} - cut)
 
 
 def _check_target(cursor: Any, pipeline: Pipeline) -> None:
@@ -358,14 +393,15 @@ class _Audit:
         horizon: int,
         *,
         compacted: bool,
+        expected: ExpectedValues | None,
     ) -> None:
         self._pipeline, self._settings, self._connection = pipeline, settings, connection
         self._log, self._coverage, self._compacted = log, coverage, compacted
-        self._horizon = horizon
+        self._horizon, self._expected = horizon, expected
         self._starts = [each.from_offset for each in coverage]
-        first = coverage[0].from_offset if coverage else head
         # Below where the pipeline began lies history, which replays cover where they were asked to.
-        self._began = max(first, head if began is None else began)
+        self._began = head if began is None else began
+        first = min(self._began, coverage[0].from_offset) if coverage else self._began
         self.result = PartitionAudit(log.topic, log.partition, first, head)
 
     @property
@@ -378,11 +414,15 @@ class _Audit:
         begin, head = self.result.from_offset, self.result.until_offset
         self._outside(results, begin, head)
         self._gaps(begin, head)
-        log = _LogWindows(self._settings.kafka, self._log, begin, head)
+        log = _LogWindows(self._settings.kafka, self._log, begin, head, self._expected)
         with closing(log):
             for start in range(begin, head, _WINDOW):
                 end = min(start + _WINDOW, head)
                 self._compare(start, end, *log.window(end), results)
+                if self._expected is not None and self._pipeline.sink.lineage == "record":
+                    first, count = self._expected.differing()
+                    self.result.changed.add(np.array(first, np.int64))
+                    self.result.changed.count += count - len(first)
                 yield end - start
 
     def _outside(self, results: Any, begin: int, head: int) -> None:
@@ -520,9 +560,16 @@ class _LogWindows:
 
     _TIMEOUT: Final = 60.0  # seconds without progress
 
-    def __init__(self, properties: Mapping[str, Any], log: LogPartition, begin: int, head: int) -> None:
+    def __init__(
+        self,
+        properties: Mapping[str, Any],
+        log: LogPartition,
+        begin: int,
+        head: int,
+        expected: ExpectedValues | None,
+    ) -> None:
         self._position = max(begin, log.earliest)
-        self._head, self._log = head, log
+        self._head, self._log, self._expected = head, log, expected
         self._ahead: tuple[list[int], list[int]] = ([], [])
         self._consumer: Consumer | None = None
         if self._position < head:
@@ -534,7 +581,12 @@ class _LogWindows:
         offsets, nulls = self._ahead
         deadline = time.monotonic() + self._TIMEOUT
         while self._consumer is not None and self._position < end:
-            for message in self._consumer.consume(10_000, 0.1):
+            messages = self._consumer.consume(_MESSAGES if self._expected is None else _DECODED, 0.1)
+            if self._expected is not None:
+                records = [m for m in messages if m.error() is None and (m.offset() or 0) < self._head]
+                if records:
+                    self._expected.add(self._log.topic, self._log.partition, records)
+            for message in messages:
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
                     offsets.append(offset)

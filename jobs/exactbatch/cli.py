@@ -312,7 +312,13 @@ def status(reference: Reference, as_json: AsJson = False) -> None:
 
 
 @_command
-def audit(reference: Reference, as_json: AsJson = False) -> None:
+def audit(
+    reference: Reference,
+    values: Annotated[
+        bool, typer.Option(help="compare what rows hold, too: takes several times as long")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Read the log again and compare it with the target, offset by offset. Exit 1 when they differ."""
     from exactbatch.audit import audit as compare
 
@@ -321,7 +327,10 @@ def audit(reference: Reference, as_json: AsJson = False) -> None:
     with Progress(*columns, console=err, transient=True) as progress:
         bar = progress.add_task("", total=None)
         results = compare(
-            pipeline, settings, progress=lambda done, total: progress.update(bar, completed=done, total=total)
+            pipeline,
+            settings,
+            values=values,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     exact = all(each.is_exact for each in results)
     if as_json:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
 # Findings that are named only where there are some.
-_RARE = ("stale", "gaps")
+_RARE = ("changed", "stale", "gaps")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -199,7 +199,7 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
 
 def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:
     """How many offsets differ in each way, over all partitions."""
-    totals = dict.fromkeys(("missing", "duplicated", "unexpected", "stale", "gaps"), 0)
+    totals = dict.fromkeys(("missing", "duplicated", "unexpected", *_RARE), 0)
     for each in results:
         for name, finding in each.findings.items():
             totals[name] += finding.count

@@ -77,7 +77,9 @@ class World:
 
 def findings(found: PartitionAudit) -> dict[str, tuple[int, list[int]]]:
     """What is wrong, by its kind: how many offsets, and the first of them."""
-    kinds = {name: getattr(found, name) for name in ("missing", "duplicated", "unexpected", "gaps")}
+    kinds = {
+        name: getattr(found, name) for name in ("missing", "duplicated", "unexpected", "changed", "gaps")
+    }
     wrong = {name: (each.count, each.first) for name, each in kinds.items() if each.count}
     assert found.is_exact == (not wrong)
     return wrong
@@ -160,6 +162,18 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: 
         (
             ("update exactbatch.coverage set offsets = '[0,25)' where batch_id = %s", first),
             {"unexpected": (5, [25, 26, 27, 28, 29]), "gaps": (5, [25, 26, 27, 28, 29])},
+        ),
+        (
+            ("update exactbatch.coverage set offsets = '[4,30)' where batch_id = %s", first),
+            {"unexpected": (4, [0, 1, 2, 3]), "gaps": (4, [0, 1, 2, 3])},
+        ),
+        (
+            ("delete from exactbatch.coverage where batch_id = %s", first),
+            {"unexpected": (30, list(range(10))), "gaps": (30, list(range(10)))},
+        ),
+        (
+            ("delete from exactbatch.stored_offset where next_offset = 35",),
+            {"unexpected": (35, list(range(10)))},
         ),
         (
             (

@@ -24,6 +24,7 @@ from exactbatch.errors import (
     ExactbatchError,
     Fenced,
     OffsetsLost,
+    PostgresUnavailable,
     StagedRowsDiffer,
     TargetMismatch,
     TasksFailed,
@@ -640,3 +641,22 @@ def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
     topic.produce(record(2))
     world.run(pipeline)
     assert world.staging() == ["not_ours"]
+
+
+def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_tried_again(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    drop_leftovers = batch_job._drop_leftovers
+
+    def cut_off(holder: Any, ledger: Ledger) -> None:
+        world.execute(f"select pg_terminate_backend({holder.info.backend_pid}, 10000)")
+        drop_leftovers(holder, ledger)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_job, "_drop_leftovers", cut_off)
+        message = world.refused(PostgresUnavailable, pipeline)
+    assert "expected the connection to Postgres to last" in message
+    assert world.run(pipeline).wrote

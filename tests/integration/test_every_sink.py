@@ -15,7 +15,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
-from reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
@@ -38,6 +37,7 @@ from exactbatch.audit import audit
 from exactbatch.errors import TasksFailed
 from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.replay_request import AskedRange, ReplayRequest
+from reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
 
 __all__ = ["world"]
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from certificates import Authority
 from confluent_kafka.admin import AdminClient, NewTopic
-from secure_broker import KEY_PASSWORD, MECHANISMS, PASSWORD, SecureBroker, secure_broker
 from test_batch import MakePipeline, World
 from typer.testing import CliRunner
 
+from certificates import Authority
 from conftest import HOME, Topic, record
 from exactbatch import Pipeline, replay
 from exactbatch.audit import audit
@@ -25,6 +24,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.read import read_range
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.settings import Settings
+from secure_broker import KEY_PASSWORD, MECHANISMS, PASSWORD, SecureBroker, secure_broker
 
 WRONG_PASSWORD: Final = "planted-wr0ng-pa55word"
 SECONDS: Final = 2

@@ -23,7 +23,6 @@ from confluent_kafka.admin import (
     NewPartitions,
 )
 from kafka import KafkaProducer
-from reference import LogRecord, read_log
 from test_batch import MakePipeline, MakeTopic, World, world
 from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
@@ -43,6 +42,7 @@ from exactbatch.ledger import Ledger, transaction
 from exactbatch.planner import LogPartition
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.status import load_status
+from reference import LogRecord, read_log
 
 __all__ = ["world"]
 

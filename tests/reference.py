@@ -1,7 +1,7 @@
 """What the targets must hold, computed from the log by a plain program that shares no code with the sinks."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -21,8 +21,11 @@ class LogRecord:
     value: bytes | None
 
 
-def read_log(properties: dict[str, Any], topic: str, partitions: int) -> list[LogRecord]:
-    """Every committed record of a topic, partition by partition."""
+def read_log(
+    properties: dict[str, Any], topic: str, partitions: int, starts: Mapping[int, int] | None = None
+) -> list[LogRecord]:
+    """Every committed record of a topic, partition by partition, from the offsets where they start."""
+    starts = starts or {}
     config = {
         "enable.partition.eof": True,
         "isolation.level": "read_committed",
@@ -30,7 +33,9 @@ def read_log(properties: dict[str, Any], topic: str, partitions: int) -> list[Lo
         "enable.auto.commit": False,
     }
     consumer = Consumer({**properties, **config})
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
+    consumer.assign(
+        [TopicPartition(topic, partition, starts.get(partition, 0)) for partition in range(partitions)]
+    )
     found, ended = [], 0
     try:
         while ended < partitions:

@@ -1,0 +1,209 @@
+"""Do rows hold what their records say? The records are decoded again, and compared in Postgres.
+
+Decoding is what gives values their meaning: the auditor cannot but use the pipeline's own format for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Message
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.pipeline import Pipeline
+from exactbatch.sinks import Aggregate, Sum, Window
+from exactbatch.sinks.append import LINEAGE
+from exactbatch.values import WithMessage, as_changes, connected
+
+_TABLE: Final = "exactbatch_expected"  # a temporary table
+_EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)
+_TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
+# Of a record e: what covers its offset, and that it is no reject.
+_COVERED: Final = sql.SQL(
+    "c.pipeline = $1 and c.topic = e.kafka_topic and c.partition = e.kafka_partition "
+    "and c.offsets @> e.kafka_offset"
+)
+_NOT_REJECTED: Final = sql.SQL(
+    "not exists (select from exactbatch.rejected_record r where r.pipeline = $1 and r.topic = e.kafka_topic "
+    'and r.partition = e.kafka_partition and r."offset" = e.kafka_offset)'
+)
+_FIRST: Final = "select q.o, count(*) over () from ({}) q (o) order by 1 limit 10"
+
+
+class ExpectedValues:
+    """What the records of the log decode to, in a temporary table beside the target.
+
+    Raises ConfigurationError for a pipeline with a transform, whose values only Spark can tell, and for an
+    Append that works by batch, whose rows name no record.
+    """
+
+    def __init__(self, results: Any, connection: Any, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
+        sink = pipeline.sink
+        if pipeline.is_transformed or (sink.lineage == "batch" and not isinstance(sink, Aggregate)):
+            raise ConfigurationError(
+                f"pipeline {pipeline.name!r}: expected rows whose values follow from one record each, which an "
+                f"audit of values needs, found a transform or lineage='batch'. Audit it without --values."
+            )
+        self._results, self._connection, self._pipeline = results, connection, pipeline
+        self._value, self._key = connected(pipeline.value, kafka), connected(pipeline.key, kafka)
+        self._columns = sink.staged_columns(pipeline.value.columns)
+        self._schema = pa.schema(
+            [
+                ("kafka_partition", pa.int32()),
+                ("kafka_offset", pa.int64()),
+                ("kafka_timestamp", pa.timestamp("us", "UTC")),
+                ("kafka_topic", pa.string()),
+                *((column.name, column.arrow_type) for column in self._columns),
+            ]
+        )
+        with results.cursor() as cursor:
+            cursor.adbc_ingest(_TABLE, self._schema.empty_table(), mode="create", temporary=True)
+
+    def add(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
+        """Decode records of one partition."""
+        values = pa.array([each.value() for each in messages], pa.binary())
+        beside = _Beside(messages)
+        decoded = (
+            self._value.decode(values, beside)
+            if isinstance(self._value, WithMessage)
+            else self._value.decode(values)
+        )
+        if self._pipeline.sink.keeps_deletes:
+            names = {column.name for column in self._pipeline.value.columns}
+            key = tuple(name for name in self._pipeline.sink.key if name in names)
+            deletes = self._value.tombstone_deletes
+            decoded = as_changes(decoded, values, beside.keys(), self._key, key, tombstones_delete=deletes)
+        n = len(decoded.rows)
+        lineage = [
+            pa.repeat(pa.scalar(partition, pa.int32()), n),
+            pa.array([each.offset() for each in messages], pa.int64()).take(decoded.kept),
+            beside.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
+            pa.repeat(topic, n),
+        ]
+        rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
+        with self._results.cursor() as cursor:
+            cursor.adbc_ingest(_TABLE, rows, mode="append", temporary=True)
+
+    def differing(self) -> tuple[list[int], int]:
+        """The first offsets of rows that have other values than their record, and how many there are.
+
+        Forgets what was added so far. Rows and records that have no counterpart are told by the comparison of
+        offsets, and so is a row of another batch than the one that covers its offset.
+        """
+        contributions = self._pipeline.sink.contributions.table
+        types = self._types(contributions)
+        compared = sql.SQL(" or ").join(
+            sql.SQL("{} is distinct from {}").format(
+                _comparable(sql.Identifier("e", name), types[name], cast=True),
+                _comparable(sql.Identifier("t", name), types[name], cast=False),
+            )
+            for name in (*(column.name for column in self._columns), _TIMESTAMP.name)
+        )
+        query = sql.SQL(
+            # Materialized: what a rejected record holds may have no cast.
+            "with e as materialized (select * from {expected} e where {not_rejected}) "
+            "select e.kafka_offset from e join {contributions} t on t.kafka_topic = e.kafka_topic "
+            "and t.kafka_partition = e.kafka_partition and t.kafka_offset = e.kafka_offset "
+            "join exactbatch.coverage c on {covered} and c.batch_id = t.batch_id where {compared}"
+        ).format(
+            expected=_EXPECTED,
+            not_rejected=_NOT_REJECTED,
+            contributions=contributions,
+            covered=_COVERED,
+            compared=compared,
+        )
+        found = self._fetch(sql.SQL(_FIRST).format(query))
+        with self._results.cursor() as cursor:
+            cursor.execute(sql.SQL("truncate {}").format(_EXPECTED).as_string(self._connection))
+        return [row[0] for row in found], found[0][1] if found else 0
+
+    def differing_partials(self, whole: Sequence[int]) -> int:
+        """How many partial results of these batches there are that the records do not make, or the other way
+        round. All records of these batches have been added.
+
+        Sums of floating point numbers depend on the order of the records, and are left out.
+        """
+        sink = self._pipeline.sink
+        assert isinstance(sink, Aggregate)
+        columns = {column.name: column for column in (*self._columns, _TIMESTAMP)}
+        measures = {
+            name: measure
+            for name, measure in sink.measures.items()
+            if not (isinstance(measure, Sum) and measure.type_of(columns) == "double precision")
+        }
+        groups = [each.of_row if isinstance(each, Window) else _of_row(columns[each]) for each in sink.by]
+        values = [
+            measure.over_rows(
+                None if measure.column is None else _of_row(columns[measure.column]), measure.type_of(columns)
+            )
+            for measure in measures.values()
+        ]
+        query = sql.SQL(
+            "with e as materialized (select e.*, c.batch_id as {batch} from {expected} e "
+            "join exactbatch.coverage c on {covered} where c.batch_id = any({whole}) and {not_rejected}), "
+            "made as (select {made}, count(*), {batch} from e group by {numbers}, {batch}), "
+            "there as (select {names}, records, batch_id from {partial} where batch_id = any({whole})) "
+            "select count(*) from ((table made except all table there) union all "
+            "(table there except all table made)) different"
+        ).format(
+            batch=sql.Identifier("exactbatch batch"),
+            expected=_EXPECTED,
+            covered=_COVERED,
+            not_rejected=_NOT_REJECTED,
+            whole=sql.SQL("{}::bigint[]").format(sql.Literal(list(whole))),
+            made=sql.SQL(", ").join([*groups, *values]),
+            numbers=sql.SQL(", ").join(sql.SQL(str(at + 1)) for at in range(len(groups))),
+            names=sql.SQL(", ").join(map(sql.Identifier, (*sink.by_names, *measures))),
+            partial=sink.contributions.table,
+        )
+        return int(self._fetch(query)[0][0])
+
+    def _types(self, table: sql.Composable) -> dict[str, str]:
+        query = sql.SQL(
+            "select attname, format_type(atttypid, atttypmod) from pg_attribute "
+            "where attrelid = {}::regclass and attnum > 0 and $1 <> '' and not attisdropped"
+        ).format(sql.Literal(table.as_string(self._connection)))
+        return dict(self._fetch(query))
+
+    def _fetch(self, query: sql.Composable) -> list[tuple[Any, ...]]:
+        """The rows of a query whose first parameter is the pipeline's name."""
+        with self._results.cursor() as cursor:
+            cursor.execute(query.as_string(self._connection), (self._pipeline.name,))
+            return list(cursor.fetchall())
+
+
+class _Beside:
+    """What records have beside their values."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def keys(self) -> pa.BinaryArray:
+        """Key bytes; null for a null key."""
+        return pa.array([each.key() for each in self._messages], pa.binary())
+
+    def headers(self) -> list[Any]:
+        """For each record its headers, a list of (name, bytes or None), or None."""
+        return [each.headers() for each in self._messages]
+
+    def timestamps(self) -> pa.TimestampArray:
+        """Kafka's timestamps, in milliseconds UTC; null where the record has none."""
+        told = [each.timestamp() for each in self._messages]
+        unset = np.array([kind == 0 for kind, _ in told], bool)
+        return pa.array(
+            np.array([ms for _, ms in told], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
+        )
+
+
+def _of_row(column: Column) -> sql.Composable:
+    name = sql.Identifier(column.name)
+    return name if column.staged_type == column.type else sql.SQL("{}::{}").format(name, sql.SQL(column.type))
+
+
+def _comparable(name: sql.Composable, type_: str, *, cast: bool) -> sql.Composable:
+    """A value as one of the contributions' type; json, which cannot be compared, as text."""
+    value = sql.SQL("{}::{}").format(name, sql.SQL(type_)) if cast else name
+    return sql.SQL("{}::text").format(value) if type_.startswith("json") and type_ != "jsonb" else value

@@ -1,0 +1,98 @@
+"""`make soak MINUTES=30 SEED=…`: real Kafka, Postgres and Spark under random faults, for as long as you like.
+
+Exit status 0 only when, in the end, every record that was produced is accounted for exactly once.
+"""
+
+import os
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+from soak_run import Report, Soak
+
+HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parents[2] / ".local"))
+
+
+def main(
+    minutes: Annotated[float, typer.Option(help="how long faults come")] = 30,
+    seed: Annotated[int | None, typer.Option(help="which faults come; a random one if none is given")] = None,
+    rate: Annotated[int, typer.Option(help="records produced per second")] = 150,
+    every: Annotated[float, typer.Option(help="seconds between two faults, on average")] = 10,
+) -> None:
+    """Run the soak and print what was seen."""
+    console = Console()
+    seed = secrets.randbits(32) if seed is None else seed
+    console.print(f"seed {seed}, {minutes:g} minutes, a fault every {every:g} s on average", highlight=False)
+    soak = Soak(HOME, f"soak-{os.getpid()}", seed=seed, seconds=60 * minutes, rate=rate, every=every)
+    runner = threading.Thread(target=soak.run, name="soak", daemon=True)
+    runner.start()
+    begun, told = time.monotonic(), 0.0
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        while runner.is_alive():
+            live.update(Text(_line(soak, time.monotonic() - begun)))
+            runner.join(0.25)
+            if not console.is_terminal and time.monotonic() - told > 30:
+                told = time.monotonic()
+                console.print(_line(soak, told - begun), highlight=False)
+    console.print(table(soak.report))
+    if soak.report.failure is None:
+        console.print(f"[bold green]exact[/]: seed {seed}", highlight=False)
+        return
+    console.print(soak.report.failure, markup=False, highlight=False)
+    console.print(
+        f"[bold red]not exact[/]: seed {seed}. The ledger's data, what Kafka holds and all logs are in "
+        f"{soak.report.folder}: `exactbatch local up --home {HOME} --name {soak.stack.name}` starts them.",
+        highlight=False,
+    )
+    raise typer.Exit(1)
+
+
+def _line(soak: Soak, seconds: float) -> str:
+    work, account = soak.work, soak.report.account
+    if work is None:
+        return f"{seconds:4.0f} s  {soak.state}"
+    return (
+        f"{seconds:4.0f} s  {soak.state}: {len(account.committed):,} records, {work.committed:,} batches, "
+        f"{work.faults.total()} faults, {soak.auditor.done if soak.auditor else 0} audits"
+    )
+
+
+def table(report: Report) -> Table:
+    """What a run did."""
+    shown = Table("", "", box=None, show_header=False, title=f"seed {report.seed}", title_justify="left")
+    account = report.account
+    shown.add_row("minutes", f"{report.seconds / 60:.1f}")
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(account.kinds.items()))
+    shown.add_row("records", f"{len(account.committed):,} committed: {kinds}")
+    transactions = ", ".join(f"{count} {outcome}" for outcome, count in sorted(account.transactions.items()))
+    shown.add_row("transactions", f"{transactions}; {account.aborted:,} records in aborted ones")
+    for (kind, status), count in report.batches.items():
+        shown.add_row("batches", f"{count:,} {kind} {status}")
+    faults = report.faults.total()
+    pace = f", one every {report.seconds / faults:.1f} s" if faults else ""
+    shown.add_row("faults", f"{faults}{pace}")
+    for fault, count in sorted(report.faults.items(), key=lambda each: -each[1]):
+        shown.add_row("", f"{count:>4} {fault}")
+    for error, count in sorted(report.errors.items(), key=lambda each: -each[1]):
+        shown.add_row("errors of plans and batches", f"{count:>4} {error}")
+    for crash in report.crashes:
+        shown.add_row("unexpected", crash)
+    shown.add_row("audits", f"{report.audits}, all exact" if report.failure is None else str(report.audits))
+    for name, each in report.accounted.items():
+        shown.add_row(
+            name,
+            f"{each.produced:,} records in = {each.rows:,} with rows + {each.rejected:,} rejected + "
+            f"{each.tombstones:,} tombstones + {each.dropped:,} dropped + {each.lost:,} lost",
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,66 @@
+"""A driver of the soak: a process with one Spark session that does batch after batch, as it is told.
+
+Orders come as JSON lines on standard input, {"pipeline", "batch_id", "failpoints"}; how each ended goes to the
+file descriptor that is the only argument, and what is logged to standard error.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+from pyspark.sql import SparkSession
+from soak_pipelines import PIPELINES
+
+from exactbatch import failpoints
+from exactbatch.batch_job import process_batch
+from exactbatch.errors import ExactbatchError
+from exactbatch.session import spark_session
+from exactbatch.settings import Settings
+
+
+def main() -> None:
+    """Say that the session is there, then do what is ordered until there are no more orders."""
+    # SIGUSR1 shows where a driver hangs.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    settings = Settings.from_environment()
+    with (
+        os.fdopen(int(sys.argv[1]), "w", buffering=1) as outcomes,
+        spark_session(PIPELINES["append"]) as spark,
+    ):
+        spark.sparkContext.setLogLevel("ERROR")
+        spark.sparkContext.parallelize([0], 1).count()
+        print(json.dumps({"ready": True}), file=outcomes)
+        for line in sys.stdin:
+            logging.info("%s", line.strip())
+            print(json.dumps(_process(spark, settings, json.loads(line))), file=outcomes)
+
+
+def _process(spark: SparkSession, settings: Settings, order: dict[str, Any]) -> dict[str, Any]:
+    """Process a batch with these failpoints, here and in the Python workers."""
+    actions = order["failpoints"]
+    failpoints._ACTIONS.clear()
+    failpoints._ACTIONS.update(actions)
+    environment = spark.sparkContext.environment
+    environment["EXACTBATCH_FAILPOINTS"] = "; ".join(f"{name}={action}" for name, action in actions.items())
+    if not actions:
+        del environment["EXACTBATCH_FAILPOINTS"]
+    try:
+        published = process_batch(spark, PIPELINES[order["pipeline"]], order["batch_id"], settings)
+    except ExactbatchError as error:
+        logging.error("%s: %s", type(error).__name__, error)
+        return {"error": type(error).__name__, "message": str(error), "retryable": error.retryable}
+    except Exception as error:
+        # A batch that ends so in production ends its process, too: the next try is another one's.
+        traceback.print_exc()
+        return {"error": type(error).__name__, "message": str(error), "retryable": True, "crashed": True}
+    return {"wrote": published.wrote, "records": published.batch.records}
+
+
+if __name__ == "__main__":
+    main()

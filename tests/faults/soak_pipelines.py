@@ -1,0 +1,57 @@
+"""The pipelines of the soak: each sink and each way to commit, over one log; and one that loses records."""
+
+from typing import Any, Final
+
+from exactbatch import (
+    Aggregate,
+    Append,
+    Count,
+    Json,
+    Limits,
+    Max,
+    Min,
+    Pipeline,
+    Sum,
+    Upsert,
+    Window,
+)
+
+TOPIC: Final = "soak"
+# Retention removes records of this one, some of them before they were processed.
+SHORT_TOPIC: Final = "soak.short"
+PARTITIONS: Final = 3
+
+_COMMON: Final[dict[str, Any]] = {
+    "value": Json("id int, carrier text, at timestamptz, delay int, version int"),
+    "max_rejects": 1_000_000,
+    "read_timeout": 10.0,
+    "publish_timeout": 5.0,
+    "limits": Limits(max_records=5_000),
+}
+_MEASURES: Final = {"events": Count(), "delay": Sum("delay"), "best": Min("delay"), "worst": Max("delay")}
+# Two of three events, and every second of these twice.
+_SQL: Final = """
+select id, carrier, at, delay, version, copy, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp
+from records lateral view explode(case when id % 2 = 0 then array(1, 2) else array(1) end) copies as copy
+where id % 3 <> 0
+"""
+
+
+def _pipeline(name: str, sink: Any, topic: str = TOPIC, **changes: Any) -> Pipeline:
+    return Pipeline(name=name, topics=(topic,), sink=sink, **{**_COMMON, **changes})
+
+
+PIPELINES: Final = {
+    each.name: each
+    for each in (
+        _pipeline("append", Append("public.append")),
+        _pipeline("partition", Append("public.by_partition"), commit="partition"),
+        _pipeline("upsert", Upsert("public.upsert", key=("id",)), key=Json("id int")),
+        _pipeline(
+            "aggregate",
+            Aggregate("public.aggregate", by=("carrier", Window("at", "1 hour", "hour")), measures=_MEASURES),
+        ),
+        _pipeline("transform", Append("public.transformed"), sql=_SQL),
+        _pipeline("lossy", Append("public.lossy"), SHORT_TOPIC, on_loss="record"),
+    )
+}

@@ -1,0 +1,306 @@
+"""One run of the soak: start everything, let it work under faults, drain, and see whether the end is exact."""
+
+import fcntl
+import logging
+import random
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka.admin import AdminClient, NewTopic
+from proxy import Proxy
+from psycopg2.extensions import make_dsn
+from soak_check import Accounted, check_log, check_pipeline
+from soak_faults import EVERY_S, Faults
+from soak_pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
+from soak_producer import Account, Writer
+from soak_work import Slot, Work
+
+from exactbatch import advance
+from exactbatch.audit import PartitionAudit, audit
+from exactbatch.errors import ExactbatchError
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST, find_port
+from exactbatch.settings import Settings
+
+SLOTS: Final = 2
+_PORTS: Final = range(15_000, 30_000)
+_START_S: Final = 300.0
+_DRAIN_S: Final = 600.0
+
+
+@dataclass
+class Report:
+    """What a run did, and how it ended: `failure` is None where everything is exact."""
+
+    seed: int
+    seconds: float = 0.0
+    account: Account = field(default_factory=Account)
+    faults: Counter[str] = field(default_factory=Counter)
+    batches: dict[tuple[str, str], int] = field(default_factory=dict)
+    audits: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    crashes: list[str] = field(default_factory=list)
+    accounted: dict[str, Accounted] = field(default_factory=dict)
+    failure: str | None = None
+    folder: Path | None = None
+
+
+class Auditor:
+    """A thread that audits the pipelines that a fault met, while batches go on."""
+
+    def __init__(self, settings: Settings, failed: Callable[[BaseException], None]) -> None:
+        self.done = 0
+        self._settings, self._failed = settings, failed
+        self._wanted: dict[str, None] = {}
+        self._condition = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._guarded, name="auditor", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def want(self, pipeline: str) -> None:
+        """Audit a pipeline soon."""
+        with self._condition:
+            self._wanted[pipeline] = None
+            self._condition.notify()
+
+    def stop(self) -> None:
+        """Do what is wanted still, and end."""
+        with self._condition:
+            self._stopping = True
+            self._condition.notify()
+        self._thread.join(300)
+        assert not self._thread.is_alive(), "expected the auditor to end"
+
+    def audit(self, name: str) -> list[PartitionAudit]:
+        """Audit a pipeline, as often as servers fail meanwhile. Raises AssertionError for a difference."""
+        while True:
+            try:
+                found = audit(PIPELINES[name], self._settings)
+                break
+            except ExactbatchError as error:
+                # A pipeline that has not run yet has no target.
+                if type(error).__name__ == "TargetMismatch":
+                    return []
+                if not error.retryable:
+                    raise
+            except Exception as error:
+                if not _is_lost_connection(error):
+                    raise
+            time.sleep(0.5)
+        wrong = [each for each in found if not each.is_exact]
+        assert not wrong, f"the auditor finds differences in {name}: {wrong}"
+        self.done += 1
+        return found
+
+    def _guarded(self) -> None:
+        try:
+            while True:
+                with self._condition:
+                    self._condition.wait_for(lambda: self._wanted or self._stopping)
+                    if not self._wanted:
+                        return
+                    name = next(iter(self._wanted))
+                    del self._wanted[name]
+                self.audit(name)
+        except BaseException as error:
+            self._failed(error)
+
+
+def _is_lost_connection(error: Exception) -> bool:
+    return type(error).__module__.startswith(("psycopg2", "adbc_driver_manager", "kafka", "cimpl"))
+
+
+class Soak:
+    """A run in a stack of its own, which is kept where the run fails."""
+
+    def __init__(
+        self, home: Path, name: str, *, seed: int, seconds: float, rate: int, every: float = EVERY_S
+    ):
+        self.stack = LocalStack(home, name)
+        self.report = Report(seed, folder=self.stack.folder)
+        self._seconds, self._rate, self._every = seconds, rate, every
+        self._failure: str | None = None
+        self._failed = threading.Event()
+        self._lock = threading.Lock()
+        self._slots: list[Slot] = []
+        self._handlers: list[logging.Handler] = []
+        self.work: Work | None = None
+        self.auditor: Auditor | None = None
+        self.state = "starting"
+
+    def run(self) -> Report:
+        """Run to the end, or to the first difference."""
+        try:
+            with ExitStack() as stack:
+                with _one_at_a_time(self.stack.home):
+                    proxies = _start(self.stack, stack)
+                self._run(proxies)
+        except BaseException as error:
+            self._fail(error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._end()
+        return self.report
+
+    def _run(self, proxies: Mapping[str, Proxy]) -> None:
+        """Batches go through the proxies; producers and auditor, which are to be believed, do not."""
+        settings = Settings(kafka=dict(self.stack.kafka_properties), postgres=self.stack.postgres_dsn)
+        _prepare(settings)
+        folder = self.stack.folder / "soak"
+        folder.mkdir()
+        proxied = Settings(
+            kafka={**settings.kafka, "bootstrap.servers": proxies["Kafka"].address},
+            postgres=make_dsn(settings.postgres, port=proxies["Postgres"].port),
+        )
+        self.work = work = Work(proxied, folder, self.report.seed, self._fail)
+        self.auditor = auditor = Auditor(settings, self._fail)
+        work.wants_audit = auditor.want
+        self._slots = [Slot(work, number) for number in range(SLOTS)]
+        writer = Writer(settings.kafka, self.report.seed, self._rate, self._fail)
+        self.report.account = writer.account
+        self._log_to(folder / "soak.log")
+        faults = Faults(work, self.stack, proxies, self._slots, self._every)
+        writer.start()
+        auditor.start()
+        for slot in self._slots:
+            slot.thread.start()
+        self._wait(lambda: work.committed > 0, _START_S, f"expected a first batch within {_START_S:g} s")
+        self.state = "running"
+        faults.start()
+        begun = time.monotonic()
+        self._failed.wait(self._seconds)
+        faults.stop()
+        self.report.seconds = time.monotonic() - begun
+        if not self._failed.is_set():
+            self.state = "draining"
+            writer.stop()
+            work.armed.clear()
+            work.draining.set()
+            self._wait(
+                lambda: not any(each.thread.is_alive() for each in self._slots),
+                _DRAIN_S,
+                f"expected all that was produced to be processed within {_DRAIN_S:g} s",
+            )
+            auditor.stop()
+        if not self._failed.is_set():
+            self.state = "checking"
+            self._check(settings, faults.removed)
+
+    def _log_to(self, file: Path) -> None:
+        """What the clients in this process have to say of dead servers goes where the drivers' logs are."""
+        handler = logging.FileHandler(file)
+        handler.setFormatter(
+            logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s")
+        )
+        logging.getLogger().addHandler(handler)
+        self._handlers.append(handler)
+
+    def _wait(self, condition: Callable[[], bool], timeout: float, message: str) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition() and not self._failed.is_set():
+            assert time.monotonic() < deadline, message
+            self._failed.wait(0.1)
+
+    def _check(self, settings: Settings, removed: dict[int, int]) -> None:
+        assert self.auditor is not None
+        check_log(self.report.account, settings.kafka, removed)
+        with closing(connect(settings.postgres, application="soak check")) as connection:
+            for name, pipeline in PIPELINES.items():
+                audits = self.auditor.audit(name)
+                self.report.accounted[name] = check_pipeline(
+                    pipeline, self.report.account, connection, audits, removed
+                )
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._failure is None:
+                where = "".join(traceback.format_exception(error)[-4:])
+                self._failure = f"{threading.current_thread().name}: {where}"
+        self._failed.set()
+
+    def _end(self) -> None:
+        """Stop everything; where the run was exact, nothing is left of it."""
+        report, work = self.report, self.work
+        report.failure = self._failure
+        if work is not None:
+            work.stopping.set()
+            report.faults, report.errors, report.crashes = work.faults, work.errors, work.crashes
+            report.audits = self.auditor.done if self.auditor else 0
+            with_ledger = self.stack.postgres.pid is not None
+            report.batches = _batches(self.stack.postgres_dsn) if with_ledger else {}
+        for slot in self._slots:
+            slot.close()
+        for handler in self._handlers:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+        self.stack.down(delete=report.failure is None)
+
+
+@contextmanager
+def _one_at_a_time(home: Path) -> Iterator[None]:
+    """Two that look for free ports at the same moment find the same ones."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "ports.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _start(stack: LocalStack, until: ExitStack) -> dict[str, Proxy]:
+    """Start the servers, each behind a proxy.
+
+    Their ports are none that another stack would like to have, or that connections are made from: while a
+    server is down, nobody shall take them.
+    """
+    taken: set[int] = set()
+    for _ in range(4):
+        taken.add(find_port(random.choice(_PORTS), frozenset(taken)))
+    client, controller, behind, postgres = taken
+    kafka = until.enter_context(Proxy((HOST, behind)))
+    listeners = {
+        "listeners": f"CLIENT://{HOST}:{client},CONTROLLER://{HOST}:{controller},PROXIED://{HOST}:{behind}",
+        "advertised.listeners": f"CLIENT://{HOST}:{client},PROXIED://{kafka.address}",
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,PROXIED:PLAINTEXT",
+    }
+    stack.broker.configure({"client": client, "controller": controller}, listeners)
+    stack.postgres.configure({"client": postgres}, None)
+    stack.broker.start()
+    stack.postgres.start()
+    return {"Kafka": kafka, "Postgres": until.enter_context(Proxy((HOST, postgres), postgres=True))}
+
+
+def _prepare(settings: Settings) -> None:
+    """Topics, the ledger, and the pipelines in it."""
+    admin = AdminClient(dict(settings.kafka))
+    for future in admin.create_topics(
+        [NewTopic(each, PARTITIONS, 1) for each in (TOPIC, SHORT_TOPIC)]
+    ).values():
+        future.result(30)
+    with closing(connect(settings.postgres, application="soak")) as connection:
+        migrate(connection)
+        with transaction(connection):
+            for pipeline in PIPELINES.values():
+                Ledger(connection).register(pipeline)
+        # Each begins here: an empty plan stores where. What retention removes from now on is lost.
+        for pipeline in PIPELINES.values():
+            assert advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli") is None
+
+
+def _batches(dsn: str) -> dict[tuple[str, str], int]:
+    """How many batches the ledger has by kind and status."""
+    with closing(connect(dsn, application="soak")) as connection, transaction(connection) as cursor:
+        cursor.execute("select kind, status, count(*) as n from exactbatch.batch group by 1, 2 order by 1, 2")
+        found: list[Any] = cursor.fetchall()
+        return {(each.kind, each.status): each.n for each in found}

@@ -1,0 +1,25 @@
+"""A short soak: every sink under random faults, exact to the record. `make soak` has the long form."""
+
+import os
+
+import pytest
+from soak import table
+from soak_run import Soak
+
+from conftest import HOME
+
+# The faults of this seed come again in each run; EXACTBATCH_SEED gives others.
+SEED = 7
+
+
+@pytest.mark.timeout(600)
+def test_every_record_is_accounted_for_under_random_faults() -> None:
+    seed = int(os.environ.get("EXACTBATCH_SEED", SEED))
+    soak = Soak(HOME, f"test-{os.getpid()}-soak", seed=seed, seconds=25, rate=150, every=2.5)
+    report = soak.run()
+    assert report.failure is None, f"seed {seed}, {report.folder}: {report.failure}"
+    assert report.faults.total() >= 4, report.faults
+    assert report.audits > len(report.accounted)
+    assert not report.crashes
+    assert all(each.produced > 0 for each in report.accounted.values())
+    assert table(report).row_count > 10

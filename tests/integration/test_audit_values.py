@@ -1,0 +1,124 @@
+"""The auditor finds what is planted in the results of every sink, wrong values too, where it is asked to."""
+
+from collections.abc import Callable
+
+import pytest
+from test_every_sink import KINDS, Play, play, world
+
+from exactbatch.audit import audit
+from exactbatch.errors import ConfigurationError
+
+__all__ = ["play", "world"]
+
+# Of {c}, the contributions: the oldest event, whose key has had others since; and the last row of a partition.
+OLDEST = (
+    "ctid = (select ctid from {c} where delay is not null and kafka_partition = 0 "
+    "order by kafka_offset limit 1)"
+)
+LAST = "(kafka_partition, kafka_offset) = (select 0, max(kafka_offset) from {c} where kafka_partition = 0)"
+# What is done to contributions {c} and target {t}, and which findings there have to be.
+BY_RECORD = {
+    "a row is lost": ("delete from {c} where " + OLDEST, {"missing"}),
+    "a row is there twice": ("insert into {c} select * from {c} where " + OLDEST, {"duplicated"}),
+    "an offset is shifted": (
+        "update {c} set kafka_offset = kafka_offset + 1 where " + LAST,
+        {"missing", "unexpected"},
+    ),
+    "a row is another batch's": ("update {c} set batch_id = batch_id + 1 where " + OLDEST, {"unexpected"}),
+    "a value is wrong": ("update {c} set delay = delay + 1 where " + OLDEST, {"changed"}),
+    "a value is gone": ("update {c} set carrier = null where carrier is not null and " + OLDEST, {"changed"}),
+    "a time is shifted": ("update {c} set at = at - interval '1 s' where " + OLDEST, {"changed"}),
+    "Kafka's time is shifted": (
+        "update {c} set kafka_timestamp = kafka_timestamp + interval '1 ms' where " + OLDEST,
+        {"changed"},
+    ),
+    "two rows have each other's values": (
+        "update {c} x set (id, carrier, at, delay, version) = (select id, carrier, at, delay, version from {c} y "
+        "where y.kafka_partition = x.kafka_partition and y.kafka_offset = 1 - x.kafka_offset) "
+        "where kafka_partition = 0 and kafka_offset in (0, 1)",
+        {"changed"},
+    ),
+}
+UPSERTED = {
+    "a target row is wrong": ("update {t} set delay = 12345 where id = 3", {"stale"}),
+    "a target row is lost": ("delete from {t} where id = 3", {"stale"}),
+    "a target row of nothing": ("insert into {t} (id) values (99)", {"stale"}),
+    "a delete is none": (
+        "update {c} set deleted = true where " + OLDEST,
+        {"changed"},
+    ),
+}
+# One group of one batch in both tables, so that they agree with each other.
+BOTH = "; update {t} set {set} where carrier = 'AA' and hour = '2026-05-01 12:00Z'"
+GROUP = "update {c} set {set} where carrier = 'AA' and hour = '2026-05-01 12:00Z'"
+AGGREGATED = {
+    "a partial result is lost": ("delete from {c} where carrier = 'AA'", {"missing", "stale", "changed"}),
+    "a partial result is there twice": (
+        "insert into {c} select * from {c} where carrier = 'AA' limit 1",
+        {"unexpected", "stale", "changed"},
+    ),
+    "a target row is wrong": ("update {t} set worst = worst + 1 where carrier = 'AA'", {"stale"}),
+    "a target row is lost": ("delete from {t} where carrier is null", {"stale"}),
+    "a sum is wrong in both": ((GROUP + BOTH).replace("{set}", "delay = delay + 1"), {"changed"}),
+    "a least value is wrong in both": ((GROUP + BOTH).replace("{set}", "best = best - 1"), {"changed"}),
+    "a window is shifted in both": (
+        (GROUP + BOTH).replace("{set}", "hour = hour - interval '100 h'"),
+        {"changed"},
+    ),
+    "two groups have each other's results in both": (
+        "update {c} set carrier = case carrier when 'AA' then 'UA' else 'AA' end where carrier is not null; "
+        "update {t} set carrier = case carrier when 'AA' then 'xx' else carrier end; "
+        "update {t} set carrier = 'AA' where carrier = 'UA'; "
+        "update {t} set carrier = 'UA' where carrier = 'xx'",
+        {"changed"},
+    ),
+}
+PLANTED = {
+    "append": BY_RECORD,
+    "partition": BY_RECORD,
+    "upsert": BY_RECORD | UPSERTED,
+    "upsert by offset": BY_RECORD | UPSERTED,
+    "aggregate": AGGREGATED,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_is_planted_is_found(play: Callable[[str], Play], kind: str) -> None:
+    """Each fault is planted in sound tables and taken back. Wrong values show only where they are looked for."""
+    played = play(kind)
+    for step in ("produce", "tombstones", "bad", "advance", "produce", "advance"):
+        getattr(played, step)()
+    world, sink = played.world, played.pipeline.sink
+    tables = {
+        "c": sink.contributions.table.as_string(world.connection),
+        "t": sink.table.as_string(world.connection),
+    }
+    distinct = sorted(set(tables.values()))
+    for number, table in enumerate(distinct):
+        world.execute(f"create table kept_{number} as table {table}")
+    assert _findings(played) == set()
+    for name, (fault, expected) in PLANTED[kind].items():
+        world.execute(fault.replace("{c}", tables["c"]).replace("{t}", tables["t"]))
+        # What is stale besides follows from what was planted.
+        found = _findings(played)
+        assert found - {"stale"} == expected - {"stale"}, (name, found)
+        assert "stale" in found or "stale" not in expected, (name, found)
+        assert "stale" not in found or "both" not in name, (name, found)
+        assert _findings(played, values=False) == found - {"changed"}, name
+        for number, table in enumerate(distinct):
+            world.execute(f"truncate {table}; insert into {table} table kept_{number}")
+    assert _findings(played) == set()
+
+
+def test_values_that_only_spark_can_tell_are_not_compared(play: Callable[[str], Play]) -> None:
+    played = play("append")
+    played.produce(1)
+    played.advance()
+    object.__setattr__(played.pipeline, "sql", "select * from records")
+    with pytest.raises(ConfigurationError, match="expected rows whose values follow from one record each"):
+        audit(played.pipeline, played.world.settings, values=True)
+
+
+def _findings(played: Play, *, values: bool = True) -> set[str]:
+    audits = audit(played.pipeline, played.world.settings, values=values)
+    return {name for each in audits for name, finding in each.findings.items() if finding.count}

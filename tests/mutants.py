@@ -1,0 +1,310 @@
+"""`make mutants`: does the suite notice when the program is broken?
+
+Breaks a copy of the program in one place at a time and runs the smallest tests that should go red. Exit status
+0 only when each of them does, and all are green over the program as it is.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+ROOT: Final = Path(__file__).parents[1]
+HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local")).absolute()
+_TIMEOUT_S: Final = 600
+_BATCH: Final = "tests/integration/test_batch.py"
+_REPLAY: Final = "tests/integration/test_replay.py"
+_AUDIT: Final = "tests/integration/test_audit.py"
+_PARTITION: Final = "tests/integration/test_partition_commit.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to break the program: in `file`, below jobs/exactbatch, `old` becomes `new`, which `tests` see."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS: Final = (
+    Mutant(
+        "a stored offset moves from wherever it stands",
+        "ledger/queries.sql",
+        "  and s.topic_id = r.topic_id and s.next_offset = r.from_offset\n",
+        "  and s.topic_id = r.topic_id\n",
+        (f"{_BATCH}::test_a_batch_whose_stored_offset_has_moved_is_fenced",),
+    ),
+    Mutant(
+        "staged rows are not counted",
+        "publish.py",
+        "        if found.get(attempt, 0) != rows:\n",
+        "        if False:\n",
+        (f"{_BATCH}::test_staged_rows_that_are_gone_at_publish_fail_the_batch",),
+    ),
+    Mutant(
+        "rows of every attempt count",
+        "sinks/append.py",
+        "from {staging} where task_attempt = any({attempts})",
+        "from {staging} where {attempts} is not null",
+        (f"{_BATCH}::test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count",),
+    ),
+    Mutant(
+        "publish commits in the middle",
+        "publish.py",
+        '        failpoint("publish.after_insert")\n',
+        '        cursor.execute("commit")\n        failpoint("publish.after_insert")\n',
+        (
+            "tests/faults/test_driver.py::"
+            "test_a_driver_that_is_killed_before_its_commit_wrote_nothing_and_its_retry_is_exact",
+        ),
+    ),
+    Mutant(
+        "a superseded batch publishes",
+        "publish.py",
+        '    if batch.status == "superseded":\n',
+        "    if False:\n",
+        ("tests/integration/test_ledger_model.py",),
+    ),
+    Mutant(
+        "an older replay overwrites a newer one",
+        "publish.py",
+        "        if each.batch_id is not None and each.batch_id > batch.batch_id:\n",
+        "        if False:\n",
+        (f"{_REPLAY}::test_an_older_replay_cannot_overwrite_a_newer_ones_result",),
+    ),
+    Mutant(
+        "a range is read one offset too far",
+        "read.py",
+        "            inside = bisect_left(offsets, range_.until_offset)\n",
+        "            inside = bisect_left(offsets, range_.until_offset + 1)\n",
+        ("tests/integration/test_read.py",),
+    ),
+    Mutant(
+        "a range ends one offset too early",
+        "read.py",
+        "    while position < range_.until_offset:\n",
+        "    while position < range_.until_offset - 1:\n",
+        ("tests/integration/test_read.py",),
+    ),
+    Mutant(
+        "an end of the log before the range's is taken for it",
+        "read.py",
+        "        reached = max(reached, end_of_log or 0)\n",
+        "        reached = max(reached, range_.until_offset if end_of_log else 0)\n",
+        ("tests/integration/test_read.py",),
+    ),
+    Mutant(
+        "aborted records are read",
+        "kafka_client.py",
+        '    "isolation.level": "read_committed",\n',
+        '    "isolation.level": "read_uncommitted",\n',
+        ("tests/integration/test_read.py",),
+    ),
+    Mutant(
+        "a plan goes past open transactions",
+        "planner.py",
+        "share([max(0, p.last_stable - position) for p, position in positions], limits)",
+        "share([max(0, p.high_watermark - position) for p, position in positions], limits)",
+        ("tests/unit/test_planner.py", "tests/integration/test_advance.py"),
+    ),
+    Mutant(
+        "lost offsets are skipped without a word",
+        "planner.py",
+        '    if on_loss == "fail":\n',
+        "    if False:\n",
+        ("tests/unit/test_planner.py",),
+    ),
+    Mutant(
+        "a replay takes no row back",
+        "publish.py",
+        "    pipeline.sink.take_back(cursor, parts)\n",
+        "",
+        (f"{_REPLAY}::test_only_the_range_changes_and_the_coverage_shows_both_batches",),
+    ),
+    Mutant(
+        "a replay takes no reject back",
+        "publish.py",
+        "        ledger.delete_rejects(pipeline, range_, batch_ids)\n",
+        "        pass\n",
+        (f"{_REPLAY}::test_rejects_are_taken_back_and_written_anew",),
+    ),
+    Mutant(
+        "a replay takes back rows of every batch",
+        "sinks/append.py",
+        '"and batch_id = any({}::bigint[])"',
+        '"and {}::bigint[] is not null"',
+        (f"{_REPLAY}::test_rows_of_another_pipeline_in_the_same_target_stay",),
+    ),
+    Mutant(
+        "what is published is not covered",
+        "publish.py",
+        "        ledger.cover(batch)\n",
+        "",
+        (f"{_REPLAY}::test_only_the_range_changes_and_the_coverage_shows_both_batches",),
+    ),
+    Mutant(
+        "a topic that was created again is taken for the old one",
+        "publish.py",
+        "        if topic_ids[each.topic] != each.topic_id:\n",
+        "        if False:\n",
+        (f"{_BATCH}::test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows",),
+    ),
+    Mutant(
+        "tables of live launches are dropped",
+        "batch_job.py",
+        "        if ledger.try_lock_launch(launch):\n",
+        "        if ledger.try_lock_launch(launch) or True:\n",
+        (f"{_BATCH}::test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never",),
+    ),
+    Mutant(
+        "rows that the target swallows are not missed",
+        "publish.py",
+        "    if (rows, rejected) != expected:\n",
+        "    if False:\n",
+        (f"{_BATCH}::test_a_trigger_that_swallows_rows_fails_the_batch",),
+    ),
+    Mutant(
+        "an upsert does not delete",
+        "sinks/upsert.py",
+        '"and not exists (select from {latest} l where {same_key} and not l.deleted)"',
+        '"and false"',
+        ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
+    ),
+    Mutant(
+        "an aggregate does not count what it had",
+        "sinks/partials.py",
+        '"from {partial} p join (select distinct {by} from {touched}) k on {same} group by {groups}"',
+        '"from {partial} p join (select distinct {by} from {touched}) k on {same} '
+        'where p.batch_id = (select max(batch_id) from {partial}) group by {groups}"',
+        ("tests/integration/test_aggregate.py::test_batches_merge_and_late_rows_refine_a_window",),
+    ),
+    Mutant(
+        "a range of a superseded batch commits",
+        "partition_commit.py",
+        '    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))\n    if status == "superseded":\n',
+        "    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))\n    if False:\n",
+        (f"{_PARTITION}::test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it",),
+    ),
+    Mutant(
+        "a range does not look where the stored offset stands",
+        "partition_commit.py",
+        "    if (next_offset, topic_id) == (range_.from_offset, range_.topic_id):\n",
+        "    if True:\n",
+        (f"{_PARTITION}::test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced",),
+    ),
+    Mutant(
+        "the auditor does not look for records without a row",
+        "audit.py",
+        "            result.missing.add(absent[~below])\n",
+        "",
+        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+    ),
+    Mutant(
+        "the auditor does not look for offsets with two rows",
+        "audit.py",
+        "            result.duplicated.add(accounted[counts > 1])\n",
+        "",
+        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+    ),
+    Mutant(
+        "the auditor does not look which batch a row is of",
+        "audit.py",
+        "        misplaced = found[batches != self._covering(found)]\n",
+        "        misplaced = found[:0]\n",
+        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+    ),
+    Mutant(
+        "the auditor does not look for gaps",
+        "audit.py",
+        "            if end < start:\n",
+        "            if False:\n",
+        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+    ),
+)
+
+
+def main(
+    only: Annotated[str, typer.Option(help="mutants whose name has this in it")] = "",
+    check: Annotated[bool, typer.Option(help="only see whether each of them can be made")] = False,
+) -> None:
+    """Make one mutant after another, and print the tests that noticed."""
+    console = Console(highlight=False)
+    mutants = [each for each in MUTANTS if only in each.name]
+    if check:
+        for each in mutants:
+            broken(each)
+        console.print(f"{len(mutants)} mutants can be made")
+        return
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tests = list(dict.fromkeys(test for each in mutants for test in each.tests))
+        console.print(f"{len(tests)} tests or files over the program as it is …")
+        red, said = run(_copy(Path(folder) / "sound"), tests, first=False)
+        if said is not None:
+            console.print(said, markup=False)
+            console.print("[bold red]the suite must be green before a mutant tells anything[/]")
+            raise typer.Exit(1)
+        console.print("green\n\n| broken | goes red |\n| --- | --- |")
+        survived = 0
+        for number, each in enumerate(mutants):
+            copy = _copy(Path(folder) / str(number))
+            (copy / "jobs" / "exactbatch" / each.file).write_text(broken(each))
+            red, said = run(copy, each.tests, first=True)
+            survived += not red
+            seen = ", ".join(f"`{test.rpartition('::')[2]}`" for test in red)
+            console.print(escape(f"| {each.name} | {seen or '**nothing**'} |"), soft_wrap=True)
+            if not red and said is not None:
+                console.print(said, markup=False)
+    verdict = "every one was seen" if not survived else f"{survived} were not seen"
+    console.print(f"\n{len(mutants)} mutants: {verdict}")
+    raise typer.Exit(1 if survived else 0)
+
+
+def broken(mutant: Mutant) -> str:
+    """The text of the mutant's file. Raises ValueError unless there is exactly one place to break."""
+    text = (ROOT / "jobs" / "exactbatch" / mutant.file).read_text()
+    if (found := text.count(mutant.old)) != 1:
+        raise ValueError(f"{mutant.name}: expected its text once in {mutant.file}, found it {found} times")
+    return text.replace(mutant.old, mutant.new)
+
+
+def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple[list[str], str | None]:
+    """The tests that failed, and what pytest printed if it did not end well.
+
+    What cannot even be collected or set up does not count: it would prove nothing.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(
+        [*command, "-x"] if first else command,
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy / "jobs"), "EXACTBATCH_HOME": str(HOME)},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    red = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
+    return [re.sub(r"\[.*", "", each) for each in red], None if done.returncode == 0 else done.stdout[-3000:]
+
+
+def _copy(folder: Path) -> Path:
+    """The program and its tests; the working tree is never touched."""
+    leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for each in ("jobs", "tests"):
+        shutil.copytree(ROOT / each, folder / each, ignore=leave)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+if __name__ == "__main__":
+    typer.run(main)
