@@ -45,8 +45,8 @@ test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS=
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest tests/e2e tests/faults
-	@$(BIN)/python -m pytest -n 2 --dist loadfile tests/integration tests/unit
+	@# What waits most begins first, and the rest fills the time in which it waits.
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
 test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps and values

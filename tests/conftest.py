@@ -41,6 +41,14 @@ hypothesis.settings.register_profile("exactbatch", derandomize=not LONG)
 hypothesis.settings.load_profile("exactbatch")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what is marked as long to the long form."""
+    if not LONG:
+        long = [each for each in items if each.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [each for each in items if each not in long]
+
+
 def draw_seed() -> int:
     """EXACTBATCH_SEED where it is set; else another seed each time in the long form, and always the same one."""
     seed = int(os.environ.get("EXACTBATCH_SEED") or (secrets.randbits(32) if LONG else 20261121))

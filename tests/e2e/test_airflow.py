@@ -29,7 +29,7 @@ SENT = 2000
 LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 ROLES = ("viewer", "user", "op", "admin")
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def airflow(stack: LocalStack, settings: Settings, hold: Path, event_log: Path) 
         environment={
             "EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}",
             # So long a task may say nothing until Airflow tries it again, seconds: 300 by default.
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "45",
             "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
             "SPARK_CONF_DIR": str(event_log.parent),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
@@ -113,7 +113,7 @@ def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
     hold.touch()
     for driver in _drivers():
         driver.kill()
-    return {**seen, "state": airflow.wait_for_run("flights", run_id, timeout_s=240), "run_id": run_id}
+    return {**seen, "state": airflow.wait_for_run("flights", run_id), "run_id": run_id}
 
 
 def test_a_killed_driver_is_tried_again_and_the_result_is_exact(
@@ -180,7 +180,7 @@ def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
         _wait(lambda: _newest_batch(settings).status == "committed", "the orphan to commit", airflow)
         if "scheduler" in victims:
             airflow.start("scheduler")
-        assert airflow.wait_for_run("flights", run_id, timeout_s=300) == "success"
+        assert airflow.wait_for_run("flights", run_id) == "success"
     finally:
         hold.touch()
         for each in orphans if "scheduler" in victims else []:
@@ -400,7 +400,7 @@ def _newest_batch(settings: Settings) -> Any:
 
 
 def _wait(condition: Callable[[], bool], what: str, airflow: LocalAirflow) -> None:
-    deadline = time.monotonic() + 180
+    deadline = time.monotonic() + 400
     while not condition():
-        assert time.monotonic() < deadline, f"expected {what} within 180 s; logs are in {airflow.home}"
+        assert time.monotonic() < deadline, f"expected {what} within 400 s; logs are in {airflow.home}"
         time.sleep(0.1)

@@ -125,7 +125,7 @@ def airflow(
 @pytest.fixture(scope="module")
 def advanced(airflow: LocalAirflow, settings: Settings) -> str:
     """The run_id of the scheduled run, which loads the whole day; unpausing the DAG has started it."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not (runs := _runs(airflow, "scheduled")):
         assert time.monotonic() < deadline, "no scheduled run"
         time.sleep(0.5)
@@ -283,7 +283,7 @@ def _runs(airflow: LocalAirflow, run_type: str) -> list[dict[str, Any]]:
 
 def _finished_backfill(airflow: LocalAirflow, count: int, *, generation: int) -> list[dict[str, Any]]:
     """Wait until all runs of a backfill have ended."""
-    deadline = time.monotonic() + 60 + 45 * count
+    deadline = time.monotonic() + 300 + 60 * count
     while True:
         backfills = airflow.request("GET", "/backfills", params={"dag_id": "hourly"})["backfills"]
         runs = _runs(airflow, "backfill")

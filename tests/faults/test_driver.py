@@ -148,7 +148,7 @@ def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_lon
     wait_for(lambda: _state(hung_driver.pid) == "T", driver=hung_driver)
     begin = time.monotonic()
     assert world.retry(hung, _plan_patiently(world, hung)).wrote
-    assert time.monotonic() - begin < 3 + 8, "publish_timeout and a little"
+    assert time.monotonic() - begin < 3 + 60, "publish_timeout and what a busy machine takes"
     hung_driver.signal(signal.SIGCONT)
 
     assert late_driver.wait() == 42, late_driver.output

@@ -229,7 +229,7 @@ class LocalAirflow:
         tasks = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {each["task_id"]: (each["state"], each["try_number"]) for each in tasks}
 
-    def wait_for_run(self, dag_id: str, run_id: str, *, timeout_s: float = 300) -> str:
+    def wait_for_run(self, dag_id: str, run_id: str, *, timeout_s: float = 600) -> str:
         """Wait until a run has ended; return its state. Raises LocalStackError when it does not."""
         deadline = time.monotonic() + timeout_s
         while (state := self.run_state(dag_id, run_id)) in ("queued", "running"):
