@@ -50,7 +50,7 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
     A batch that is committed already is left as it is. Raises any ExactbatchError; its `retryable` tells
     whether the same batch may succeed when it is tried again.
     """
-    connection = connect(settings.postgres, application="exactbatch", timeout=pipeline.publish_timeout)
+    connection = _connect(settings, pipeline, "exactbatch")
     try:
         check_schema(connection)
         batch, ranges, epochs = _load(connection, pipeline, batch_id)
@@ -142,6 +142,15 @@ def _process_ranges(
     return commit_batch(connection, pipeline, batch_id)
 
 
+def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Any:
+    return connect(
+        settings.postgres,
+        application=application,
+        timeout=pipeline.publish_timeout,
+        statement_timeout=pipeline.statement_timeout,
+    )
+
+
 @contextmanager
 def _launch(
     connection: Any,
@@ -155,7 +164,7 @@ def _launch(
     The launch is a session advisory lock on a connection of its own: as long as it is held, no other launch
     takes these tables for leftovers.
     """
-    holder = connect(settings.postgres, application="exactbatch launch", timeout=pipeline.publish_timeout)
+    holder = _connect(settings, pipeline, "exactbatch launch")
     holder.autocommit = True
     try:
         with clear_errors(holder):

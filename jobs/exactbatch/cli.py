@@ -365,7 +365,12 @@ def _settings() -> Settings:
 
 @contextmanager
 def _connection(settings: Settings, pipeline: Pipeline, *, ledger: bool = True) -> Iterator[Any]:
-    connection = connect(settings.postgres, application="exactbatch cli", timeout=pipeline.publish_timeout)
+    connection = connect(
+        settings.postgres,
+        application="exactbatch cli",
+        timeout=pipeline.publish_timeout,
+        statement_timeout=pipeline.statement_timeout,
+    )
     try:
         if ledger:
             check_schema(connection)

@@ -94,6 +94,7 @@ def stage_tasks(
             # Of a share, the most that there can be: no range has more records than offsets.
             max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
             read_timeout=pipeline.read_timeout,
+            statement_timeout=pipeline.statement_timeout,
         )
         for piece in split(ranges, parts=parallelism, smallest=_SMALLEST_PIECE)
     ]

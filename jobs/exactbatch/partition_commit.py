@@ -19,6 +19,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.offsets import OffsetRange
+from exactbatch.patience import Patience, within
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids
 from exactbatch.read import Records, read_range
@@ -119,9 +120,14 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     A terminal error is returned, so that Spark does not try again what cannot succeed and the other ranges
     go on; a retryable one is raised.
     """
+
+    def commit(patience: Patience) -> None:
+        with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+            _commit(connection, task, attempt, patience)
+
     try:
-        with collector_paused(), adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
-            _commit(connection, task, attempt)
+        with collector_paused():
+            within(task.pipeline.statement_timeout, commit)
     except ExactbatchError as error:
         if error.retryable:
             raise
@@ -152,14 +158,14 @@ def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int) -> Publishe
         return Published(ledger.batch(batch_id), wrote=True)
 
 
-def _commit(connection: Any, task: RangeTask, attempt: int) -> None:
+def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) -> None:
     """Leaves without a commit, and so without a trace, where the range turns out to be committed already."""
     with connection.cursor() as cursor:
         if _is_committed(cursor, task):
             return
         connection.rollback()  # that was a question of its own: what follows may take long
         reading = _Reading(task, attempt)
-        _copy_row(cursor, task, reading)
+        _copy_row(cursor, task, reading, patience)
         if reading.rejected:
             rejects = pa.RecordBatchReader.from_batches(REJECT, reading.rejected)
             cursor.adbc_ingest(_REJECTS, rejects, mode="create", temporary=True)
@@ -279,12 +285,12 @@ class _Reading:
         return pa.RecordBatch.from_arrays([*decoded.rows.columns, *lineage], schema=self.schema)
 
 
-def _copy_row(cursor: Any, task: RangeTask, reading: _Reading) -> None:
+def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patience) -> None:
     """COPY the rows of a range into the target, and check that they have arrived."""
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
     schema, table = task.pipeline.sink.table_name
     (before,) = _row(cursor, _ARRIVED, (schema, table))
-    rows = pa.RecordBatchReader.from_batches(reading.schema, reading.batches())
+    rows = pa.RecordBatchReader.from_batches(reading.schema, patience.between(reading.batches()))
     try:
         sent = cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
     except Exception as error:

@@ -44,6 +44,8 @@ class Pipeline:
     read_timeout   seconds without progress after which reading a range is given up
     publish_timeout  seconds that publish waits for a lock, and that Postgres lets it sit idle in its
                    transaction: the longest time for which a driver that hangs can hold the pipeline
+    statement_timeout  seconds in which Postgres must have answered a statement of the batch, or have taken the
+                   next rows: a server that says nothing is given up then, and so is a statement that takes longer
     spark_conf     Spark properties of the batch job
 
     Raises ConfigurationError for what cannot work.
@@ -65,6 +67,7 @@ class Pipeline:
     max_rejects: int | float = 0
     read_timeout: float = 60.0
     publish_timeout: float = 60.0
+    statement_timeout: float = 3600.0
     spark_conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -105,7 +108,7 @@ class Pipeline:
                 f"pipeline {self.name!r}: expected max_rejects to be a whole number of 0 or more, or a share "
                 f"from 0.0 to 1.0, found {self.max_rejects}"
             )
-        for name in ("read_timeout", "publish_timeout"):
+        for name in ("read_timeout", "publish_timeout", "statement_timeout"):
             if getattr(self, name) <= 0:
                 raise ConfigurationError(
                     f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "

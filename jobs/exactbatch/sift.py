@@ -15,13 +15,13 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import LogEndedEarly, TargetMismatch
-from exactbatch.ledger import transaction
+from exactbatch.ledger import transaction, with_timeouts
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.read import read_range
 from exactbatch.settings import Settings
 from exactbatch.sinks import Misfit
-from exactbatch.staging import Rejected, StagedBatch, StagingTables, identifier, stage_rejects
+from exactbatch.staging import Rejected, StagedBatch, StagingTables, identifier, reject_batch, stage_rejects
 
 # Offsets: records that are no farther apart are read in one go.
 _NEAR: Final = 1_000
@@ -63,9 +63,11 @@ def sift(
         unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
     if not unfit:
         return staged
+    postgres = with_timeouts(settings.postgres, application="exactbatch", timeout=pipeline.publish_timeout)
     for start in range(0, len(unfit), _CHUNK):
         chunk = unfit[start : start + _CHUNK]
-        stage_rejects(settings.postgres, tables, list(_records(chunk, ranges, pipeline, settings)))
+        rejected = reject_batch(_records(chunk, ranges, pipeline, settings))
+        stage_rejects(postgres, tables, [rejected], timeout=pipeline.statement_timeout)
     with transaction(connection) as cursor:
         taken = _delete(cursor, tables, staged)
     rejects = Counter(staged.rejects)

@@ -21,6 +21,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
+from exactbatch.patience import Patience, within
 from exactbatch.read import Records, read_range
 from exactbatch.values import Decoded, Format, WithMessage, as_changes, headers_as_json
 
@@ -101,6 +102,7 @@ class StageTask:
     changes: ChangesOf | None
     max_rejects: int
     read_timeout: float
+    statement_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +191,17 @@ def identifier(table: str) -> sql.Identifier:
     return sql.Identifier(SCHEMA, table)
 
 
-def stage_rejects(postgres: str, tables: StagingTables, rejected: Sequence[Rejected]) -> None:
-    """Stage records that were found to be none, on the driver."""
-    with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
-        _copy(connection, tables.rejects, REJECT, iter([reject_batch(rejected)]))
-        connection.commit()
+def stage_rejects(
+    postgres: str, tables: StagingTables, rejected: Iterable[pa.RecordBatch], *, timeout: float
+) -> None:
+    """Stage rejected records, on the driver or an executor. Raises PostgresUnavailable after the timeout."""
+
+    def copy(_: Patience) -> None:
+        with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
+            _copy(connection, tables.rejects, REJECT, iter(rejected))
+            connection.commit()
+
+    within(timeout, copy)
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -203,16 +211,21 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
     raised. Reading stops once there are more rejects than the batch may have: it has failed then.
     """
     counts = _Counts()
-    try:
-        with collector_paused(), adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+
+    def copy(patience: Patience) -> None:
+        with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
             rejected: list[pa.RecordBatch] = []
-            rows = _decoded_rows(task, attempt, counts, rejected)
+            rows = patience.between(_decoded_rows(task, attempt, counts, rejected))
             _copy(connection, task.tables.rows, _row_schema(task.columns), rows)
             if rejected:
                 _copy(connection, task.tables.rejects, REJECT, iter(rejected))
             failpoint("stage.before_copy_commit")
             connection.commit()
             failpoint("stage.after_copy_commit")
+
+    try:
+        with collector_paused():
+            within(task.statement_timeout, copy)
     except Exception as error:
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
         if counts.error is not None and not counts.error.retryable:
@@ -235,9 +248,7 @@ def decode(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Staged | 
             for batch in _decoded_rows(task, attempt, counts, rejected):
                 yield batch.select(decoded_schema(task.columns).names)
             if rejected:
-                with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
-                    _copy(connection, task.tables.rejects, REJECT, iter(rejected))
-                    connection.commit()
+                stage_rejects(task.postgres, task.tables, rejected, timeout=task.statement_timeout)
     except ExactbatchError as error:
         if error.retryable:
             raise
@@ -259,10 +270,13 @@ def stage_rows(
     postgres: str,
     columns: Sequence[Column],
     attempt: int,
+    *,
+    timeout: float,
 ) -> int | ExactbatchError:
     """Stage rows that have these columns and, if they tell it, their lineage, on an executor; return how many.
 
-    A value that no Postgres can store is a terminal error, which is returned.
+    A value that no Postgres can store is a terminal error, which is returned. Raises PostgresUnavailable when
+    Postgres takes no rows, or does not answer, for `timeout` seconds.
     """
     schema = _row_schema(columns)
     counts = _Counts()
@@ -277,12 +291,15 @@ def stage_rows(
             counts.rows += len(batch)
             yield _tagged(batch, schema, attempt)
 
-    try:
+    def copy(patience: Patience) -> None:
         with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
-            _copy(connection, tables.rows, schema, tagged())
+            _copy(connection, tables.rows, schema, patience.between(tagged()))
             failpoint("stage.before_copy_commit")
             connection.commit()
             failpoint("stage.after_copy_commit")
+
+    try:
+        within(timeout, copy)
     except Exception:
         if counts.error is not None:
             return counts.error

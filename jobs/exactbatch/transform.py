@@ -119,12 +119,12 @@ class Transformed:
     def _stage_rows(self) -> dict[int, int]:
         """Stage the transformed rows; return how many each accepted attempt has staged."""
         task = self._tasks[0]
-        tables, postgres = task.tables, task.postgres
+        tables, postgres, timeout = task.tables, task.postgres, task.statement_timeout
         columns = self._pipeline.sink.staged_columns(self.columns)
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
-            rows = stage_rows(batches, tables, postgres, columns, attempt)
+            rows = stage_rows(batches, tables, postgres, columns, attempt, timeout=timeout)
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],

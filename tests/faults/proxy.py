@@ -141,6 +141,8 @@ class Proxy:
         self._listener: asyncio.Server | None = None
         self._links: set[_Link] = set()
         self._pending: list[tuple[Fault, bytes]] = []
+        self._later: list[tuple[Fault, int]] = []
+        self._to_clients = 0  # bytes
         self._stalled: dict[Direction, asyncio.Event] = {each: asyncio.Event() for each in BOTH}
         self._swallowed: set[Direction] = set()
         self._left: dict[Direction, int] = {}
@@ -167,12 +169,15 @@ class Proxy:
         """How many connections are open."""
         return len(self._links)
 
-    def inject(self, fault: Fault, *, when: bytes = b"") -> None:
-        """Let a fault happen now; or as soon as a client sends these bytes, before they are forwarded."""
+    def inject(self, fault: Fault, *, when: bytes = b"", after: int = 0) -> None:
+        """Let a fault happen now; or as soon as a client sends these bytes, before they are forwarded; or once
+        this many bytes, or a few more, have gone to clients."""
 
         async def inject() -> None:
             if when:
                 self._pending.append((fault, when))
+            elif after:
+                self._later.append((fault, self._to_clients + after))
             else:
                 await self._happen(fault)
 
@@ -192,6 +197,7 @@ class Proxy:
 
     async def _heal(self) -> None:
         self._pending.clear()
+        self._later.clear()
         self._swallowed.clear()
         self._left.clear()
         self._drop = None
@@ -265,6 +271,8 @@ class Proxy:
         while data := await reader.read(_CHUNK):
             if direction == "to_server":
                 await self._look_for(data)
+            else:
+                await self._count(len(data))
             await self._stalled[direction].wait()
             if direction in self._swallowed:
                 link.has_lost_bytes = True
@@ -293,6 +301,12 @@ class Proxy:
         for pending in [each for each in self._pending if each[1] in data]:
             self._pending.remove(pending)
             await self._happen(pending[0])
+
+    async def _count(self, bytes_: int) -> None:
+        self._to_clients += bytes_
+        for later in [each for each in self._later if each[1] <= self._to_clients]:
+            self._later.remove(later)
+            await self._happen(later[0])
 
     def _is_withheld(self, link: _Link, data: bytes, direction: Direction) -> bool:
         """Follow the messages; whether this is the answer to a COMMIT that shall not arrive."""
@@ -329,7 +343,7 @@ def proxied_broker(broker: Broker) -> Iterator[Proxy]:
     Clients that bootstrap at the proxy's address stay behind it; the broker's own address is as usual. The
     caller stops the broker.
     """
-    broker.configure({}, None)
+    broker.configure({}, None, anywhere=True)  # the usual ports are what everybody else tries first
     client, controller = broker.ports["client"], broker.ports["controller"]
     behind = find_port(None, frozenset((client, controller)))
     with Proxy((HOST, behind)) as proxy:

@@ -68,6 +68,14 @@ def test_a_cut_can_wait_for_what_a_client_sends(echo: Proxy) -> None:
         assert echo.fired.is_set()
 
 
+def test_a_cut_can_wait_until_enough_has_come(echo: Proxy) -> None:
+    with client_of(echo) as client:
+        echo.inject(Cut(), after=10)
+        assert says(client, b"12345678") == b"12345678"
+        with pytest.raises(ConnectionResetError):
+            says(client, b"90")
+
+
 def test_new_connections_are_refused_until_it_is_healed(echo: Proxy) -> None:
     with client_of(echo) as client:
         echo.inject(Refuse())

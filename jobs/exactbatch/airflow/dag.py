@@ -107,7 +107,10 @@ def _plan_task(reference: str, connections: Connections) -> Any:
             check_properties(settings.kafka)
             request = replay_of(dag_run, params)
             connection = connect(
-                settings.postgres, application="exactbatch plan", timeout=pipeline.publish_timeout
+                settings.postgres,
+                application="exactbatch plan",
+                timeout=pipeline.publish_timeout,
+                statement_timeout=pipeline.statement_timeout,
             )
             try:
                 check_schema(connection)

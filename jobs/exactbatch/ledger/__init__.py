@@ -1,12 +1,6 @@
 """The ledger: the tables in which every offset is accounted for, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.connection import (
-    clear_errors,
-    connect,
-    session_options,
-    transaction,
-    with_timeouts,
-)
+from exactbatch.ledger.connection import clear_errors, connect, session_options, transaction, with_timeouts
 from exactbatch.ledger.ledger import Batch, Ledger, PartlyCommitted, Reject, RejectReason, Run
 from exactbatch.ledger.schema import check_schema, migrate
 

@@ -1,7 +1,10 @@
 """Connections to Postgres that cannot hold a pipeline for ever, and transactions with clear errors."""
 
+import os
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg2
@@ -12,6 +15,9 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 
 CONNECT_TIMEOUT: Final = 10  # seconds
+STATEMENT_TIMEOUT: Final = 3600.0  # seconds
+# Seconds that the server gets to tell that it has ended a statement for its statement_timeout.
+_GRACE: Final = 2.0
 # A peer that vanished without a word is noticed after about idle + interval × count seconds.
 _KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 # An idle transaction that the server has ended is none of the operational errors.
@@ -24,19 +30,67 @@ _BROKEN: Final = (
 psycopg2.extras.register_uuid()
 
 
-def connect(dsn: str, *, application: str, timeout: float = 60.0) -> Any:
+class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psycopg2 ships no types
+    """Hangs up on a server that does not answer a statement in time.
+
+    TCP does not notice such a server: its kernel, or a proxy in between, still acknowledges what it gets.
+    """
+
+    answer_timeout = STATEMENT_TIMEOUT + _GRACE  # seconds
+    hung_up = False
+
+    def commit(self) -> None:
+        """As psycopg2's own."""
+        with self.answered():
+            super().commit()
+
+    def rollback(self) -> None:
+        """As psycopg2's own."""
+        with self.answered():
+            super().rollback()
+
+    @contextmanager
+    def answered(self) -> Iterator[None]:
+        """Wait for the server in here, no longer than answer_timeout."""
+        timer = threading.Timer(self.answer_timeout, self._hang_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _hang_up(self) -> None:
+        self.hung_up = True
+        # libpq waits on this socket, which belongs to it: it is ended, not closed, and libpq notices at once.
+        with socket.socket(fileno=os.dup(self.fileno())) as found, suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)
+
+
+class _Cursor(psycopg2.extras.NamedTupleCursor):  # type: ignore[misc]  # psycopg2 ships no types
+    def execute(self, query: Any, vars: Any = None) -> None:
+        with self.connection.answered():
+            super().execute(query, vars)
+
+
+def connect(
+    dsn: str, *, application: str, timeout: float = 60.0, statement_timeout: float = STATEMENT_TIMEOUT
+) -> Any:
     """Open a psycopg2 connection.
 
     `timeout`, in seconds, is how long a statement waits for a lock, how long the server lets a transaction
-    sit idle before it ends the connection, and how long sent data may stay unacknowledged.
+    sit idle before it ends the connection, and how long sent data may stay unacknowledged. `statement_timeout`,
+    in seconds, is how long a statement may take: the server ends it then, and the client hangs up when the
+    server does not say so.
 
     Raises PostgresUnavailable.
     """
-    options = session_options(timeout)
+    options = f"{session_options(timeout)} -c statement_timeout={_milliseconds(statement_timeout)}"
     try:
-        return psycopg2.connect(
+        connection = psycopg2.connect(
             with_timeouts(dsn, application=application, timeout=timeout, options=options),
-            cursor_factory=psycopg2.extras.NamedTupleCursor,
+            connection_factory=_Connection,
+            cursor_factory=_Cursor,
         )
     except psycopg2.OperationalError as error:
         raise PostgresUnavailable(
@@ -50,6 +104,8 @@ def connect(dsn: str, *, application: str, timeout: float = 60.0) -> Any:
             "does not parse (not shown: it may hold a password). Quote a value that has spaces, as "
             "password='a b', and percent-encode special characters in a URL."
         ) from None
+    connection.answer_timeout = statement_timeout + _GRACE
+    return connection
 
 
 def session_options(timeout: float) -> str:
@@ -93,7 +149,7 @@ def transaction(connection: Any) -> Iterator[Any]:
 
 @contextmanager
 def clear_errors(connection: Any) -> Iterator[None]:
-    """Raise what transaction() raises, for statements that need no transaction."""
+    """Raise what transaction() raises, without a transaction of its own."""
     try:
         yield
     except psycopg2.errors.LockNotAvailable as error:
@@ -101,12 +157,24 @@ def clear_errors(connection: Any) -> Iterator[None]:
             f"expected a lock within the publish_timeout, found another transaction that holds it: "
             f"{_text(error)}. Try again; pg_locks and pg_stat_activity show who holds it."
         ) from error
+    except psycopg2.errors.QueryCanceled as error:
+        raise PostgresUnavailable(
+            f"expected every statement to end within the statement_timeout, found: {_text(error)}. Nothing of "
+            f"the transaction was written. See in pg_stat_activity what holds the server up, or raise "
+            f"statement_timeout, then try again."
+        ) from error
     except psycopg2.errors.InsufficientPrivilege as error:
         raise ConfigurationError(
             f"expected the login {connection.info.user!r} to have the privileges of its role, found: "
             f"{_text(error)}. docs/roles.sql grants what each role needs; those on targets are yours to grant."
         ) from error
     except _BROKEN as error:
+        if connection.hung_up:
+            raise PostgresUnavailable(
+                f"expected Postgres to answer within {connection.answer_timeout:g} s, found that it said nothing: "
+                f"the connection was given up. Check the server, and the network and proxies before it. The next "
+                f"try finds in the ledger whether the transaction was committed."
+            ) from error
         raise PostgresUnavailable(
             f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
             f"The next try finds in the ledger whether it was committed."
