@@ -20,7 +20,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
 from proxy import Proxy
 from psycopg2.extensions import make_dsn
-from reference import LogRecord, Row, appended, is_rejected, read_log
 from test_batch import World
 from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
 
@@ -34,6 +33,7 @@ from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
+from reference import LogRecord, Row, appended, is_rejected, read_log
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
