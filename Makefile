@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 SOURCES := jobs tests dags plugins
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java jars demo test test-long soak mutants bench lint format requirements clean
+.PHONY: help venv java jars demo test test-long faults soak mutants bench lint format requirements clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-long: java ## the tests that have a long form: a whole day's backfill, 20 k
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_killed_replays.py \
 	  tests/integration/test_ledger_model.py tests/integration/test_every_sink.py tests/integration/test_upsert_flights.py \
 	  tests/integration/test_hourly_delays.py tests/integration/test_fuzzed_values.py $(ARGS)
+
+faults: java ## every fault at every moment with every sink, written to docs/faults.md; ARGS='"upsert: cut"' for some
+	@PYTHONPATH=tests:tests/integration:tests/faults $(BIN)/python tests/faults/faults.py $(ARGS)
 
 soak: java ## random faults for MINUTES=30, by SEED=…; exit status 0 only when every record is accounted for exactly once
 	@PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -236,12 +236,12 @@ MUTANTS: Final = (
 
 
 def main(
-    only: Annotated[str, typer.Option(help="mutants whose name has this in it")] = "",
+    only: Annotated[str, typer.Option(help="mutants whose name this regular expression finds")] = "",
     check: Annotated[bool, typer.Option(help="only see whether each of them can be made")] = False,
 ) -> None:
     """Make one mutant after another, and print the tests that noticed."""
     console = Console(highlight=False)
-    mutants = [each for each in MUTANTS if only in each.name]
+    mutants = [each for each in MUTANTS if re.search(only, each.name)]
     if check:
         for each in mutants:
             broken(each)

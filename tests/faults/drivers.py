@@ -194,7 +194,7 @@ class World:
     def _write_module(self, pipeline: Pipeline) -> None:
         (self.folder / f"{_module(pipeline)}.py").write_text(
             # A pipeline's repr is the Python that makes it.
-            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\npipeline = {pipeline!r}\n"
+            f"from exactbatch import *\npipeline = {pipeline!r}\n"
         )
 
 

@@ -343,7 +343,7 @@ def proxied_broker(broker: Broker) -> Iterator[Proxy]:
     Clients that bootstrap at the proxy's address stay behind it; the broker's own address is as usual. The
     caller stops the broker.
     """
-    broker.configure({}, None)
+    broker.configure({}, None, anywhere=True)  # the usual ports are what everybody else tries first
     client, controller = broker.ports["client"], broker.ports["controller"]
     behind = find_port(None, frozenset((client, controller)))
     with Proxy((HOST, behind)) as proxy:

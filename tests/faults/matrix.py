@@ -1,0 +1,146 @@
+"""Fault × moment × sink → outcome. `make faults` runs all of it and writes docs/faults.md.
+
+A combination is one batch of one pipeline: new records, a try with the fault, what heals it, and another try. It
+is exact when the target is what a plain program makes of the log and the auditor finds nothing; nothing else is
+believed. The pipelines live on, so what a fault leaves behind would be found under the next ones, too.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Refuse, Stall
+
+Place = Literal["planner", "driver", "worker", "publish", "postgres", "kafka"]
+
+# Sinks whose program is the same until publish: Append stands for them where they are not named.
+BATCH_SINKS: Final = ("append", "upsert", "aggregate", "transform")
+SINKS: Final = (*BATCH_SINKS, "partition")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a fault happens: at a failpoint, or when a proxy sees `seen`; and which sinks it is tried with."""
+
+    name: str
+    place: Place
+    sinks: tuple[str, ...]
+    seen: bytes = b""
+    # What a transaction that drops its COMMIT's answer must have sent; None where it has no COMMIT of its own.
+    commit: bytes | None = None
+
+
+FAILPOINTS: Final = (
+    Moment("plan.before_commit", "planner", ("append",)),
+    Moment("plan.after_commit", "planner", ("append",)),
+    Moment("job.before_stage", "driver", ("append", "transform")),
+    Moment("stage.before_copy_commit", "worker", ("append", "transform")),
+    Moment("stage.after_copy_commit", "worker", ("append", "transform")),
+    Moment("job.after_stage", "driver", ("append", "transform")),
+    Moment("publish.after_advance", "publish", BATCH_SINKS),
+    Moment("publish.after_take_back", "publish", BATCH_SINKS),
+    Moment("publish.after_insert", "publish", BATCH_SINKS),
+    Moment("publish.before_commit", "publish", BATCH_SINKS),
+    Moment("publish.after_commit", "publish", BATCH_SINKS),
+    Moment("job.before_ranges", "driver", ("partition",)),
+    Moment("partition.before_locks", "worker", ("partition",)),
+    Moment("partition.after_locks", "worker", ("partition",)),
+    Moment("partition.before_commit", "worker", ("partition",)),
+    Moment("partition.after_commit", "worker", ("partition",)),
+    Moment("job.after_ranges", "driver", ("partition",)),
+    Moment("partition.before_batch_commit", "publish", ("partition",)),
+    Moment("partition.after_batch_commit", "publish", ("partition",)),
+)
+_PLAN: Final = b"insert into exactbatch.batch "
+_MOVE: Final = b"update exactbatch.stored_offset"
+_RANGE: Final = b"with this as"
+_BATCH: Final = b"update exactbatch.batch b"
+ON_THE_WIRE: Final = (
+    Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
+    Moment("Postgres, COPY", "postgres", ("append", "transform"), b"COPY ", b"COPY "),
+    Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
+    Moment("Postgres, COPY of a range", "postgres", ("partition",), b"COPY "),
+    Moment("Postgres, locks of a range", "postgres", ("partition",), b"for share"),
+    Moment("Postgres, accounts of a range", "postgres", ("partition",), _RANGE, _RANGE),
+    Moment("Postgres, end of the batch", "postgres", ("partition",), _BATCH, _BATCH),
+    Moment("Kafka, plan", "kafka", ("append",), b"kafka-python"),
+    Moment("Kafka, read", "kafka", ("append", "transform", "partition"), b"confluent-kafka-python"),
+)
+
+# At a failpoint. A worker is held, and stopped, for a moment; what publishes, or drives, until another launch has
+# tried the same batch.
+ACTIONS: Final = ("SIGKILL", "exception", "delay", "hold", "SIGSTOP, SIGCONT")
+RESTART: Final = "Postgres: immediate stop, start"
+BROKER: Final = "broker: SIGKILL, start"
+RESTARTS: Final = {
+    "plan.before_commit",
+    "job.before_stage",
+    "stage.before_copy_commit",
+    "job.after_stage",
+    "publish.after_insert",
+    "publish.before_commit",
+    "job.before_ranges",
+    "partition.before_commit",
+    "job.after_ranges",
+    "partition.before_batch_commit",
+}
+BROKER_KILLS: Final = {"job.before_stage", "job.after_stage", "job.before_ranges"}
+NETWORK: Final[dict[str, Fault]] = {
+    "cut": Cut(),
+    "stall": Stall(),
+    "half-open": HalfOpen("to_client"),
+    "refused": Refuse(),
+}
+CUT_AFTER: Final = "cut after N bytes"
+NO_ANSWER: Final = "answer to COMMIT dropped"
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One batch of one sink with one fault at one moment."""
+
+    sink: str
+    moment: Moment
+    fault: str
+
+    @property
+    def on_the_wire(self) -> Fault:
+        """What a proxy does."""
+        if self.fault == NO_ANSWER:
+            assert self.moment.commit is not None
+            return DropCommitAnswer(self.moment.commit)
+        if self.fault == CUT_AFTER:
+            return CutAfter(600, "to_server") if self.moment.place == "postgres" else CutAfter(1500)
+        return NETWORK[self.fault]
+
+    def __str__(self) -> str:
+        return f"{self.sink}: {self.fault} at {self.moment.name}"
+
+
+def combinations() -> Iterator[Combination]:
+    """All of them, moment by moment.
+
+    A broker is killed where the program asks it something afterwards; Postgres is restarted once in each step;
+    bytes are counted where there are many, and an answer to COMMIT is dropped where there is a COMMIT.
+    """
+    for moment in (*FAILPOINTS, *ON_THE_WIRE):
+        faults = list(ACTIONS if moment in FAILPOINTS else NETWORK)
+        faults += [RESTART] * (moment.name in RESTARTS) + [BROKER] * (moment.name in BROKER_KILLS)
+        faults += [CUT_AFTER] * (
+            moment.name in ("Kafka, read", "Postgres, COPY", "Postgres, COPY of a range")
+        )
+        faults += [NO_ANSWER] * (moment.commit is not None)
+        for fault in faults:
+            for sink in moment.sinks:
+                combination = Combination(sink, moment, fault)
+                if not _is_left_out(combination):
+                    yield combination
+
+
+def _is_left_out(combination: Combination) -> bool:
+    """A delay only takes time: one sink of each way to commit is enough. So it is for a driver with a JVM of its
+    own, which takes long to start, and has nothing yet before its rows are staged."""
+    early = combination.moment.name.startswith("job.before") or combination.sink == "transform"
+    return (combination.fault == "delay" and combination.sink not in ("append", "partition")) or (
+        combination.moment.place == "driver" and combination.fault.startswith("SIG") and early
+    )

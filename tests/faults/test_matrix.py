@@ -1,0 +1,77 @@
+"""A part of the matrix of faults; `make faults` runs all of it."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from matrix import FAILPOINTS, SINKS, combinations
+from victims import NotExact, Victims
+
+from exactbatch import batch_job
+from faults import NOT_EXACT, page, victims
+
+CORE = (
+    "append: SIGSTOP, SIGCONT at publish.before_commit",
+    "upsert: SIGKILL at publish.after_take_back",
+    "aggregate: hold at publish.after_advance",
+    "transform: SIGKILL at stage.after_copy_commit",
+    "partition: exception at partition.before_commit",
+    "append: stall at Postgres, publish",
+    "append: half-open at Kafka, plan",
+    "partition: answer to COMMIT dropped at Postgres, accounts of a range",
+    "transform: refused at Kafka, read",
+    "upsert: Postgres: immediate stop, start at publish.before_commit",
+)
+
+
+@pytest.fixture(scope="module")
+def them(spark: Any) -> Iterator[Victims]:
+    with victims(spark) as them:
+        yield them
+
+
+@pytest.mark.parametrize("combination", [e for e in combinations() if str(e) in CORE], ids=str)
+def test_the_try_after_a_fault_is_exact(them: Victims, combination: Any) -> None:
+    them.run(combination)
+
+
+def test_the_core_is_part_of_the_matrix() -> None:
+    assert set(CORE) <= {str(each) for each in combinations()}
+
+
+def test_a_difference_is_told(them: Victims, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of which a publish keeps silent are found, and not by the program itself."""
+    chosen = next(each for each in combinations() if str(each) == "append: SIGKILL at publish.after_insert")
+    publish = batch_job.publish
+
+    def losing(connection: Any, pipeline: Any, **named: Any) -> Any:
+        published = publish(connection, pipeline, **named)
+        with connection, connection.cursor() as cursor:
+            table = pipeline.sink.table.as_string(connection)
+            cursor.execute(f"delete from {table} where ctid in (select ctid from {table} limit 1)")
+        return published
+
+    monkeypatch.setattr(batch_job, "publish", losing)
+    with pytest.raises(NotExact, match="expected the target to be what the log makes it"):
+        them.run(chosen)
+    them.mend(chosen)
+
+
+def test_every_failpoint_of_a_batch_is_in_the_matrix() -> None:
+    """Those of the sources, but for the one of `exactbatch compact`."""
+    from drivers import JOBS
+
+    sources = [each.read_text() for each in (JOBS / "exactbatch").glob("*.py")]
+    named = {name for text in sources for name in re.findall(r'failpoint\("([a-z_.]+)"\)', text)}
+    assert named - {"compact.before_commit"} == {each.name for each in FAILPOINTS}
+
+
+def test_the_page_tells_what_was_not_exact() -> None:
+    outcomes = dict.fromkeys(combinations(), "done")
+    assert len(outcomes) >= 150
+    assert {each.sink for each in outcomes} == set(SINKS)
+    assert NOT_EXACT not in page(outcomes)
+    outcomes[next(combinations())] = NOT_EXACT
+    assert f"**{len(outcomes) - 1} of them exact**" in page(outcomes)
+    assert f"| plan.before_commit | append | {NOT_EXACT} |" in page(outcomes)

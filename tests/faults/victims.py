@@ -1,0 +1,438 @@
+"""What the combinations of the matrix happen to: one pipeline for each sink, on servers behind proxies."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import drivers
+import psutil
+import psycopg2
+from confluent_kafka.admin import AdminClient, NewTopic
+from matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
+from proxy import Proxy
+from psycopg2.extensions import make_dsn
+from test_batch import World
+from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
+
+from conftest import Topic
+from exactbatch import Append, Pipeline, batch_job, failpoints
+from exactbatch.advance import plan
+from exactbatch.audit import audit
+from exactbatch.errors import RetryableError
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.publish import Published
+from exactbatch.settings import Settings
+from reference import LogRecord, Row, appended, is_rejected, read_log
+
+TIMEOUT: Final = 3.0  # seconds, of everything that has one
+BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
+_ACTIONS: Final = {"SIGKILL": "kill", "exception": "error", "delay": "sleep:0.3", "SIGSTOP, SIGCONT": "stop"}
+_MOMENT: Final = 0.3  # seconds for which a worker is held or stopped
+
+
+def _transformed(log: list[LogRecord]) -> dict[Row, Row]:
+    rows = appended(log).items()
+    return {key: (row[0], row[1] and row[1].lower(), *row[2:]) for key, row in rows if row[0] != 5}
+
+
+TRANSFORM: Final = Kind(
+    Append,
+    f"kafka_partition, kafka_offset, {COLUMNS}",
+    2,
+    _transformed,
+    {
+        "sql": "select id, lower(carrier) as carrier, at, delay, version, kafka_topic, kafka_partition, "
+        "kafka_offset, kafka_timestamp from records where id <> 5"
+    },
+)
+
+
+class TryFailed(Exception):
+    """A try ended without success in a process of its own."""
+
+
+class NotExact(AssertionError):
+    """Log and target differ, or a try did not end, or ended otherwise than it may."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the try with the fault ended, and in how many seconds; the next one was exact."""
+
+    first: str
+    seconds: float
+
+
+class Victims:
+    """Pipelines, the servers and proxies that they use, and what can be done to all of these."""
+
+    def __init__(self, spark: Any, stack: LocalStack, kafka: Proxy, postgres: Proxy, folder: Path) -> None:
+        self.spark, self.stack, self.kafka, self.postgres = spark, stack, kafka, postgres
+        self._folder = folder
+        self._plays: dict[str, Play] = {}
+        self._gates = self._made = 0
+        self._alone = False  # whether another launch runs, which no fault shall meet
+
+    def run(self, combination: Combination) -> Outcome:
+        """One combination. Raises NotExact."""
+        play = self._play(combination.sink)
+        play.produce(6)
+        play.out_of_order()
+        play.tombstones()
+        play.bad()
+        planning = combination.moment.place == "planner" or combination.moment.name.endswith(", plan")
+        batch_id = None if planning else self._planned(combination, play)
+        began = time.monotonic()
+        try:
+            with self._fault(combination, play, batch_id):
+                if combination.moment.place == "planner":
+                    beside = partial(self._beside, combination, play, None)
+                    self._in_fork(combination, lambda: self._plan(play), beside)
+                elif planning:
+                    self._plan(play)
+                else:
+                    assert batch_id is not None
+                    self._try(combination, play, batch_id)
+            first = "done"
+        except (TryFailed, RetryableError, RuntimeError) as error:
+            first = type(error).__name__ if isinstance(error, RetryableError) else str(error)
+        seconds = time.monotonic() - began
+        if seconds > BOUND:
+            raise NotExact(
+                f"{combination}: expected the try to end within {BOUND} s, it took {seconds:.0f} s"
+            )
+        self._heal(combination)
+        if first == "done" and not planning:
+            if play.world.rows("select status from exactbatch.batch where batch_id = %s", batch_id) != [
+                ("committed",)
+            ]:
+                raise NotExact(f"{combination}: expected a try that succeeds to commit the batch, it did not")
+        elif not planning:
+            committed = play.world.rows(
+                "select status = 'committed' from exactbatch.batch where batch_id = %s", batch_id
+            )
+            first += ", committed" if committed == [(True,)] else ""
+        if planning:
+            batch_id = self._plan(play)
+        assert batch_id is not None
+        published = self._process(play, batch_id)
+        if published.batch.status != "committed":
+            raise NotExact(f"{combination}: expected the next try to commit, found {published.batch.status}")
+        self._check(combination, play)
+        return Outcome(first, seconds)
+
+    def _try(self, combination: Combination, play: Play, batch_id: int) -> None:
+        if combination.moment.place == "driver" and combination.fault.startswith("SIG"):
+            self._in_driver(combination, play, batch_id)
+        else:
+            self._process(play, batch_id)
+
+    def _planned(self, combination: Combination, play: Play) -> int:
+        if combination.moment.name != "publish.after_take_back":
+            return play.world.plan(play.pipeline)
+        play.world.run(play.pipeline)
+        return play._plan_replay()
+
+    def _check(self, combination: Combination, play: Play) -> None:
+        """The target is what the log makes it, and the auditor agrees."""
+        log = read_log(play.topic.properties, play.topic.name, PARTITIONS)
+        table = play.pipeline.sink.table.as_string(play.world.connection)
+        rows = play.world.rows(f"select {play.kind.query} from {table}")
+        found = {row[: play.kind.key]: row[play.kind.key :] for row in rows}
+        if len(found) != len(rows) or found != play.kind.expected(log):
+            raise NotExact(f"{combination}: expected the target to be what the log makes it, it differs")
+        rejected = play.world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
+        if rejected != [(each.partition, each.offset) for each in log if is_rejected(each)]:
+            raise NotExact(f"{combination}: expected a reject for each bad record, found {len(rejected)}")
+        audits = audit(play.pipeline, play.world.settings)
+        if not all(each.is_exact for each in audits) or sum(each.records for each in audits) != len(log):
+            raise NotExact(f"{combination}: the auditor found {audits}")
+
+    # Faults
+
+    @contextmanager
+    def _fault(self, combination: Combination, play: Play, batch_id: int | None) -> Iterator[None]:
+        moment, fault = combination.moment, combination.fault
+
+        def beside() -> None:
+            self._beside(combination, play, batch_id)
+
+        if moment.place in ("postgres", "kafka"):
+            proxy = self.postgres if moment.place == "postgres" else self.kafka
+            # A COMMIT is told by what came before it.
+            proxy.inject(combination.on_the_wire, when=b"" if fault == NO_ANSWER else moment.seen)
+            yield
+            if not proxy.fired.is_set():
+                raise NotExact(f"{combination}: the moment did not come")
+        elif moment.place == "driver" and not fault.startswith("SIG"):
+            with patch.object(batch_job, "failpoint", self._inline(combination, beside)):
+                yield
+        elif moment.place == "worker":
+            with self._at_workers(combination, beside):
+                yield
+        elif moment.place == "publish":
+            name = "commit_batch" if moment.name.startswith("partition.") else "publish"
+            with patch.object(batch_job, name, self._publishing(combination, play, name, beside)):
+                yield
+        else:
+            yield  # the planner is in a fork of its own, and a driver a program of its own
+
+    def _beside(self, combination: Combination, play: Play, batch_id: int | None) -> None:
+        """What happens while the try is held at its moment."""
+        if combination.fault == RESTART:
+            self._restart_postgres()
+        elif combination.fault == BROKER:
+            self.stack.broker.kill()
+        elif batch_id is not None:
+            self._another_launch(play, batch_id)
+
+    def _inline(self, combination: Combination, beside: Callable[[], None]) -> Callable[[str], None]:
+        def failpoint(name: str) -> None:
+            if name != combination.moment.name or self._alone:
+                return
+            if combination.fault == "exception":
+                raise RuntimeError("exception")
+            if combination.fault == "delay":
+                time.sleep(_MOMENT)
+            else:
+                beside()
+
+        return failpoint
+
+    def _publishing(
+        self, combination: Combination, play: Play, name: str, beside: Callable[[], None]
+    ) -> Callable[..., Any]:
+        function = getattr(batch_job, name)
+
+        def run(connection: Any, pipeline: Pipeline, *arguments: Any, **named: Any) -> Any:
+            if self._alone:
+                return function(connection, pipeline, *arguments, **named)
+
+            def work() -> None:
+                own = _connect(self._through(play.world.settings), "exactbatch")
+                function(own, pipeline, *arguments, **named)
+
+            self._in_fork(combination, work, beside)
+            batch_id = arguments[0] if arguments else named["tables"].batch_id
+            with transaction(play.world.connection):
+                return Published(Ledger(play.world.connection).batch(batch_id), wrote=True)
+
+        return run
+
+    def _in_fork(
+        self,
+        combination: Combination,
+        work: Callable[[], Any],
+        beside: Callable[[], None],
+    ) -> None:
+        """Do it in a process of its own, which the fault happens to."""
+        self._gates += 1
+        gate, said = self._folder / f"gate-{self._gates}", self._folder / f"said-{self._gates}"
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                gc.disable()
+                os.closerange(3, 4096)  # nobody else's connections are kept open by this process
+                action = _ACTIONS.get(combination.fault, f"hold:{gate}")
+                failpoints._ACTIONS[combination.moment.name] = action
+                work()
+                status = 0
+            except BaseException as error:
+                said.write_text("exception" if type(error) is RuntimeError else type(error).__name__)
+            finally:
+                os._exit(status)
+        if combination.fault not in _ACTIONS:
+            _wait(lambda: Path(f"{gate}.held").exists(), str(combination))
+            beside()
+            gate.touch()
+        elif combination.fault == "SIGSTOP, SIGCONT":
+            _, status = os.waitpid(child, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                raise NotExact(f"{combination}: the moment did not come")
+            beside()
+            os.kill(child, signal.SIGCONT)
+        _, status = os.waitpid(child, 0)
+        if os.WIFSIGNALED(status):
+            raise TryFailed("killed")
+        if status != 0:
+            raise TryFailed(said.read_text())
+        if combination.fault in ("SIGKILL", "exception"):
+            raise NotExact(f"{combination}: the moment did not come")
+
+    @contextmanager
+    def _at_workers(self, combination: Combination, beside: Callable[[], None]) -> Iterator[None]:
+        self._gates += 1
+        gate, ended = self._folder / f"gate-{self._gates}", threading.Event()
+        held, came = Path(f"{gate}.held"), []
+
+        def release() -> None:
+            while not ended.wait(0.05):
+                if combination.fault == "SIGSTOP, SIGCONT":
+                    for each in _stopped_children():
+                        came.append(each)
+                        time.sleep(_MOMENT)
+                        os.kill(each, signal.SIGCONT)
+                elif held.exists() and not gate.exists():
+                    if combination.fault == RESTART:
+                        beside()
+                    else:
+                        time.sleep(_MOMENT)
+                    came.append(0)
+                    gate.touch()
+
+        action = _ACTIONS.get(combination.fault, f"hold:{gate}")
+        environment = self.spark.sparkContext.environment
+        releasing = threading.Thread(target=release)
+        releasing.start()
+        try:
+            with patch.dict(environment, {"EXACTBATCH_FAILPOINTS": f"{combination.moment.name}={action}"}):
+                yield
+        finally:
+            ended.set()
+            releasing.join()
+        if combination.fault in ("SIGSTOP, SIGCONT", "hold", RESTART) and not came:
+            raise NotExact(f"{combination}: the moment did not come")
+
+    def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
+        """A driver with a JVM of its own."""
+        world = drivers.World(self.spark, play.world.connection, play.world.settings, self._folder)
+        action = _ACTIONS[combination.fault]
+        driver = world.launch(
+            play.pipeline, batch_id, f"{combination.moment.name}={action}", self._through(play.world.settings)
+        )
+        try:
+            if action == "stop":
+                _wait(
+                    lambda: (
+                        psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED
+                        or psutil.Process(driver.pid).status() == psutil.STATUS_ZOMBIE
+                    ),
+                    str(combination),
+                )
+                self._another_launch(play, batch_id)
+                driver.signal(signal.SIGCONT)
+            status = driver.wait()
+        finally:
+            driver.close()
+        if status == -signal.SIGKILL:
+            raise TryFailed("killed")
+        if status != 0:
+            raise TryFailed(f"exit status {status}")
+
+    def _another_launch(self, play: Play, batch_id: int) -> None:
+        """Of the same batch, which no fault happens to; it may find the first one in its way."""
+        self._alone = True
+        try:
+            play.world.process(play.pipeline, batch_id)
+        except RetryableError:
+            pass  # the lock of the one that is held was not granted in time
+        finally:
+            self._alone = False
+
+    def _restart_postgres(self) -> None:
+        postgres = psutil.Process(self.stack.postgres.pid)
+        postgres.send_signal(signal.SIGQUIT)
+        _wait(lambda: self.stack.postgres.pid is None, "an immediate stop of Postgres")
+        self.stack.postgres.start()
+
+    def _heal(self, combination: Combination) -> None:
+        self.postgres.heal()
+        self.kafka.heal()
+        if combination.fault == BROKER:
+            self.stack.broker.start()
+        if combination.fault == RESTART:
+            for each in self._plays.values():
+                each.world.connection = connect(each.world.settings.postgres, application="tests")
+
+    # The program, through the proxies
+
+    def _plan(self, play: Play) -> int | None:
+        settings = self._through(play.world.settings)
+        with closing(_connect(settings, "exactbatch plan")) as own:
+            return plan(own, KafkaLog(settings.kafka), play.pipeline, origin="cli")
+
+    def _process(self, play: Play, batch_id: int) -> Published:
+        settings = self._through(play.world.settings)
+        return batch_job.process_batch(self.spark, play.pipeline, batch_id, settings)
+
+    def _through(self, settings: Settings) -> Settings:
+        kafka = {"bootstrap.servers": self.kafka.address, "socket.connection.setup.timeout.ms": 3000}
+        return Settings(kafka=kafka, postgres=make_dsn(settings.postgres, port=self.postgres.port))
+
+    def mend(self, combination: Combination) -> None:
+        """After one that is not exact: all servers are up, and another pipeline takes the place of the one."""
+        self.stack.broker.start()
+        self.stack.postgres.start()
+        self._heal(combination)
+        self._plays.pop(combination.sink, None)
+
+    def _play(self, sink: str) -> Play:
+        if sink not in self._plays:
+            self._made += 1
+            self._plays[sink] = self._make(sink, f"{sink}_{self._made}")
+        return self._plays[sink]
+
+    def _make(self, sink: str, name: str) -> Play:
+        assert sink in SINKS
+        kind = TRANSFORM if sink == "transform" else KINDS[sink]
+        with closing(psycopg2.connect(self.stack.postgres_dsn)) as connection:
+            connection.autocommit = True
+            with connection.cursor() as cursor:
+                cursor.execute(f"create database faults_{name}")
+        dsn = make_dsn(self.stack.postgres_dsn, dbname=f"faults_{name}")
+        connection = connect(dsn, application="tests")
+        migrate(connection)
+        properties = self.stack.kafka_properties
+        admin = AdminClient(dict(properties))
+        admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
+        _wait(lambda: name in admin.list_topics(timeout=30).topics, f"topic {name}")
+        pipeline = Pipeline(
+            name=name,
+            topics=(name,),
+            value=VALUE,
+            sink=kind.sink(f"public.{name}_target"),
+            max_rejects=100,
+            read_timeout=TIMEOUT,
+            publish_timeout=TIMEOUT,
+            statement_timeout=TIMEOUT,
+            **kind.changes,
+        )
+        with transaction(connection):
+            Ledger(connection).register(pipeline)
+        world = World(self.spark, connection, Settings(kafka=properties, postgres=dsn))
+        return Play(world, Topic(name, dict(properties)), pipeline, kind)
+
+
+def _connect(settings: Settings, application: str) -> Any:
+    return connect(settings.postgres, application=application, timeout=TIMEOUT, statement_timeout=TIMEOUT)
+
+
+def _wait(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + BOUND
+    while not condition():
+        if time.monotonic() > deadline:
+            raise NotExact(f"{what}: did not come within {BOUND} s")
+        time.sleep(0.02)
+
+
+def _stopped_children() -> list[int]:
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        try:
+            if each.status() == psutil.STATUS_STOPPED:
+                found.append(each.pid)
+        except psutil.NoSuchProcess:
+            continue  # it has ended meanwhile
+    return found
