@@ -152,6 +152,7 @@ def main(words: Iterable[str]) -> int:
         SparkSession.builder.master("local[4, 2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.python.daemon.module", "warm_daemon")
         .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )

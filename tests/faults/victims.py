@@ -16,6 +16,7 @@ from unittest.mock import patch
 import drivers
 import psutil
 import psycopg2
+from acting import Acting
 from confluent_kafka.admin import AdminClient, NewTopic
 from matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
 from proxy import Proxy
@@ -25,7 +26,7 @@ from test_batch import World
 from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
 
 from conftest import Topic
-from exactbatch import Append, Pipeline, batch_job, failpoints
+from exactbatch import Append, Pipeline, batch_job, direct, failpoints, transform
 from exactbatch.advance import plan
 from exactbatch.audit import audit
 from exactbatch.errors import RetryableError
@@ -56,6 +57,14 @@ TRANSFORM: Final = Kind(
         "kafka_offset, kafka_timestamp from records where id <> 5"
     },
 )
+
+
+# What a worker does, by the part of the program that its failpoints are in, and where the driver takes it from.
+_WORK: Final = {
+    ("stage", False): (direct, "stage"),
+    ("stage", True): (transform, "stage_rows"),
+    ("partition", False): (batch_job, "commit_range"),
+}
 
 
 class TryFailed(Exception):
@@ -293,11 +302,12 @@ class Victims:
                     gate.touch()
 
         action = _ACTIONS.get(combination.fault, f"hold:{gate}")
-        environment = self.spark.sparkContext.environment
+        module, name = _WORK[combination.moment.name.split(".")[0], combination.sink == "transform"]
+        acting = Acting(getattr(module, name), combination.moment.name, action)
         releasing = threading.Thread(target=release)
         releasing.start()
         try:
-            with patch.dict(environment, {"EXACTBATCH_FAILPOINTS": f"{combination.moment.name}={action}"}):
+            with patch.object(module, name, acting):
                 yield
         finally:
             ended.set()
