@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+import acting
 import drivers
 import psutil
 import psycopg2
-from acting import Acting
 from confluent_kafka.admin import AdminClient, NewTopic
 from matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
 from proxy import Proxy
 from psycopg2.extensions import make_dsn
+from pyspark import cloudpickle
 from reference import LogRecord, Row, appended, is_rejected, read_log
 from test_batch import World
 from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
@@ -35,6 +36,8 @@ from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
+
+cloudpickle.register_pickle_by_value(acting)  # executors cannot import what is beside the tests
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
@@ -303,11 +306,11 @@ class Victims:
 
         action = _ACTIONS.get(combination.fault, f"hold:{gate}")
         module, name = _WORK[combination.moment.name.split(".")[0], combination.sink == "transform"]
-        acting = Acting(getattr(module, name), combination.moment.name, action)
+        work = acting.Acting(getattr(module, name), combination.moment.name, action)
         releasing = threading.Thread(target=release)
         releasing.start()
         try:
-            with patch.object(module, name, acting):
+            with patch.object(module, name, work):
                 yield
         finally:
             ended.set()

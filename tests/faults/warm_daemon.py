@@ -1,7 +1,6 @@
 """Spark's Python daemon with the program imported before it forks: a worker in place of a killed one is there at
 once."""
 
-import acting  # noqa: F401 - imported for the workers
 from pyspark.daemon import manager
 
 import exactbatch.partition_commit
