@@ -123,6 +123,17 @@ what the row names. `half-open`: nothing of what the server says arrives any mor
 
 {on_the_wire}
 
+## What ends a wait
+
+| silent is | noticed after |
+| --- | --- |
+| Postgres, at connecting | 10 s |
+| Postgres, asked something: a statement, rows of a COPY, a COMMIT | `statement_timeout`, and 2 s on the driver |
+| a lock, or a driver in its transaction | `publish_timeout` |
+| the host of Postgres, so that nothing is acknowledged | `publish_timeout`, or 25 s without traffic |
+| Kafka, asked by the planner | `socket.connection.setup.timeout.ms`, or kafka-python's 30 s for a request |
+| Kafka, in a read | `read_timeout` |
+
 Run it: `make faults`, in about 25 minutes. It tells of each combination, writes this page, and exits with 1 unless
 all are exact. `make test` has a part of it.
 """
