@@ -65,8 +65,8 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
 }
 # The commit that publishes, told by a statement of its transaction.
 COMMITS: Final = {
-    "direct": b"update exactbatch.batch\n",
-    "transformed": b"update exactbatch.batch\n",
+    "direct": b"update exactbatch.stored_offset",
+    "transformed": b"update exactbatch.stored_offset",
     "partition": b"update exactbatch.batch b",
     "a range of partition": b"with this as",
     "plan": b"insert into exactbatch.batch ",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
+import acting
 import drivers
 import psutil
 import psycopg2
@@ -20,11 +21,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
 from proxy import Proxy
 from psycopg2.extensions import make_dsn
+from pyspark import cloudpickle
 from test_batch import World
 from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
 
 from conftest import Topic
-from exactbatch import Append, Pipeline, batch_job, failpoints
+from exactbatch import Append, Pipeline, batch_job, direct, failpoints, transform
 from exactbatch.advance import plan
 from exactbatch.audit import audit
 from exactbatch.errors import RetryableError
@@ -34,6 +36,8 @@ from exactbatch.local import LocalStack
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
 from reference import LogRecord, Row, appended, is_rejected, read_log
+
+cloudpickle.register_pickle_by_value(acting)  # executors cannot import what is beside the tests
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
@@ -56,6 +60,14 @@ TRANSFORM: Final = Kind(
         "kafka_offset, kafka_timestamp from records where id <> 5"
     },
 )
+
+
+# What a worker does, by the part of the program that its failpoints are in, and where the driver takes it from.
+_WORK: Final = {
+    ("stage", False): (direct, "stage"),
+    ("stage", True): (transform, "stage_rows"),
+    ("partition", False): (batch_job, "commit_range"),
+}
 
 
 class TryFailed(Exception):
@@ -293,11 +305,12 @@ class Victims:
                     gate.touch()
 
         action = _ACTIONS.get(combination.fault, f"hold:{gate}")
-        environment = self.spark.sparkContext.environment
+        module, name = _WORK[combination.moment.name.split(".")[0], combination.sink == "transform"]
+        work = acting.Acting(getattr(module, name), combination.moment.name, action)
         releasing = threading.Thread(target=release)
         releasing.start()
         try:
-            with patch.dict(environment, {"EXACTBATCH_FAILPOINTS": f"{combination.moment.name}={action}"}):
+            with patch.object(module, name, work):
                 yield
         finally:
             ended.set()

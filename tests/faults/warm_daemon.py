@@ -1,0 +1,11 @@
+"""Spark's Python daemon with the program imported before it forks: a worker in place of a killed one is there at
+once."""
+
+from pyspark.daemon import manager
+
+import exactbatch.partition_commit
+import exactbatch.staging
+import exactbatch.transform  # noqa: F401 - imported for the workers
+
+if __name__ == "__main__":
+    manager()

@@ -1,0 +1,56 @@
+"""Work with Postgres that is given up when Postgres alone is waited for too long."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from exactbatch.errors import PostgresUnavailable
+from exactbatch.patience import Patience, within
+
+
+def test_it_returns_and_raises_what_the_work_does() -> None:
+    def fails(_: Patience) -> None:
+        raise TimeoutError("its own")
+
+    assert within(1, lambda _: 7) == 7
+    with pytest.raises(TimeoutError, match="its own"):
+        within(1, fails)
+
+
+def test_work_that_waits_for_ever_is_given_up() -> None:
+    ends = threading.Event()
+    began = time.monotonic()
+    with pytest.raises(PostgresUnavailable, match=r"within 0\.1 s.*statement_timeout"):
+        within(0.1, lambda _: ends.wait(30))
+    ends.set()
+    assert time.monotonic() - began < 10
+
+
+def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres() -> None:
+    def slow() -> Iterator[int]:
+        for each in range(3):
+            time.sleep(0.7)
+            yield each
+
+    assert within(0.5, lambda patience: list(patience.between(slow()))) == [0, 1, 2]
+
+
+def test_a_postgres_that_answers_too_late_gets_no_more() -> None:
+    taken: list[int] = []
+    ended, go = threading.Event(), threading.Event()
+
+    def takes_its_time(patience: Patience) -> None:
+        try:
+            for each in patience.between(iter(range(5))):
+                taken.append(each)
+                go.wait(30)
+        finally:
+            ended.set()
+
+    with pytest.raises(PostgresUnavailable):
+        within(0.1, takes_its_time)
+    go.set()
+    assert ended.wait(30)
+    assert taken == [0]
