@@ -91,7 +91,7 @@ class ThreeBrokers:
     def active_controller(self) -> int:
         """The node that leads the cluster."""
         with admin_client(self._to_brokers) as client:
-            return int(client.describe_metadata_quorum()["leader_id"])
+            return int(client.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"])
 
     def leader(self, topic: Topic, partition: int = 0) -> int:
         """The node that leads a partition, -1 for none."""
