@@ -92,9 +92,10 @@ def no_connection_left(dsn: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("sink", "moment"), [("append", "job.before_stage"), ("partition", "job.before_ranges")]
-)
+CONNECTING: Final = [("append", "job.before_stage"), ("partition", "job.before_ranges")]
+
+
+@pytest.mark.parametrize(("sink", "moment"), CONNECTING if LONG else CONNECTING[:1])
 def test_a_server_without_connections_is_named_and_the_retry_is_exact(
     make_case: MakeCase, sink: str, moment: str
 ) -> None:
@@ -163,16 +164,16 @@ def full(disk: Path) -> Iterator[None]:
         ballast.unlink()
 
 
-@pytest.mark.parametrize(
-    ("sink", "moment", "error"),
-    [
-        ("append", "job.before_stage", TasksFailed),
-        ("append", "job.after_stage", PostgresUnavailable),
-        ("upsert", "job.after_stage", PostgresUnavailable),
-        ("aggregate", "job.after_stage", PostgresUnavailable),
-        ("partition", "job.before_ranges", TasksFailed),
-    ],
-)
+FULL: Final = [
+    ("append", "job.after_stage", PostgresUnavailable),
+    ("upsert", "job.after_stage", PostgresUnavailable),
+    ("aggregate", "job.after_stage", PostgresUnavailable),
+    ("append", "job.before_stage", TasksFailed),
+    ("partition", "job.before_ranges", TasksFailed),
+]
+
+
+@pytest.mark.parametrize(("sink", "moment", "error"), FULL if LONG else FULL[:2])
 def test_a_full_disk_is_named_and_the_retry_is_exact(
     make_case: MakeCase, small_disk: Path, sink: str, moment: str, error: type[ExactbatchError]
 ) -> None:
@@ -261,7 +262,7 @@ TIMEOUTS: Final = [
 
 
 @pytest.mark.parametrize(
-    ("sink", "moment", "publish_timeout", "options", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:3]
+    ("sink", "moment", "publish_timeout", "options", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:2]
 )
 def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact(
     make_case: MakeCase,
@@ -325,7 +326,7 @@ TASKS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("sink", "moment"), TASKS if LONG else TASKS[:3])
+@pytest.mark.parametrize(("sink", "moment"), TASKS if LONG else TASKS[:1])
 def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(
     make_case: MakeCase, sink: str, moment: str
 ) -> None:
@@ -378,7 +379,7 @@ RESTARTS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("sink", "moment", "number", "committed"), RESTARTS if LONG else RESTARTS[:4])
+@pytest.mark.parametrize(("sink", "moment", "number", "committed"), RESTARTS if LONG else RESTARTS[:2])
 def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
     make_case: MakeCase, server: Any, sink: str, moment: str, number: signal.Signals, committed: bool
 ) -> None:
@@ -391,6 +392,10 @@ def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
     if sink != "partition" and not committed:
         case.assert_nothing_written(batch_id)
     assert case.process(batch_id).wrote is not committed
+    if committed:
+        # Nothing was launched that could drop the staging tables; the next batch does it.
+        case.produce()
+        assert case.process(case.plan()).wrote
     case.assert_exact()
 
 
@@ -479,7 +484,7 @@ STOPS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("sink", "moment", "replan"), STOPS if LONG else STOPS[:2])
+@pytest.mark.parametrize(("sink", "moment", "replan"), STOPS if LONG else STOPS[:1])
 def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_trace(
     make_case: MakeCase, tmp_path: Path, sink: str, moment: str, replan: bool
 ) -> None:

@@ -88,6 +88,11 @@ class ThreeBrokers:
         self.await_in_sync(topic)
         return topic
 
+    def active_controller(self) -> int:
+        """The node that leads the cluster."""
+        with admin_client(self._to_brokers) as client:
+            return int(client.describe_metadata_quorum()["topics"][0]["partitions"][0]["leader_id"])
+
     def leader(self, topic: Topic, partition: int = 0) -> int:
         """The node that leads a partition, -1 for none."""
         return int(self._partition(topic, partition).leader)
