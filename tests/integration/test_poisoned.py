@@ -94,10 +94,7 @@ def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
 ) -> None:
     pipeline = make_pipeline(topic)
     world.run(pipeline)
-    broken = replace(
-        pipeline,
-        sql="select *, cast(name as int) as number from records",
-    )
+    broken = replace(pipeline, sql="select * from records where cast(name as int) > 0")
     batch_id = replay_all(world, pipeline)
     with pytest.raises(TransformFailed):
         world.process(broken, batch_id)

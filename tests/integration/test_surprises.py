@@ -287,7 +287,7 @@ def set_policy(played: Scene, policy: str) -> None:
     done.result(30)
 
 
-@of("upsert by offset")
+@of("append", "upsert by offset")
 def test_compaction_between_two_reads_and_before_a_replay(
     scene: MakeScene, make_topic: MakeTopic, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
