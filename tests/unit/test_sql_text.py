@@ -13,6 +13,7 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # function has itself chosen from constants.
 TAKEN: Final = {
     "audit.py": {"form", "type_", "merge[str(measure).partition('(')[0]]"},
+    "audit_values.py": {"column.type", "type_", "str(at + 1)"},
     "sinks/cast.py": {"self.type", "self.column.staged_type", "length[1]"},
     "sinks/measures.py": {"self.function", "type_"},
     "sinks/partials.py": {"column.type", "str(at + 1)"},
