@@ -205,7 +205,7 @@ def small_files(server: Any) -> Iterator[None]:
         limit(resource.RLIM_INFINITY)
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sink", "moment", "error"),
     [
@@ -338,7 +338,7 @@ def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(
     case.assert_exact()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 @pytest.mark.parametrize("sink", ["append", "partition"])
 def test_tasks_whose_copy_takes_longer_than_a_statement_may_are_tried_again(
     make_case: MakeCase, sink: str
@@ -507,7 +507,7 @@ def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_tra
     case.assert_exact()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 def test_workers_that_are_stopped_with_their_locks_hold_nobody_up_for_long(make_case: MakeCase) -> None:
     """A newer plan takes the batch's place once the server has ended their transactions; then they go on."""
     case = make_case("partition", publish_timeout=3)

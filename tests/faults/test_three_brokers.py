@@ -62,7 +62,7 @@ def test_a_leader_that_is_killed_in_mid_read_is_succeeded_and_the_batch_goes_on(
     case.assert_exact()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 @pytest.mark.parametrize("sink", ["append", "upsert", "aggregate", "partition"])
 def test_two_of_three_brokers_that_are_killed_fail_the_batch_and_the_retry_is_exact(
     make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
@@ -85,7 +85,7 @@ def test_two_of_three_brokers_that_are_killed_fail_the_batch_and_the_retry_is_ex
     case.assert_exact()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 def test_two_of_three_brokers_that_come_back_in_time_let_the_batch_go_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers
 ) -> None:
@@ -99,7 +99,7 @@ def test_two_of_three_brokers_that_come_back_in_time_let_the_batch_go_on(
     case.assert_exact()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 def test_a_leader_that_moves_in_mid_read_lets_the_batch_go_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers
 ) -> None:
@@ -114,7 +114,7 @@ def test_a_leader_that_moves_in_mid_read_lets_the_batch_go_on(
     case.assert_exact()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 def test_an_end_of_the_log_that_a_new_leader_does_not_know_yet_is_waited_for(
     spark: Any, brokers: ThreeBrokers, database: str, tmp_path: Path
 ) -> None:
@@ -149,7 +149,7 @@ def test_an_end_of_the_log_that_a_new_leader_does_not_know_yet_is_waited_for(
     case.assert_audited()
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 def test_a_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
     spark: Any, brokers: ThreeBrokers, database: str, tmp_path: Path
 ) -> None:
