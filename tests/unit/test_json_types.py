@@ -176,6 +176,13 @@ def test_a_name_that_stands_twice_in_a_value_is_no_field_given_twice() -> None:
         assert decode(Json("a jsonb"), value.encode()).rejects == ()
 
 
+def test_a_number_of_many_digits_is_one_beside_an_escaped_name_too() -> None:
+    """Names with escapes are looked at by Python, which makes no integer of more than 4,300 digits."""
+    number = "1" + "0" * 131_071
+    value = rb'{"n":%s,"other":{"\u20ac":%s}}' % (number.encode(), number.encode())
+    assert rows(Json("n numeric"), value) == [{"n": number}]
+
+
 def test_arrays_keep_order_nulls_and_emptiness() -> None:
     for type_, written, there in (
         ("int[]", "[3,null,-1]", [3, None, -1]),

@@ -136,7 +136,8 @@ def _refuse_fields_given_twice(objects: "pa.StringArray", columns: tuple[Column,
         name = json.dumps(column.name, ensure_ascii=False)
         suspect = pc.or_(suspect, pc.greater(pc.count_substring(objects, name), 1))
     for text in objects.filter(suspect).to_pylist():
-        names = json.loads(text, object_pairs_hook=_names)
+        # Numbers stay text: they may have more digits than Python makes an integer of.
+        names = json.loads(text, object_pairs_hook=_names, parse_int=str, parse_float=str)
         for column in columns:
             if names.count(column.name) > 1:
                 raise ValueError(f"field {column.name!r} was specified twice")
