@@ -315,7 +315,7 @@ def status(reference: Reference, as_json: AsJson = False) -> None:
 def audit(
     reference: Reference,
     values: Annotated[
-        bool, typer.Option(help="compare what rows hold, too: takes several times as long")
+        bool, typer.Option("--values", help="Compare what rows hold, too; takes several times as long.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
