@@ -22,7 +22,7 @@ from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.settings import Settings
 
 # No batch takes so long, with all its timeouts: a driver that does hangs.
-HANGS_S: Final = 180.0
+HANGS_S: Final = 400.0
 _ABANDONED: Final = 0.1  # of the batches that failed, the share that nobody tries again
 _REPLAYS: Final = 0.35
 
