@@ -274,7 +274,7 @@ class Slot:
 
     def _armed_for(self, job: Job) -> tuple[dict[str, str], str | None]:
         """A fault that waits for a batch, as a failpoint of this one."""
-        if job.tries > 3:
+        if job.tries > 3 or self.work.draining.is_set():
             return {}, None
         with self.work.lock:
             fault = next((each for each in self.work.armed if each != "plan"), None)
