@@ -38,6 +38,8 @@ class Driver:
                     **os.environ,
                     "PYTHONPATH": path,
                     "PYSPARK_SUBMIT_ARGS": _SPARK,
+                    # What a killed JVM leaves behind goes with the stack.
+                    "SPARK_LOCAL_DIRS": str(log.parent),
                     **settings.as_environment(),
                 },
                 stdin=subprocess.PIPE,

@@ -26,7 +26,7 @@ _COMMON: Final[dict[str, Any]] = {
     "max_rejects": 1_000_000,
     "read_timeout": 10.0,
     "publish_timeout": 5.0,
-    "limits": Limits(max_records=5_000),
+    "limits": Limits(max_records=20_000),
 }
 _MEASURES: Final = {"events": Count(), "delay": Sum("delay"), "best": Min("delay"), "worst": Max("delay")}
 # Two of three events, and every second of these twice.

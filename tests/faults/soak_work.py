@@ -22,7 +22,7 @@ from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.settings import Settings
 
 # No batch takes so long, with all its timeouts: a driver that does hangs.
-HANGS_S: Final = 180.0
+HANGS_S: Final = 400.0
 _ABANDONED: Final = 0.1  # of the batches that failed, the share that nobody tries again
 _REPLAYS: Final = 0.35
 
@@ -274,7 +274,7 @@ class Slot:
 
     def _armed_for(self, job: Job) -> tuple[dict[str, str], str | None]:
         """A fault that waits for a batch, as a failpoint of this one."""
-        if job.tries > 3:
+        if job.tries > 3 or self.work.draining.is_set():
             return {}, None
         with self.work.lock:
             fault = next((each for each in self.work.armed if each != "plan"), None)

@@ -18,8 +18,8 @@ def test_every_record_is_accounted_for_under_random_faults() -> None:
     soak = Soak(HOME, f"test-{os.getpid()}-soak", seed=seed, seconds=25, rate=150, every=2.5)
     report = soak.run()
     assert report.failure is None, f"seed {seed}, {report.folder}: {report.failure}"
-    assert report.faults.total() >= 4, report.faults
-    assert report.audits > len(report.accounted)
+    assert report.faults.total() >= 2, report.faults
+    assert report.audits >= len(report.accounted)
     assert not report.crashes
     assert all(each.produced > 0 for each in report.accounted.values())
     assert table(report).row_count > 10
