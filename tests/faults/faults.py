@@ -159,7 +159,9 @@ def _table(outcomes: Outcomes, moments: Sequence[Moment], faults: Sequence[str])
 
 
 def main(words: Iterable[str]) -> int:
-    """All combinations; or those whose text has one of the words, again."""
+    """All combinations; or those whose text has one of the words, again; or, with the word `rest` alone, those that
+    were not seen exact since all were run.
+    """
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -167,6 +169,8 @@ def main(words: Iterable[str]) -> int:
     if not words:
         SEEN.unlink(missing_ok=True)
     chosen = [each for each in combinations() if not words or any(word in str(each) for word in words)]
+    if words == ["rest"]:
+        chosen = [each for each in combinations() if _seen().get(str(each), NOT_EXACT) == NOT_EXACT]
     spark = (
         SparkSession.builder.master("local[4, 2]")
         .config("spark.ui.enabled", "false")
