@@ -159,8 +159,8 @@ def _table(outcomes: Outcomes, moments: Sequence[Moment], faults: Sequence[str])
 
 
 def main(words: Iterable[str]) -> int:
-    """All combinations; or those whose text has one of the words, again; or, with the word `rest` alone, those that
-    were not seen exact since all were run.
+    """All combinations; or those whose text has one of the words, again; or, with the word `rest` alone, those
+    that were not seen exact since all were begun.
     """
     from pyspark.sql import SparkSession
 
