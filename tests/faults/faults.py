@@ -35,6 +35,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "faults.md"
 # What was seen last of each combination: a run of some of them leaves the others as they were.
 SEEN: Final = HOME / "faults.json"
 NOT_EXACT: Final = "**NOT EXACT**"
+NOT_RUN: Final = "not run"
 Outcomes = dict[Combination, str]
 
 
@@ -82,14 +83,19 @@ def _seen() -> dict[str, str]:
 
 def page(outcomes: Outcomes) -> str:
     """docs/faults.md."""
-    not_run = [str(each) for each in combinations() if each not in outcomes]
-    exact = sum(each != NOT_EXACT for each in outcomes.values())
-    ends = Counter("done" if each == "done" else "failed" for each in outcomes.values() if each != NOT_EXACT)
+    outcomes = {each: outcomes.get(each, NOT_RUN) for each in combinations()}
+    run_ = sum(each != NOT_RUN for each in outcomes.values())
+    exact = sum(each not in (NOT_EXACT, NOT_RUN) for each in outcomes.values())
+    ends = Counter(
+        "done" if each == "done" else "failed"
+        for each in outcomes.values()
+        if each not in (NOT_EXACT, NOT_RUN)
+    )
     at_failpoints = _table(outcomes, FAILPOINTS, (*ACTIONS, RESTART, BROKER))
     on_the_wire = _table(outcomes, ON_THE_WIRE, (*NETWORK, CUT_AFTER, NO_ANSWER))
     return f"""# Faults
 
-What `make faults` has seen: {len(outcomes)} combinations of fault, moment and sink, **{exact} of them exact**. In
+What `make faults` has seen: {run_} of {len(outcomes)} combinations of fault, moment and sink, **{exact} exact**. In
 {ends["done"]} the try with the fault came through by itself, because Spark tried a task again, a client connected
 again, or the fault only took time; in {ends["failed"]} it failed with an error that can be tried again, or was
 killed, and the next try made it exact.
@@ -111,7 +117,7 @@ all else in an advance; bytes are counted where there are many; an answer to COM
 COMMIT; a broker is killed where it is asked something afterwards, and Postgres restarted once in each step. A
 worker is held or stopped for 0.3 s; what drives or publishes, until another launch has tried the same batch.
 `compact.before_commit` belongs to no batch; `tests/integration/test_compact.py` kills there.
-{_not_run(not_run)}
+
 ## At failpoints
 
 {at_failpoints}
@@ -137,13 +143,6 @@ what the row names. `half-open`: nothing of what the server says arrives any mor
 Run it: `make faults`, in about 25 minutes. It tells of each combination, writes this page, and exits with 1 unless
 all are exact. `make test` has a part of it.
 """
-
-
-def _not_run(combinations: Sequence[str]) -> str:
-    if not combinations:
-        return ""
-    listed = "".join(f"\n- {each}" for each in combinations)
-    return f"\nNot run, of what is generated: {len(combinations)}.\n{listed}\n"
 
 
 def _table(outcomes: Outcomes, moments: Sequence[Moment], faults: Sequence[str]) -> str:
