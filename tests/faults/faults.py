@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,21 +83,17 @@ def _seen() -> dict[str, str]:
 def page(outcomes: Outcomes) -> str:
     """docs/faults.md."""
     outcomes = {each: outcomes.get(each, NOT_RUN) for each in combinations()}
-    run_ = sum(each != NOT_RUN for each in outcomes.values())
-    exact = sum(each not in (NOT_EXACT, NOT_RUN) for each in outcomes.values())
-    ends = Counter(
-        "done" if each == "done" else "failed"
-        for each in outcomes.values()
-        if each not in (NOT_EXACT, NOT_RUN)
-    )
+    ran = {each: outcome for each, outcome in outcomes.items() if outcome != NOT_RUN}
+    exact = {each: outcome for each, outcome in ran.items() if outcome != NOT_EXACT}
+    done = sum(outcome == "done" for outcome in exact.values())
     at_failpoints = _table(outcomes, FAILPOINTS, (*ACTIONS, RESTART, BROKER))
     on_the_wire = _table(outcomes, ON_THE_WIRE, (*NETWORK, CUT_AFTER, NO_ANSWER))
     return f"""# Faults
 
-What `make faults` has seen: {run_} of {len(outcomes)} combinations of fault, moment and sink, **{exact} exact**. In
-{ends["done"]} the try with the fault came through by itself, because Spark tried a task again, a client connected
-again, or the fault only took time; in {ends["failed"]} it failed with an error that can be tried again, or was
-killed, and the next try made it exact.
+`make faults` has run {len(ran)} of {len(outcomes)} combinations of fault, moment and sink: **{len(exact)} exact**.
+In {done} the try with the fault came through by itself, because Spark tried a task again, a client connected
+again, or the fault only took time; in {len(exact) - done} it failed with an error that can be tried again, or
+was killed, and the next try made it exact.
 
 A combination is one batch: new records (with repeated and late changes, tombstones and records that do not
 decode), a try with the fault, what heals it, and one more try. Exact means: the target is what a plain program
