@@ -54,7 +54,7 @@ test-long: java ## the tests that have a long form: a whole day's backfill, 20 k
 	  tests/integration/test_ledger_model.py tests/integration/test_every_sink.py tests/integration/test_upsert_flights.py \
 	  tests/integration/test_hourly_delays.py tests/integration/test_fuzzed_values.py $(ARGS)
 
-faults: java ## every fault at every moment with every sink, written to docs/faults.md; ARGS='"upsert: cut"' for some
+faults: java ## every fault at every moment with every sink → docs/faults.md; ARGS=rest for what is left of a run
 	@PYTHONPATH=tests:tests/integration:tests/faults $(BIN)/python tests/faults/faults.py $(ARGS)
 
 soak: java ## random faults for MINUTES=30, by SEED=…; exit status 0 only when every record is accounted for exactly once

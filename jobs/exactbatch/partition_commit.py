@@ -171,7 +171,8 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
             rejects = pa.RecordBatchReader.from_batches(REJECT, reading.rejected)
             cursor.adbc_ingest(_REJECTS, rejects, mode="create", temporary=True)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
-        check_topic_ids([task.range], KafkaLog(task.kafka).topic_ids([task.range.topic]))
+        with patience.elsewhere():
+            check_topic_ids([task.range], KafkaLog(task.kafka).topic_ids([task.range.topic]))
         failpoint("partition.before_locks")
         if not _lock(cursor, task):
             return

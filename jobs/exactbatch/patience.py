@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from exactbatch.errors import PostgresUnavailable
@@ -32,14 +33,21 @@ class Patience:
         while True:
             if self._given_up:
                 raise self.error()  # it answers after all, too late: nothing more is read for it
-            self._since = None
             try:
-                batch = next(making)
+                with self.elsewhere():
+                    batch = next(making)
             except StopIteration:
                 return
-            finally:
-                self._since = time.monotonic()
             yield batch
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Do in here what does not wait for Postgres; then the wait begins anew."""
+        self._since = None
+        try:
+            yield
+        finally:
+            self._since = time.monotonic()
 
     def give_up(self) -> bool:
         """Whether Postgres has been waited for too long; if so, no more batches are given."""

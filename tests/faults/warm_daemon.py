@@ -1,6 +1,7 @@
 """Spark's Python daemon with the program imported before it forks: a worker in place of a killed one is there at
 once."""
 
+import kafka  # noqa: F401 - imported for the workers
 from pyspark.daemon import manager
 
 import exactbatch.partition_commit

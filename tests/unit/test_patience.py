@@ -37,6 +37,15 @@ def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres() -> None
     assert within(0.5, lambda patience: list(patience.between(slow()))) == [0, 1, 2]
 
 
+def test_neither_is_the_time_that_is_spent_elsewhere() -> None:
+    def asks_kafka(patience: Patience) -> str:
+        with patience.elsewhere():
+            time.sleep(1.5)
+        return "done"
+
+    assert within(0.5, asks_kafka) == "done"
+
+
 def test_a_postgres_that_answers_too_late_gets_no_more() -> None:
     taken: list[int] = []
     ended, go = threading.Event(), threading.Event()
