@@ -26,6 +26,11 @@ PASSWORD = "planted-pa55word"  # Postgres trusts its clients here, so any will d
 KEY_PASSWORD = "planted-k3yword"
 SENT = 2000
 LONG = bool(os.environ.get("EXACTBATCH_LONG"))
+# So long a task whose supervisor is gone is taken for alive, seconds: 300 by default.
+SOON = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+}
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -70,12 +75,7 @@ def airflow(stack: LocalStack, settings: Settings, hold: Path) -> Iterator[Local
         stack,
         DAGS,
         connections=secret,
-        environment={
-            "EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}",
-            # So long a task may say nothing until Airflow tries it again, seconds: 300 by default.
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
-            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-        },
+        environment={"EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}", **(SOON if LONG else {})},
     )
     try:
         airflow.up(pools={"exactbatch_flights": 1, "exactbatch_flights_replay": 1})
