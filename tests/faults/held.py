@@ -73,7 +73,7 @@ class Held:
     def result(self) -> Published:
         """Go on, and give or raise what the batch ends with."""
         self.let_go()
-        return self._batch.result(timeout=120)
+        return self._batch.result(timeout=280)
 
     def waiting(self) -> list[int]:
         """The processes that have come to the moment."""
