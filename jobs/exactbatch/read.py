@@ -92,15 +92,15 @@ class Records:
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that neither Arrow
         nor Postgres can hold in microseconds, as of a producer that sends nanoseconds."""
-        # timestamp() is a pair (type, milliseconds); an unset one has the type TIMESTAMP_NOT_AVAILABLE, 0.
+        # timestamp() is a pair (type, milliseconds). A record without a time has -1, or no type and 0.
         types, milliseconds = map(list, zip(*map(_timestamp, self.messages), strict=True))
         if TIMESTAMP_NOT_AVAILABLE in types:
             milliseconds = [ms if kind else None for kind, ms in zip(types, milliseconds, strict=True)]
         found = pa.array(milliseconds, pa.int64())
         least, greatest = pc.min_max(found).as_py().values()
-        if least is not None and (least < _OLDEST or greatest > _NEWEST):
+        if least is not None and (least < 0 or greatest > _NEWEST):
             fits = pc.and_(pc.greater_equal(found, _OLDEST), pc.less_equal(found, _NEWEST))
-            found = pc.if_else(fits, found, None)
+            found = pc.if_else(pc.and_(fits, pc.not_equal(found, -1)), found, None)
         return found.cast(pa.timestamp("ms", "UTC"))
 
 
