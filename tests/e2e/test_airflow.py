@@ -154,7 +154,7 @@ KILLED = [
 ]
 
 
-@pytest.mark.skipif(not LONG, reason="EXACTBATCH_LONG is not set")
+@pytest.mark.long
 @pytest.mark.parametrize(("victims", "tries"), KILLED)
 def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
     airflow: LocalAirflow,
