@@ -12,7 +12,7 @@ SOURCES := jobs tests dags plugins
 .PHONY: help venv java jars demo test test-long faults soak mutants bench lint format requirements clean
 
 help: ## say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## install all packages into .venv (1.3 GB, less than a minute on a fast line)
 
@@ -49,10 +49,8 @@ else
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
-test-long: java ## the tests that have a long form: a whole day's backfill, 20 killed drivers, more random steps and values
-	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e/test_replays.py tests/faults/test_killed_replays.py \
-	  tests/integration/test_ledger_model.py tests/integration/test_every_sink.py tests/integration/test_upsert_flights.py \
-	  tests/integration/test_hourly_delays.py tests/integration/test_fuzzed_values.py $(ARGS)
+test-long: java ## all tests with servers in their long form: a day's backfill, all moments, more random steps and values
+	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
 faults: java ## every fault at every moment with every sink → docs/faults.md; ARGS=rest for what is left of a run
 	@PYTHONPATH=tests:tests/integration:tests/faults $(BIN)/python tests/faults/faults.py $(ARGS)
