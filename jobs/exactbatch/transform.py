@@ -121,10 +121,12 @@ class Transformed:
         task = self._tasks[0]
         tables, postgres = task.tables, task.postgres
         columns = self._pipeline.sink.staged_columns(self.columns)
+        names = self._rows.columns
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
-            rows = stage_rows(batches, tables, postgres, columns, attempt)
+            named = (pa.RecordBatch.from_arrays(each.columns, names) for each in batches)
+            rows = stage_rows(named, tables, postgres, columns, attempt)
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],
@@ -132,7 +134,9 @@ class Transformed:
             )
 
         try:
-            outcomes = self._rows.mapInArrow(run, "attempt long, rows long, failed binary").collect()
+            # mapInArrow takes a dot or a backtick in a column's name for syntax: there they have numbers.
+            numbered = self._rows.toDF(*map(str, range(len(names))))
+            outcomes = numbered.mapInArrow(run, "attempt long, rows long, failed binary").collect()
         except (PySparkException, Py4JJavaError) as error:
             raise self._failure(error) from error
         loaded(bytes(each.failed) for each in outcomes if each.failed is not None)
