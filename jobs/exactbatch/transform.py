@@ -124,10 +124,12 @@ class Transformed:
         task = self._tasks[0]
         tables, postgres, timeout = task.tables, task.postgres, task.statement_timeout
         columns = self._pipeline.sink.staged_columns(self.columns)
+        names = self._rows.columns
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
-            rows = stage_rows(batches, tables, postgres, columns, attempt, timeout=timeout)
+            named = (pa.RecordBatch.from_arrays(each.columns, names) for each in batches)
+            rows = stage_rows(named, tables, postgres, columns, attempt, timeout=timeout)
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],
@@ -135,8 +137,9 @@ class Transformed:
             )
 
         try:
-            # After a shuffle there may be any number of tasks; each of these has a connection.
-            rows = self._rows.coalesce(self._pipeline.max_connections)
+            # mapInArrow takes a dot or a backtick in a column's name for syntax: there they have numbers. And after
+            # a shuffle there may be any number of tasks; each of these has a connection.
+            rows = self._rows.toDF(*map(str, range(len(names)))).coalesce(self._pipeline.max_connections)
             outcomes = rows.mapInArrow(run, "attempt long, rows long, failed binary").collect()
         except (PySparkException, Py4JJavaError) as error:
             raise self._failure(error) from error

@@ -95,6 +95,7 @@ def airflow(stack: LocalStack, settings: Settings, hold: Path, event_log: Path) 
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
             **(SOON if LONG else {}),
         },
+        port=None,  # another module's Airflow may look for one at the same moment
     )
     try:
         airflow.up(pools={"exactbatch_flights": 1, "exactbatch_flights_replay": 1})

@@ -113,6 +113,7 @@ def airflow(
         stack,
         folder / "dags",
         environment={"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
+        port=None,  # another module's Airflow may look for one at the same moment
     )
     try:
         airflow.up(pools={"exactbatch_hourly": 1, "exactbatch_hourly_replay": 2})

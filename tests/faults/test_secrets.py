@@ -63,12 +63,12 @@ class Deployment:
 
 
 @pytest.fixture
-def password_is_asked_for(stack: LocalStack) -> Iterator[None]:
-    """Postgres trusts everybody here but one login."""
+def password_is_asked_for(stack: LocalStack, database: str) -> Iterator[None]:
+    """Postgres trusts everybody here but one login, which works in the test's database alone."""
     hba = stack.postgres.data_dir / "pg_hba.conf"
     before = hba.read_text()
     hba.write_text(f"host all {LOGIN} {HOST}/32 scram-sha-256\n{before}")
-    superuser = psycopg2.connect(stack.postgres_dsn)
+    superuser = psycopg2.connect(database)
     superuser.autocommit = True
     with superuser.cursor() as cursor:
         cursor.execute(f"drop role if exists {LOGIN}")

@@ -43,7 +43,7 @@ class LocalAirflow:
 
     Its home is `<stack folder>/airflow`, and nothing is written elsewhere. `dags` is the folder of DAG files.
     `connections` replace or add to kafka_default, postgres_default, spark_default and airflow_default, as
-    Airflow's JSON.
+    Airflow's JSON. It listens on `port` when that is free, else, or with None, on any free one.
     """
 
     def __init__(
@@ -54,10 +54,12 @@ class LocalAirflow:
         connections: Mapping[str, Mapping[str, Any]] | None = None,
         environment: Mapping[str, str] | None = None,
         progress: Progress = silent,
+        port: int | None = _USUAL_PORT,
     ) -> None:
         self.home = stack.folder / "airflow"
         self.user, self.password = "admin", secrets.token_urlsafe(9)
-        self.port = find_port(_USUAL_PORT)
+        self.port = find_port(port)
+        self._log_port = find_port(None)
         self.url = f"http://{HOST}:{self.port}"
         self._dags, self._progress = dags, progress
         self._stack_dsn = stack.postgres_dsn
@@ -88,6 +90,7 @@ class LocalAirflow:
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__HOST": HOST,
+            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self._log_port),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
             "AIRFLOW__API__SECRET_KEY": self._secret,
