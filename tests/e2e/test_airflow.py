@@ -268,7 +268,8 @@ def _spark_ui_pages() -> str:
 def _drivers(airflow: LocalAirflow) -> list[psutil.Process]:
     """The processes of jobs that this Airflow has submitted: the JVM of spark-submit, and Python below it."""
     below = psutil.Process(airflow.pid("scheduler")).children(recursive=True)
-    return [p for p in below if any(part.endswith("/process_batch.py") for part in p.cmdline())]
+    lines = [(each, each.as_dict(["cmdline"])["cmdline"] or ()) for each in below]  # none of a zombie
+    return [each for each, line in lines if any(part.endswith("/process_batch.py") for part in line)]
 
 
 def _newest_batch(settings: Settings) -> Any:
