@@ -115,7 +115,7 @@ def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
         "spark_ui": _spark_ui_pages(),
     }
     hold.touch()
-    for driver in _drivers():
+    for driver in _drivers(airflow):
         driver.kill()
     return {**seen, "state": airflow.wait_for_run("flights", run_id), "run_id": run_id}
 
@@ -173,7 +173,7 @@ def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
     asked = {"topic": "flights", "partition": 0, "from_offset": 100, "until_offset": 300}
     run_id = airflow.trigger("flights", {"ranges": [asked]})
     _wait(held.exists, "the driver to hold after staging", airflow)
-    parts = _parts_above(_drivers()[0], airflow.pid("scheduler"))
+    parts = _parts_above(_drivers(airflow)[0], airflow.pid("scheduler"))
     orphans = parts["scheduler"].children(recursive=True)
     try:
         for victim in victims:
@@ -203,7 +203,6 @@ def _parts_above(driver: psutil.Process, scheduler: int) -> dict[str, psutil.Pro
     """The processes of Airflow that have led to a driver, by way of the JVM of spark-submit."""
     above = driver.parents()
     at = [each.pid for each in above].index(scheduler)
-    assert above[at - 3].name() == "java"
     return {"task": above[at - 2], "supervisor": above[at - 1], "scheduler": above[at]}
 
 
@@ -388,11 +387,11 @@ def _spark_ui_pages() -> str:
     return ""
 
 
-def _drivers() -> list[psutil.Process]:
-    processes = psutil.process_iter(["cmdline"])
-    return [
-        p for p in processes if any(part.endswith("/process_batch.py") for part in p.info["cmdline"] or ())
-    ]
+def _drivers(airflow: LocalAirflow) -> list[psutil.Process]:
+    """The processes of jobs that this Airflow has submitted: the JVM of spark-submit, and Python below it."""
+    below = psutil.Process(airflow.pid("scheduler")).children(recursive=True)
+    lines = [(each, each.as_dict(["cmdline"])["cmdline"] or ()) for each in below]  # none of a zombie
+    return [each for each, line in lines if any(part.endswith("/process_batch.py") for part in line)]
 
 
 def _newest_batch(settings: Settings) -> Any:
