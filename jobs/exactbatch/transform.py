@@ -137,8 +137,8 @@ class Transformed:
             )
 
         try:
-            # mapInArrow takes a dot or a backtick in a column's name for syntax: they have numbers there. And after
-            # a shuffle there may be any number of tasks; each of these has a connection.
+            # mapInArrow takes a dot or a backtick in a column's name for syntax: they have numbers there. After a
+            # shuffle there may be any number of tasks; each of these has a connection.
             rows = self._rows.toDF(*map(str, range(len(names)))).coalesce(self._pipeline.max_connections)
             outcomes = rows.mapInArrow(run, "attempt long, rows long, failed binary").collect()
         except (PySparkException, Py4JJavaError) as error:
