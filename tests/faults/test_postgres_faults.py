@@ -5,7 +5,6 @@ trouble is over, the same batch is exact.
 """
 
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -183,45 +182,6 @@ def test_a_full_disk_is_named_and_the_retry_is_exact(
     with case.held(batch_id, moment) as batch, full(small_disk):
         said = case.refused(batch.result, error)
     assert "No space left on device" in said
-    case.assert_nothing_written(batch_id)
-    assert case.process(batch_id).wrote
-    case.assert_exact()
-
-
-@contextmanager
-def small_files(server: Any) -> Iterator[None]:
-    """Let no process of the server make a file larger than a segment of its log."""
-    most = 16 * 1024 * 1024
-
-    def limit(soft: int) -> None:
-        postmaster = psutil.Process(server.pid)
-        for each in (postmaster, *postmaster.children()):
-            resource.prlimit(each.pid, resource.RLIMIT_FSIZE, (soft, resource.RLIM_INFINITY))
-
-    limit(most)
-    try:
-        yield
-    finally:
-        limit(resource.RLIM_INFINITY)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("sink", "moment", "error"),
-    [
-        ("append", "job.before_stage", TasksFailed),
-        ("append", "job.after_stage", PostgresUnavailable),
-        ("partition", "job.before_ranges", TasksFailed),
-    ],
-)
-def test_a_file_that_may_not_grow_is_named_and_the_retry_is_exact(
-    make_case: MakeCase, server: Any, sink: str, moment: str, error: type[ExactbatchError]
-) -> None:
-    """As with a quota of the file system."""
-    case = make_case(sink, records=9000, pad=4000, publish_timeout=60)
-    batch_id = case.plan()
-    with case.held(batch_id, moment) as batch, small_files(server):
-        assert "File too large" in case.refused(batch.result, error)
     case.assert_nothing_written(batch_id)
     assert case.process(batch_id).wrote
     case.assert_exact()
