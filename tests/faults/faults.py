@@ -97,7 +97,7 @@ was killed, and the next try made it exact.
 
 A combination is one batch: new records (with repeated and late changes, tombstones and records that do not
 decode), a try with the fault, what heals it, and one more try. Exact means: the target is what a plain program
-(`tests/integration/reference.py`) makes of the log, there is a reject for each bad record, and the auditor
+(`tests/reference.py`) makes of the log, there is a reject for each bad record, and the auditor
 (`exactbatch.audit`) finds nothing. Nothing else is believed. One pipeline for each sink lives through all of its
 combinations. All timeouts are 3 s; a try that does not end counts as not exact.
 
@@ -136,7 +136,7 @@ what the row names. `half-open`: nothing of what the server says arrives any mor
 | Kafka, in a read | `read_timeout` |
 
 Run it: `make faults`, in about 25 minutes. It tells of each combination, writes this page, and exits with 1 unless
-all are exact. `make test` has a part of it.
+all are exact. `make test-long` has a part of it.
 """
 
 

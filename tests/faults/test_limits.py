@@ -20,6 +20,8 @@ from conftest import Topic, record
 from exactbatch import Json, Pipeline
 from exactbatch.settings import Settings
 
+pytestmark = pytest.mark.long
+
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
 MB: Final = 1024 * 1024

@@ -22,7 +22,7 @@ from exactbatch.local.process import wait_until_ended
 
 LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

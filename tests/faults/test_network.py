@@ -31,6 +31,8 @@ from exactbatch.local.ports import HOST
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
 
+pytestmark = pytest.mark.long
+
 LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 # Seconds in which a try ends, however busy this machine is: each of two tries of a task may wait for the timeouts.

@@ -30,6 +30,8 @@ from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.process import wait_until_ended
 
+pytestmark = pytest.mark.long
+
 LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 
 
