@@ -134,6 +134,9 @@ class FakeLog(KafkaLog):
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         return {topic: TOPIC_IDS[topic] for topic in topics}
 
+    def compacted(self, topics: Sequence[str]) -> set[str]:
+        return set()
+
 
 def written(key: Key, offset: int, program: int, row: int) -> str:
     """The one column of the target: where the row comes from, and which program made it."""
