@@ -258,6 +258,10 @@ class Upsert:
         ]
 
     def _check_partitions(self, cursor: Any) -> None:
+        # The names of the key need not be such as a Python tuple could have.
+        aliased = sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(_id(name), _id(f"key_{index}")) for index, name in enumerate(self.key)
+        )
         cursor.execute(
             sql.SQL(
                 "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
@@ -265,11 +269,7 @@ class Upsert:
                 "group by {key} having count(distinct (kafka_topic, kafka_partition)) > 1 "
                 "order by {key} limit {most}"
             ).format(
-                # The names of the key need not be such as a Python tuple could have.
-                aliased=sql.SQL(", ").join(
-                    sql.SQL("{} as {}").format(_id(name), _id(f"key_{index}"))
-                    for index, name in enumerate(self.key)
-                ),
+                aliased=aliased,
                 key=self._names(self.key),
                 change=self.contributions.table,
                 touched=TOUCHED,
