@@ -299,7 +299,7 @@ MAY = {
 }
 
 
-@pytest.mark.parametrize("role", MAY)
+@pytest.mark.parametrize("role", [None, *(pytest.param(role, marks=pytest.mark.long) for role in ROLES)])
 def test_who_may_see_trigger_and_replay_is_what_airflow_permits(
     airflow: LocalAirflow, killed_run: dict[str, Any], role: str | None
 ) -> None:
