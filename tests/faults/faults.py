@@ -112,6 +112,8 @@ all else in an advance; bytes are counted where there are many; an answer to COM
 COMMIT; a broker is killed where it is asked something afterwards, and Postgres restarted once in each step. A
 worker is held or stopped for 0.3 s; what drives or publishes, until another launch has tried the same batch.
 `compact.before_commit` belongs to no batch; `tests/integration/test_compact.py` kills there.
+At `read.after_records` and `transform.after_read` a cluster loses a machine: `tests/faults/test_lost_executors.py`
+and `test_three_brokers.py`.
 
 ## At failpoints
 
