@@ -2,7 +2,6 @@
 each role."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ import psutil
 import psycopg2
 import pytest
 
+from conftest import LONG
 from exactbatch.audit import audit
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
@@ -26,7 +26,6 @@ DAGS = Path(__file__).parents[2] / "dags"
 PASSWORD = "planted-pa55word"  # Postgres trusts its clients here, so any will do
 KEY_PASSWORD = "planted-k3yword"
 SENT = 2000
-LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 ROLES = ("viewer", "user", "op", "admin")
 # So long a task whose supervisor is gone is taken for alive, seconds: 300 by default.
 SOON = {

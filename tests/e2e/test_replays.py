@@ -18,6 +18,7 @@ import tenacity
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from conftest import LONG
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit import audit
 from exactbatch.ledger import Ledger, connect, migrate, transaction
@@ -28,7 +29,7 @@ from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.timeout(1500)
 
-HOURS = 24 if os.environ.get("EXACTBATCH_LONG") else 3
+HOURS = 24 if LONG else 3
 DAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 BY_HAND = {"dag_run_id": "by_hand", "logical_date": None}

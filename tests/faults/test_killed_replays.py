@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import random
 import signal
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 from drivers import World, load
 
-from conftest import Topic, draw_seed
+from conftest import LONG, Topic, draw_seed
 from exactbatch import Json, Pipeline, Upsert, replay
 from exactbatch.audit import audit
 from exactbatch.ledger import Ledger, transaction
@@ -24,7 +23,6 @@ from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.timeout(900)
 
-LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 ROUNDS = 20 if LONG else 3
 # Between any two durable steps of a replay, and just after the last one.
 MOMENTS = (

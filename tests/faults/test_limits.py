@@ -1,7 +1,6 @@
 """What a batch may take: connections to Postgres, and memory."""
 
 import logging
-import os
 import threading
 import time
 from collections import defaultdict
@@ -16,7 +15,7 @@ import psycopg2
 import pytest
 from drivers import Driver, World
 
-from conftest import Topic, record
+from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline
 from exactbatch.settings import Settings
 
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.long
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
 MB: Final = 1024 * 1024
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 SLOTS, CONNECTIONS, PARTITIONS = 8, 3, 220
 
 

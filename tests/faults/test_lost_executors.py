@@ -4,7 +4,6 @@ Two workers of a standalone cluster run one executor each. SIGKILL ends the exec
 ended by its parent, or lives on where that parent was killed as well, and goes on with what it did.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,12 +14,10 @@ from cluster import SparkCluster
 from drivers import wait_for
 from held import ON_EXECUTORS
 
-from conftest import Topic
+from conftest import LONG, Topic
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.local import LocalStack
 from exactbatch.local.process import wait_until_ended
-
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Proxy, Refuse, Stall, proxied_broker
 
-from conftest import HOME, Topic, record
+from conftest import HOME, LONG, Topic, record
 from exactbatch import Append, Json, Pipeline
 from exactbatch.advance import plan
 from exactbatch.audit import audit
@@ -33,7 +33,6 @@ from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.long
 
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 # Seconds in which a try ends, however busy this machine is: each of two tries of a task may wait for the timeouts.
 BOUND: Final = 90.0

@@ -22,7 +22,7 @@ from drivers import wait_for
 from held import InProcess
 from psycopg2.extensions import make_dsn
 
-from conftest import HOME, Topic
+from conftest import HOME, LONG, Topic
 from exactbatch import batch_job, failpoints
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.ledger import connect
@@ -31,8 +31,6 @@ from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.process import wait_until_ended
 
 pytestmark = pytest.mark.long
-
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,9 @@ from drivers import wait_for
 from held import InProcess
 from three_brokers import NODES, ThreeBrokers
 
-from conftest import HOME
+from conftest import HOME, LONG
 from exactbatch.errors import KafkaUnavailable, LogTruncated, LogWentBackwards, TasksFailed
 
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 REPLICAS: Final = ([1, 2, 3], [2, 3, 1])
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
+from conftest import LONG, Topic
 from exactbatch import (
     Aggregate,
     Append,
@@ -63,7 +63,6 @@ RANGES: Final = (
 )
 # Moments after which the batch is committed, or will be without another try.
 COMMITTED: Final = ("publish.after_commit", "partition.after_commit", "partition.after_batch_commit")
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 PARTITIONS: Final = 3
 VALUE: Final = Json("id int, carrier text, at timestamptz, delay int, version int")
 COLUMNS: Final = "id, carrier, at, delay, version"

@@ -12,14 +12,13 @@ from fuzzed_values import COLUMNS, LABELS, Fuzzer
 from strict_decoder import SHOWN, Refused, as_expected, rows_of
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import draw_seed
+from conftest import LONG, draw_seed
 from exactbatch import Json, Pipeline
 
 __all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(1800)
 
-LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 VALUES = int(os.environ.get("EXACTBATCH_VALUES", 100_000 if LONG else 20_000))
 # The share of values that are fuzzed; about two thirds of these become rejects, which cost much more than rows.
 FUZZED = 0.1 if LONG else 0.05

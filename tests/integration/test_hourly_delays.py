@@ -4,7 +4,6 @@
 """
 
 import importlib.util
-import os
 import zipfile
 from collections.abc import Callable
 from itertools import islice
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from test_batch import World, world
 
-from conftest import Topic
+from conftest import LONG, Topic
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, replay
 from exactbatch.local.flights import COUNT, flights, send
 from exactbatch.replay_request import AskedRange, ReplayRequest
@@ -23,7 +22,7 @@ __all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(900)
 
-FLIGHTS = COUNT if os.environ.get("EXACTBATCH_LONG") else 20_000
+FLIGHTS = COUNT if LONG else 20_000
 PARTITIONS = 4
 BATCHES = 4
 

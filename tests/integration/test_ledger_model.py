@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 from psycopg2 import sql
 from psycopg2.extras import execute_values
 
-from conftest import draw_seed
+from conftest import LONG, draw_seed
 from exactbatch import Append, Json, Limits, Pipeline, advance, failpoints, replay
 from exactbatch.errors import (
     ExactbatchError,
@@ -46,7 +46,7 @@ from exactbatch.publish import Published, check_publishable, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
 
-ROUNDS = 30 if os.environ.get("EXACTBATCH_LONG") else 3
+ROUNDS = 30 if LONG else 3
 # Later examples of a round are mostly variations of an earlier one: many short rounds see more.
 EXAMPLES = 10
 LENGTH = 50  # steps of an example

@@ -1,7 +1,6 @@
 """Topics with hundreds of partitions: few Spark tasks and connections, and exact all the same."""
 
 import logging
-import os
 import time
 from itertools import pairwise
 from typing import Any, Final
@@ -9,7 +8,7 @@ from typing import Any, Final
 import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic, record
+from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline, Upsert, batch_job
 from exactbatch.audit import audit
 from exactbatch.staging import StagedBatch
@@ -17,7 +16,6 @@ from exactbatch.staging import StagedBatch
 __all__ = ["world"]
 
 log = logging.getLogger(__name__)
-LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
 PARTITIONS: Final = 1000 if LONG else 60
 WAYS: Final[dict[str, Any]] = {
     "append": {},

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from itertools import islice
@@ -14,7 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from test_batch import World, world
 
-from conftest import Topic
+from conftest import LONG, Topic
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.local.flights import COUNT, flights
 
@@ -22,7 +21,7 @@ __all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(900)
 
-FLIGHTS = COUNT if os.environ.get("EXACTBATCH_LONG") else 20_000
+FLIGHTS = COUNT if LONG else 20_000
 PARTITIONS = 4
 KEY = ("time_hour", "carrier", "flight")
 
