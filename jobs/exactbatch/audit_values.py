@@ -17,8 +17,12 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Sum, Window
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.values import WithMessage, as_changes, connected
+from exactbatch.values.storable import EARLIEST_TIMESTAMP
 
 _TABLE: Final = "exactbatch_expected"  # a temporary table
+# Milliseconds: the start of Postgres's timestamps, and the last one whose microseconds fit 64 bits.
+_OLDEST: Final = EARLIEST_TIMESTAMP // 1000
+_NEWEST: Final = (2**63 - 1) // 1000
 _EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)
 _TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 # Of a record e: what covers its offset, and that it is no reject.
@@ -190,9 +194,10 @@ class _Beside:
         return [each.headers() for each in self._messages]
 
     def timestamps(self) -> pa.TimestampArray:
-        """Kafka's timestamps, in milliseconds UTC; null where the record has none."""
+        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that does not fit
+        Postgres in microseconds."""
         told = [each.timestamp() for each in self._messages]
-        unset = np.array([kind == 0 for kind, _ in told], bool)
+        unset = np.array([kind == 0 or ms == -1 or not _OLDEST <= ms <= _NEWEST for kind, ms in told], bool)
         return pa.array(
             np.array([ms for _, ms in told], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
         )
