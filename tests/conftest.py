@@ -184,7 +184,7 @@ def settings(stack: LocalStack, database: str) -> Settings:
 @pytest.fixture
 def kafka_log(settings: Settings) -> KafkaLog:
     """What the test's broker says."""
-    return KafkaLog(settings.kafka)
+    return KafkaLog(settings.kafka, settle=1)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import StoredOffset, TopicPartition, check_same_logs, covered_parts
+from exactbatch.planner import StoredOffset, TopicPartition, covered_parts
 from exactbatch.sinks import Upsert
 from exactbatch.sinks.append import Part
 from exactbatch.sinks.upsert import Compacted
@@ -114,8 +114,7 @@ def _ask(
         stored = [each for each in ledger.stored_offsets(pipeline) if each.topic in pipeline.topics]
     if before is None:
         return stored, {}
-    partitions = log.partitions(pipeline.topics)
-    check_same_logs(stored, partitions)
+    partitions = log.processed_partitions(pipeline.topics, stored)
     return stored, log.offsets_at(partitions, before)
 
 

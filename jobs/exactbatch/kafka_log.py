@@ -1,24 +1,33 @@
 """What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
-from exactbatch.errors import ConfigurationError, KafkaUnavailable, TopicMissing
+import tenacity
+
+from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackwards, TopicMissing
 from exactbatch.kafka_client import admin_client
-from exactbatch.planner import LogPartition, Start, TopicPartition
+from exactbatch.planner import LogPartition, Start, StoredOffset, TopicPartition, check_same_logs
+
+SETTLE: Final = 15.0  # seconds
+
+Answer = TypeVar("Answer")
 
 
 class KafkaLog:
     """Asks a broker through kafka-python's admin client, which joins no group and creates no topic.
 
     Each call opens a client and closes it. All raise KafkaUnavailable when the broker does not answer.
+
+    `settle`, in seconds, is how long an answer that contradicts what was processed is asked for again.
     """
 
-    def __init__(self, properties: Mapping[str, Any]) -> None:
+    def __init__(self, properties: Mapping[str, Any], *, settle: float = SETTLE) -> None:
         self._properties = properties
+        self._settle = settle
 
     def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
         """What every partition of the topics holds now.
@@ -55,6 +64,24 @@ class KafkaLog:
             for each in sorted(partitions)
         )
 
+    def processed_partitions(
+        self, topics: Sequence[str], stored: Sequence[StoredOffset]
+    ) -> tuple[LogPartition, ...]:
+        """As partitions(), of a log that is the one that was processed up to the stored offsets of these topics.
+
+        A broker that has just come up does not know its topics for a moment, and a new leader can tell an end
+        that lies behind: it is asked again before that is believed.
+
+        Raises TopicMissing, and what check_same_logs() raises.
+        """
+
+        def ask() -> tuple[LogPartition, ...]:
+            partitions = self.partitions(topics)
+            check_same_logs(stored, partitions)
+            return partitions
+
+        return self._settled(ask) if stored else ask()
+
     def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[TopicPartition, int]:
         """The offset of the first committed record at or after a time, by its timestamp.
 
@@ -71,9 +98,13 @@ class KafkaLog:
         return {(each.topic, each.partition): told.offset for each, told in found.items() if told.offset >= 0}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
-        """The ids of the topics as they are now. Raises TopicMissing."""
-        with admin_client(self._properties) as client:
-            return {name: _topic_id(topic) for name, topic in _describe(client, topics).items()}
+        """The ids, now, of topics that were there. Raises TopicMissing."""
+
+        def ask() -> dict[str, UUID]:
+            with admin_client(self._properties) as client:
+                return {name: _topic_id(topic) for name, topic in _describe(client, topics).items()}
+
+        return self._settled(ask)
 
     def group_offsets(self, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
         """What a consumer group has committed for the topics.
@@ -129,6 +160,16 @@ class KafkaLog:
             client.alter_group_offsets(
                 group, {KafkaPartition(*each): OffsetAndMetadata(offset) for each, offset in offsets.items()}
             )
+
+    def _settled(self, ask: Callable[[], Answer]) -> Answer:
+        """An answer that is at odds with what was processed is not believed before it is given for a while."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((LogWentBackwards, TopicMissing)),
+            wait=tenacity.wait_fixed(0.5),
+            stop=tenacity.stop_after_delay(self._settle),
+            reraise=True,
+        )
+        return retrying(ask)
 
 
 def resolve_start(

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import tenacity
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
@@ -147,7 +148,7 @@ def _read(consumer: Consumer, range_: OffsetRange, timeout: float, troubles: Tro
     while position < range_.until_offset:
         messages = consumer.consume(min(size, range_.until_offset - position), _POLL)
         if any(map(_error, messages)):
-            messages, end_of_log = _sort_out(consumer, range_, position, messages, end_of_log)
+            messages, end_of_log = _sort_out(consumer, range_, position, messages, end_of_log, timeout)
         reached = position
         if messages:
             offsets = list(map(_offset, messages))
@@ -206,6 +207,7 @@ def _sort_out(
     position: int,
     messages: Sequence[Message],
     end_of_log: int | None,
+    timeout: float,
 ) -> tuple[list[Message], int | None]:
     """Part records from events: an end of log moves the known end, anything else is an error."""
     records = []
@@ -216,7 +218,8 @@ def _sort_out(
         elif error.code() == KafkaError._PARTITION_EOF:
             end_of_log = message.offset()
         else:
-            raise _refused(consumer, range_, _offset(records[-1]) + 1 if records else position, error)
+            reached = _offset(records[-1]) + 1 if records else position
+            raise _refused(consumer, range_, reached, error, timeout)
     return records, end_of_log
 
 
@@ -241,11 +244,13 @@ def _cut_since_the_plan(range_: OffsetRange, found: str) -> LogTruncated:
     )
 
 
-def _refused(consumer: Consumer, range_: OffsetRange, position: int, error: KafkaError) -> ExactbatchError:
+def _refused(
+    consumer: Consumer, range_: OffsetRange, position: int, error: KafkaError, timeout: float
+) -> ExactbatchError:
     """What an error event means that came when the records before `position` were read."""
     if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
-    earliest, end = consumer.get_watermark_offsets(TopicPartition(range_.topic, range_.partition), timeout=10)
+    earliest, end = _watermarks(consumer, range_, timeout)
     if range_.from_offset < earliest:
         return OffsetsLost(
             f"{range_}: expected all of it in the log, found that the log starts at {earliest}: retention "
@@ -255,9 +260,9 @@ def _refused(consumer: Consumer, range_: OffsetRange, position: int, error: Kafk
         )
     if range_.from_offset > end:
         return LogWentBackwards(
-            f"{range_}: expected the log to reach it, found its end at {end}: records that were there when "
-            f"the batch was planned are gone (an unclean leader election?). Compare the target with the log "
-            f"by `exactbatch audit`."
+            f"{range_}: expected the log to reach it, found its end at {end} for {timeout:g} s: records that "
+            f"were there when the batch was planned are gone (an unclean leader election?). Compare the target "
+            f"with the log by `exactbatch audit`."
         )
     if _TRUNCATION in error.str() and position > range_.from_offset:
         return _cut_since_the_plan(range_, error.str())
@@ -269,6 +274,23 @@ def _refused(consumer: Consumer, range_: OffsetRange, position: int, error: Kafk
             f"name to load the log as it is now."
         )
     return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
+
+
+def _watermarks(consumer: Consumer, range_: OffsetRange, timeout: float) -> tuple[int, int]:
+    """The offsets at which the log starts and ends.
+
+    A leader that has just been elected can tell an end that lies behind for a moment: one below the range is asked
+    for again until `timeout` seconds have passed.
+    """
+    partition = TopicPartition(range_.topic, range_.partition)
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_result(lambda told: told[1] < range_.from_offset),
+        wait=tenacity.wait_fixed(0.5),
+        stop=tenacity.stop_after_delay(timeout),
+        retry_error_callback=lambda state: state.outcome and state.outcome.result(),
+    )
+    found: tuple[int, int] = retrying(consumer.get_watermark_offsets, partition, timeout=10)
+    return found
 
 
 def _no_progress(

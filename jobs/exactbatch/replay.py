@@ -54,7 +54,7 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
     with transaction(connection):
         ledger.check_registered(pipeline)
         stored, named = _see(ledger, pipeline, request)
-    partitions, found = _ask(log, pipeline, request)
+    partitions, found = _ask(log, pipeline, request, stored)
     compacted = _compacted(log, pipeline, request)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
@@ -95,7 +95,7 @@ def plan(
     with transaction(connection):
         ledger.check_registered(pipeline)
         stored, named = _see(ledger, pipeline, request)
-    partitions, found = _ask(log, pipeline, request)
+    partitions, found = _ask(log, pipeline, request, stored)
     compacted = _compacted(log, pipeline, request)
     with transaction(connection):
         ledger.lock(pipeline)
@@ -185,14 +185,14 @@ def _see(
 
 
 def _ask(
-    log: KafkaLog, pipeline: Pipeline, request: ReplayRequest
+    log: KafkaLog, pipeline: Pipeline, request: ReplayRequest, stored: Sequence[StoredOffset]
 ) -> tuple[tuple[LogPartition, ...], _Found]:
     """What the log holds, and where the times of a window begin in it.
 
     The ends of the log come first: a record that is late for a time, and comes between the two questions,
     then lies beyond the offset that stands for the time.
     """
-    partitions = log.partitions(pipeline.topics)
+    partitions = log.processed_partitions(pipeline.topics, stored)
     times = (*request.window, _BEGINNING) if request.window is not None else ()
     return partitions, {at: log.offsets_at(partitions, at) for at in times}
 

@@ -403,9 +403,6 @@ class Slot:
 
 
 def _passing(pipeline: Pipeline) -> tuple[str, ...]:
-    """Errors that no retry of the batch mends, and after which the next plan goes on.
-
-    A broker that has just come back may not know its topics, or how far its log reaches; and retention may have
-    removed what a batch was going to read.
-    """
-    return ("TopicMissing", "LogWentBackwards", *(("OffsetsLost",) if pipeline.on_loss == "record" else ()))
+    """Errors that no retry of the batch mends, and after which the next plan goes on: retention may have removed
+    what a batch was going to read."""
+    return ("OffsetsLost",) if pipeline.on_loss == "record" else ()

@@ -168,6 +168,7 @@ class MovingLog(KafkaLog):
     """A broker that takes so long to answer that others commit meanwhile."""
 
     def __init__(self, log: KafkaLog, moves: Sequence[Callable[[], None]]) -> None:
+        super().__init__({}, settle=0)
         self._log, self._moves, self.asked = log, iter(moves), 0
 
     def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
@@ -329,6 +330,35 @@ def test_a_stored_offset_past_the_end_of_the_log_is_an_error(
     assert "expected the log to reach the stored offset 11, found its end at 10" in refused(
         LogWentBackwards, connection, kafka_log, pipeline
     )
+
+
+class WakingLog(KafkaLog):
+    """A broker that has just come up: first it knows no topics, then it tells an end that lies behind."""
+
+    def __init__(self, log: KafkaLog) -> None:
+        super().__init__({}, settle=10)
+        self._log, self.asked = log, 0
+
+    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        self.asked += 1
+        if self.asked == 1:
+            raise TopicMissing("expected the topic, found that the broker does not know it")
+        answer = self._log.partitions(topics)
+        if self.asked == 2:
+            return tuple(replace(each, last_stable=0, high_watermark=0) for each in answer)
+        return answer
+
+
+def test_a_broker_that_has_just_come_up_is_asked_again(
+    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    commit(connection, pipeline, advance(connection, kafka_log, pipeline))
+    stood = stands(connection, pipeline)
+    waking = WakingLog(kafka_log)
+    assert plan(connection, waking, pipeline, origin="cli") is None
+    assert waking.asked == 3
+    assert stands(connection, pipeline) == stood
 
 
 def test_a_topic_that_is_not_there_is_named_and_not_created(

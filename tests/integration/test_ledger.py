@@ -288,3 +288,23 @@ def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
         lock(hung, sit_idle=1)
     lock(connection)
     hung.close()
+
+
+def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> None:
+    def end_it(cursor: Any) -> None:
+        query(empty, f"select pg_terminate_backend({connection.info.backend_pid}, 10000)")
+        cursor.execute("select 1")
+
+    with (
+        pytest.raises(PostgresUnavailable, match="found: server closed the connection"),
+        transaction(connection) as cursor,
+    ):
+        end_it(cursor)
+
+
+def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(connection: Any) -> None:
+    # Seen when a server was killed in the middle of an answer; the moment cannot be had at will.
+    with pytest.raises(PostgresUnavailable, match="closed the connection"), transaction(connection):
+        raise psycopg2.DatabaseError("server closed the connection")
+    with pytest.raises(psycopg2.ProgrammingError), transaction(connection) as cursor:
+        cursor.fetchall()

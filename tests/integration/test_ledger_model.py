@@ -87,6 +87,7 @@ class FakeLog(KafkaLog):
     """What the broker would say. An offset without a record is a hole, as markers and compaction leave them."""
 
     def __init__(self) -> None:
+        super().__init__({}, settle=0)
         self.records: dict[Key, list[Record | None]] = {}
         self.earliest: dict[Key, int] = {}
         self.held: dict[Key, int] = {}

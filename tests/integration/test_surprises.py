@@ -457,6 +457,7 @@ class Stale(KafkaLog):
     """A broker whose answer is that of a leader which does not know yet how far its log goes."""
 
     def __init__(self, log: KafkaLog, last_stable: int, high_watermark: int) -> None:
+        super().__init__({}, settle=0)
         self._log, self._ends = log, (last_stable, high_watermark)
 
     def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:

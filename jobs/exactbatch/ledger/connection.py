@@ -79,7 +79,10 @@ class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psyc
             super().commit()
 
     def rollback(self) -> None:
-        """As psycopg2's own."""
+        """As psycopg2's own; a connection that has ended is rolled back by that, and an error of this would hide
+        the one that tells why."""
+        if self.closed:
+            return
         with self.answered():
             super().rollback()
 
@@ -204,10 +207,19 @@ def clear_errors(connection: Any) -> Iterator[None]:
                 f"the connection was given up. Check the server, and the network and proxies before it. The next "
                 f"try finds in the ledger whether the transaction was committed."
             ) from error
-        raise PostgresUnavailable(
-            f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
-            f"The next try finds in the ledger whether it was committed."
-        ) from error
+        raise _lost(error) from error
+    except psycopg2.DatabaseError as error:
+        # What libpq says by itself, without the server's SQLSTATE, of a connection that it takes for a good one.
+        if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
+            raise
+        raise _lost(error) from error
+
+
+def _lost(error: Exception) -> PostgresUnavailable:
+    return PostgresUnavailable(
+        f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
+        f"The next try finds in the ledger whether it was committed."
+    )
 
 
 def _milliseconds(seconds: float) -> int:
@@ -215,4 +227,4 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _text(error: Exception) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).rstrip(".")
