@@ -30,6 +30,7 @@ from exactbatch.settings import Settings
 # A run that is told to end stops its servers, as one that is interrupted does.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
+pytest_plugins = ["one_airflow"]
 HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".local"))
 # Whoever imports Airflow writes a folder: not into the home of the user.
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
@@ -38,6 +39,12 @@ os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
 LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 # `make test` tries the same each time, `make test-long` something new.
 hypothesis.settings.register_profile("exactbatch", derandomize=not LONG)
+# What fails need not be made small: for tests/mutants.py, which wants to know only that it fails.
+hypothesis.settings.register_profile(
+    "unshrunk",
+    derandomize=True,
+    phases=set(hypothesis.Phase) - {hypothesis.Phase.shrink, hypothesis.Phase.explain},
+)
 hypothesis.settings.load_profile("exactbatch")
 
 

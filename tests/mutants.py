@@ -20,7 +20,8 @@ from rich.markup import escape
 
 ROOT: Final = Path(__file__).parents[1]
 HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local")).absolute()
-_TIMEOUT_S: Final = 600
+_TIMEOUT_S: Final = 1200
+_UNSHRUNK: Final = "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
@@ -284,15 +285,18 @@ def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple
 
     What cannot even be collected or set up does not count: it would prove nothing.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *tests]
-    done = subprocess.run(
-        [*command, "-x"] if first else command,
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": str(copy / "jobs"), "EXACTBATCH_HOME": str(HOME)},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", *_UNSHRUNK, *tests]
+    try:
+        done = subprocess.run(
+            [*command, "-x"] if first else command,
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy / "jobs"), "EXACTBATCH_HOME": str(HOME)},
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return [], f"expected the tests to end within {_TIMEOUT_S} s"
     red = re.findall(r"^FAILED (\S+)", done.stdout, re.MULTILINE)
     return [re.sub(r"\[.*", "", each) for each in red], None if done.returncode == 0 else done.stdout[-3000:]
 

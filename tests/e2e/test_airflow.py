@@ -12,103 +12,44 @@ import httpx
 import psutil
 import psycopg2
 import pytest
+from one_airflow import KEY_PASSWORD, PASSWORD, register
 
-from conftest import LONG
 from exactbatch.audit import audit
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.flights import create_topic, flights, send
 from exactbatch.settings import Settings
 from pipelines.flights import flights as pipeline
 
-DAGS = Path(__file__).parents[2] / "dags"
-PASSWORD = "planted-pa55word"  # Postgres trusts its clients here, so any will do
-KEY_PASSWORD = "planted-k3yword"
 SENT = 2000
-ROLES = ("viewer", "user", "op", "admin")
-# So long a task whose supervisor is gone is taken for alive, seconds: 300 by default.
-SOON = {
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
-    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
-}
-
 pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The job waits after staging until this file exists."""
-    return tmp_path_factory.mktemp("failpoint") / "go"
+def settings(airflow_settings: Settings) -> Settings:
+    return airflow_settings
 
 
 @pytest.fixture(scope="module")
-def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every driver writes Spark's event log, for a spark-defaults.conf beside it says so."""
-    folder = tmp_path_factory.mktemp("spark")
-    (folder / "events").mkdir()
-    (folder / "spark-defaults.conf").write_text(
-        f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{folder}/events\n"
-    )
-    return folder / "events"
-
-
-@pytest.fixture(scope="module")
-def settings(stack: LocalStack) -> Settings:
-    """The stack's own database: Airflow's connections point there."""
-    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
-
-
-@pytest.fixture(scope="module")
-def airflow(stack: LocalStack, settings: Settings, hold: Path, event_log: Path) -> Iterator[LocalAirflow]:
-    """Airflow with the flights pipeline, SENT records in its topic, secrets in its connections, and a user of
-    each role."""
+def airflow(one_airflow: LocalAirflow, settings: Settings) -> Iterator[LocalAirflow]:
+    """Airflow with the flights pipeline, and SENT records in its topic."""
     create_topic(settings.kafka, "flights")
     send(settings.kafka, "flights", [value for value, _ in zip(flights(), range(SENT), strict=False)])
-    connection = connect(settings.postgres, application="tests")
-    migrate(connection)
-    with transaction(connection):
-        Ledger(connection).register(pipeline)
-    connection.close()
-    secret = {
-        "kafka_default": {
-            "conn_type": "kafka",
-            "extra": {**settings.kafka, "ssl.key.password": KEY_PASSWORD},
-        },
-        "postgres_default": {
-            "conn_type": "postgres",
-            "host": "127.0.0.1",
-            "port": stack.postgres.port,
-            "schema": "exactbatch",
-            "login": psycopg2.extensions.parse_dsn(stack.postgres_dsn)["user"],
-            "password": PASSWORD,
-        },
-    }
-    airflow = LocalAirflow(
-        stack,
-        DAGS,
-        connections=secret,
-        environment={
-            "EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}",
-            "SPARK_CONF_DIR": str(event_log.parent),
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
-            **(SOON if LONG else {}),
-        },
-        port=None,  # another module's Airflow may look for one at the same moment
-    )
-    try:
-        airflow.up(pools={"exactbatch_flights": 1, "exactbatch_flights_replay": 1})
-        airflow.wait_for_dag("flights")
-        yield airflow
-    finally:
-        airflow.down()
+    register(settings, pipeline)
+    one_airflow.wait_for_dag("flights")
+    yield one_airflow
+    one_airflow.request("PATCH", "/dags/flights", json={"is_paused": True})
 
 
 @pytest.fixture(scope="module")
 def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
     """A run whose driver is killed after staging; what could be seen of it while it was alive."""
+    hold.unlink(missing_ok=True)
+    held = Path(f"{hold}.held")
+    held.unlink(missing_ok=True)
     run_id = airflow.trigger("flights")
-    _wait(lambda: Path(f"{hold}.held").exists(), "the driver to hold after staging", airflow)
+    _wait(held.exists, "the driver to hold after staging", airflow)
     seen = {
         "arguments": [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])],
         "spark_ui": _spark_ui_pages(),
@@ -378,11 +319,11 @@ def _spark_ui_pages() -> str:
     for port in range(4040, 4060):
         base = f"http://127.0.0.1:{port}"
         try:
-            applications = httpx.get(f"{base}/api/v1/applications", timeout=10).json()
-        except httpx.TransportError:
+            applications = httpx.get(f"{base}/api/v1/applications", timeout=60).json()
+        except httpx.ConnectError:
             continue
         environments = [f"api/v1/applications/{each['id']}/environment" for each in applications]
-        pages = [httpx.get(f"{base}/{path}", timeout=10) for path in ("environment/", "jobs/", *environments)]
+        pages = [httpx.get(f"{base}/{path}", timeout=60) for path in ("environment/", "jobs/", *environments)]
         return "".join(page.raise_for_status().text for page in pages)
     return ""
 

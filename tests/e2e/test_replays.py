@@ -4,12 +4,11 @@
 """
 
 import json
-import os
 import random
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,12 +16,11 @@ import pytest
 import tenacity
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from one_airflow import HOURLY, register
 
 from conftest import LONG
-from exactbatch import Append, Json, Pipeline
 from exactbatch.audit import audit
-from exactbatch.ledger import Ledger, connect, migrate, transaction
-from exactbatch.local import LocalStack
+from exactbatch.ledger import connect, transaction
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.faults import LocalStackError
 from exactbatch.settings import Settings
@@ -33,32 +31,11 @@ HOURS = 24 if LONG else 3
 DAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 BY_HAND = {"dag_run_id": "by_hand", "logical_date": None}
-PIPELINE = Pipeline(
-    name="hourly",
-    topics=("hourly",),
-    value=Json("id int, name text"),
-    sink=Append("public.hourly"),
-    # A JVM that starts fast: there are many.
-    spark_conf={
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    },
-)
-MODULE = """
-from exactbatch import Append, Json, Limits, Pipeline
-hourly = {pipeline!r}
-"""
-DAG = """
-from exactbatch.airflow import Connections, pipeline_dag
-from pipeline_of_hourly import hourly
-dag = pipeline_dag(hourly, schedule="0 * * * *", connections=Connections(airflow="airflow_default"))
-"""
 
 
 @pytest.fixture(scope="module")
-def settings(stack: LocalStack) -> Settings:
-    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+def settings(airflow_settings: Settings) -> Settings:
+    return airflow_settings
 
 
 @pytest.fixture(scope="module")
@@ -94,34 +71,14 @@ def expected(settings: Settings) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def airflow(
-    stack: LocalStack,
-    settings: Settings,
-    expected: dict[int, list[int]],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[LocalAirflow]:
-    """Airflow with an hourly pipeline."""
+    one_airflow: LocalAirflow, settings: Settings, expected: dict[int, list[int]], hold: Path
+) -> LocalAirflow:
+    """Airflow with an hourly pipeline, whose drivers wait for nothing."""
     assert expected
-    folder = tmp_path_factory.mktemp("hourly")
-    (folder / "dags").mkdir()
-    (folder / "pipeline_of_hourly.py").write_text(MODULE.format(pipeline=PIPELINE))
-    (folder / "dags" / "hourly.py").write_text(DAG)
-    connection = connect(settings.postgres, application="tests")
-    migrate(connection)
-    with transaction(connection):
-        Ledger(connection).register(PIPELINE)
-    connection.close()
-    airflow = LocalAirflow(
-        stack,
-        folder / "dags",
-        environment={"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])},
-        port=None,  # another module's Airflow may look for one at the same moment
-    )
-    try:
-        airflow.up(pools={"exactbatch_hourly": 1, "exactbatch_hourly_replay": 2})
-        airflow.wait_for_dag("hourly")
-        yield airflow
-    finally:
-        airflow.down()
+    hold.touch()
+    register(settings, HOURLY)
+    one_airflow.wait_for_dag("hourly")
+    return one_airflow
 
 
 @pytest.fixture(scope="module")
@@ -357,6 +314,6 @@ def _checksum(settings: Settings) -> str:
 
 
 def _assert_exact(settings: Settings) -> None:
-    results = audit(PIPELINE, settings)
+    results = audit(HOURLY, settings)
     assert len(results) == 2
     assert all(each.is_exact for each in results), results

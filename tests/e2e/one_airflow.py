@@ -1,0 +1,129 @@
+"""The one Airflow of a test run, with two pipelines: it takes a minute to start, and most of a core to keep."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psycopg2
+import pytest
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.local import LocalStack
+from exactbatch.local.airflow import LocalAirflow
+from exactbatch.settings import Settings
+
+ROOT: Final = Path(__file__).parents[2]
+PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
+KEY_PASSWORD: Final = "planted-k3yword"
+ROLES: Final = ("viewer", "user", "op", "admin")
+# So long a task whose supervisor is gone is taken for alive, seconds: 300 by default.
+_SOON: Final = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+}
+HOURLY: Final = Pipeline(
+    name="hourly",
+    topics=("hourly",),
+    value=Json("id int, name text"),
+    sink=Append("public.hourly"),
+    # A JVM that starts fast: there are many.
+    spark_conf={
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "512m",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    },
+)
+_MODULE: Final = """
+from exactbatch import Append, Json, Limits, Pipeline
+hourly = {pipeline!r}
+"""
+_DAG: Final = """
+from exactbatch.airflow import Connections, pipeline_dag
+from pipeline_of_hourly import hourly
+dag = pipeline_dag(hourly, schedule="0 * * * *", connections=Connections(airflow="airflow_default"))
+"""
+
+
+@pytest.fixture(scope="session")
+def airflow_settings(stack: LocalStack) -> Settings:
+    """The stack's own database: Airflow's connections point there."""
+    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+
+
+@pytest.fixture(scope="session")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every driver waits after staging until this file exists."""
+    return tmp_path_factory.mktemp("failpoint") / "go"
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every driver writes Spark's event log, for a spark-defaults.conf beside it says so."""
+    folder = tmp_path_factory.mktemp("spark")
+    (folder / "events").mkdir()
+    (folder / "spark-defaults.conf").write_text(
+        f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{folder}/events\n"
+    )
+    return folder / "events"
+
+
+@pytest.fixture(scope="session")
+def one_airflow(
+    stack: LocalStack,
+    airflow_settings: Settings,
+    hold: Path,
+    event_log: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[LocalAirflow]:
+    """Airflow with the project's DAGs and plugins and the hourly one, all paused; with secrets in its connections,
+    and a user of each role."""
+    folder = tmp_path_factory.mktemp("airflow")
+    (folder / "dags").mkdir()
+    for each in (ROOT / "dags").glob("*.py"):
+        (folder / "dags" / each.name).symlink_to(each)
+    (folder / "plugins").symlink_to(ROOT / "plugins")
+    (folder / "dags" / "hourly.py").write_text(_DAG)
+    (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY))
+    airflow = LocalAirflow(
+        stack,
+        folder / "dags",
+        connections={
+            "kafka_default": {
+                "conn_type": "kafka",
+                "extra": {**airflow_settings.kafka, "ssl.key.password": KEY_PASSWORD},
+            },
+            "postgres_default": {
+                "conn_type": "postgres",
+                "host": "127.0.0.1",
+                "port": stack.postgres.port,
+                "schema": "exactbatch",
+                "login": psycopg2.extensions.parse_dsn(stack.postgres_dsn)["user"],
+                "password": PASSWORD,
+            },
+        },
+        environment={
+            "EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}",
+            "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
+            "SPARK_CONF_DIR": str(event_log.parent),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
+            **_SOON,
+        },
+        port=None,  # another worker's may look for one at the same moment
+    )
+    pools = {f"exactbatch_{name}{of}": 1 for name in ("flights", "hourly") for of in ("", "_replay")}
+    try:
+        airflow.up(pools={**pools, "exactbatch_hourly_replay": 2})
+        yield airflow
+    finally:
+        airflow.down()
+
+
+def register(settings: Settings, pipeline: Pipeline) -> None:
+    """Make the ledger know a pipeline, and make a ledger if there is none."""
+    connection = connect(settings.postgres, application="tests")
+    migrate(connection)
+    with transaction(connection):
+        Ledger(connection).register(pipeline)
+    connection.close()
