@@ -19,7 +19,7 @@ _HERE: Final = Path(__file__).parent
 _JOBS: Final = _HERE.parents[1] / "jobs"
 _SPARK: Final = (
     "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
-    "--conf spark.ui.showConsoleProgress=false "
+    "--conf spark.ui.showConsoleProgress=false --conf spark.python.daemon.module=warm_daemon "
     '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
 )
 

@@ -19,8 +19,6 @@ from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline
 from exactbatch.settings import Settings
 
-pytestmark = pytest.mark.long
-
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
 MB: Final = 1024 * 1024
@@ -97,6 +95,7 @@ def test_connections_are_capped_however_many_partitions_and_slots_there_are(
     world.assert_exact(pipeline, rows=PARTITIONS * 100)
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_batch(
     world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline]
 ) -> None:

@@ -19,7 +19,7 @@ from exactbatch.errors import StagedRowsDiffer
 from exactbatch.local import LocalStack
 from exactbatch.local.process import wait_until_ended
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

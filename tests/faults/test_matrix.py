@@ -31,7 +31,6 @@ def them(spark: Any) -> Iterator[Victims]:
         yield them
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("combination", [e for e in combinations() if str(e) in CORE], ids=str)
 def test_the_try_after_a_fault_is_exact(them: Victims, combination: Any) -> None:
     them.run(combination)
@@ -41,7 +40,6 @@ def test_the_core_is_part_of_the_matrix() -> None:
     assert set(CORE) <= {str(each) for each in combinations()}
 
 
-@pytest.mark.long
 def test_a_difference_is_told(them: Victims, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of which a publish keeps silent are found, and not by the program itself."""
     chosen = next(each for each in combinations() if str(each) == "append: SIGKILL at publish.after_insert")

@@ -31,8 +31,6 @@ from exactbatch.local.ports import HOST
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
 
-pytestmark = pytest.mark.long
-
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 # Seconds in which a try ends, however busy this machine is: each of two tries of a task may wait for the timeouts.
 BOUND: Final = 90.0

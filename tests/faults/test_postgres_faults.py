@@ -30,8 +30,6 @@ from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.process import wait_until_ended
 
-pytestmark = pytest.mark.long
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:

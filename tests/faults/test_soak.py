@@ -8,8 +8,6 @@ from soak_run import Soak
 
 from conftest import HOME
 
-pytestmark = pytest.mark.long
-
 # The faults of this seed come again in each run; EXACTBATCH_SEED gives others.
 SEED = 7
 

@@ -20,7 +20,7 @@ from exactbatch.errors import KafkaUnavailable, LogTruncated, LogWentBackwards, 
 
 REPLICAS: Final = ([1, 2, 3], [2, 3, 1])
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

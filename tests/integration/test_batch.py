@@ -432,6 +432,28 @@ def test_a_trigger_that_swallows_rows_fails_the_batch(
     assert "expected to insert 2 rows and 0 rejected records, found that 1 and 0 arrived" in message
 
 
+def test_an_error_of_the_servers_own_is_no_refusal_of_a_row_and_can_be_tried_again(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    """As a file that may not grow, or a damaged page: Postgres has XX000 for them."""
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    world.execute(
+        f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
+        "create function break() returns trigger language plpgsql as "
+        "'begin raise exception ''could not extend file: File too large'' using errcode = ''XX000''; end'; "
+        f"create trigger break before insert on {pipeline.sink.target} for each row execute function break()"
+    )
+    batch_id = world.plan(pipeline)
+    with pytest.raises(
+        PostgresUnavailable, match="an error of its own: could not extend file: File too large"
+    ):
+        world.process(pipeline, batch_id)
+    world.execute(f"drop trigger break on {pipeline.sink.target}")
+    assert world.process(pipeline, batch_id).batch.rows == 1
+
+
 def test_names_may_hold_whatever_postgres_and_kafka_allow(
     world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:

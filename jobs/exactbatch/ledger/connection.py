@@ -32,6 +32,11 @@ _NO_ROOM: Final = (
     "that it has none",
     "This transaction wrote nothing. Give the server room, then try again.",
 )
+_INTERNAL: Final = (
+    "Postgres to carry out its statements",
+    "that it met an error of its own",
+    "This transaction wrote nothing. See the server's log, and its disks; then try again.",
+)
 # Errors that end a transaction, but not its connection: what was expected, what was found, and what to do.
 _ENDED: Final[Mapping[type[psycopg2.Error], tuple[str, str, str]]] = {
     psycopg2.errors.LockNotAvailable: (
@@ -53,6 +58,9 @@ _ENDED: Final[Mapping[type[psycopg2.Error], tuple[str, str, str]]] = {
     ),
     psycopg2.errors.DiskFull: _NO_ROOM,
     psycopg2.errors.OutOfMemory: _NO_ROOM,
+    psycopg2.errors.InternalError_: _INTERNAL,
+    psycopg2.errors.DataCorrupted: _INTERNAL,
+    psycopg2.errors.IndexCorrupted: _INTERNAL,
     psycopg2.errors.ReadOnlySqlTransaction: (
         "a server that can be written to",
         "a standby, or one that was closed to writes",

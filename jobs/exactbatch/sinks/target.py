@@ -220,6 +220,9 @@ class TargetTable:
             # A deferred constraint would speak at the commit, when nobody could tell which rows are meant.
             cursor.execute("set constraints all immediate")
         except _REFUSED as error:
+            # The server's own trouble, as a file that may not grow or a page that is damaged, refuses no row.
+            if (error.pgcode or "").startswith("XX"):
+                raise
             cursor.execute("rollback to savepoint write")
             raise refusal(cursor, self.written, error, candidates) from error
         cursor.execute("release savepoint write")
