@@ -304,7 +304,11 @@ def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> N
 
 def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(connection: Any) -> None:
     # Seen when a server was killed in the middle of an answer; the moment cannot be had at will.
-    with pytest.raises(PostgresUnavailable, match="closed the connection"), transaction(connection):
+    with (
+        pytest.raises(PostgresUnavailable, match="found: server closed the connection"),
+        transaction(connection),
+        connection.answered(),
+    ):
         raise psycopg2.DatabaseError("server closed the connection")
     with pytest.raises(psycopg2.ProgrammingError), transaction(connection) as cursor:
         cursor.fetchall()

@@ -96,12 +96,20 @@ class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psyc
 
     @contextmanager
     def answered(self) -> Iterator[None]:
-        """Wait for the server in here, no longer than answer_timeout."""
+        """Wait for the server in here, no longer than answer_timeout.
+
+        A lost connection is an OperationalError: where libpq finds out by itself, without an SQLSTATE from the
+        server, psycopg2 may raise the class above it.
+        """
         timer = threading.Timer(self.answer_timeout, self._hang_up)
         timer.daemon = True
         timer.start()
         try:
             yield
+        except psycopg2.DatabaseError as error:
+            if type(error) is psycopg2.DatabaseError and error.pgcode is None:
+                raise psycopg2.OperationalError(str(error)) from error
+            raise
         finally:
             timer.cancel()
 
@@ -215,19 +223,10 @@ def clear_errors(connection: Any) -> Iterator[None]:
                 f"the connection was given up. Check the server, and the network and proxies before it. The next "
                 f"try finds in the ledger whether the transaction was committed."
             ) from error
-        raise _lost(error) from error
-    except psycopg2.DatabaseError as error:
-        # What libpq says by itself, without the server's SQLSTATE, of a connection that it takes for a good one.
-        if type(error) is not psycopg2.DatabaseError or error.pgcode is not None:
-            raise
-        raise _lost(error) from error
-
-
-def _lost(error: Exception) -> PostgresUnavailable:
-    return PostgresUnavailable(
-        f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
-        f"The next try finds in the ledger whether it was committed."
-    )
+        raise PostgresUnavailable(
+            f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
+            f"The next try finds in the ledger whether it was committed."
+        ) from error
 
 
 def _milliseconds(seconds: float) -> int:
