@@ -20,6 +20,7 @@ import psycopg2
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.kafka_log import KafkaLog
@@ -54,6 +55,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [each for each in items if each.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [each for each in items if each not in long]
+
+
+class _ByFile(LoadFileScheduling):
+    """One worker at a time has a file; the end-to-end tests stay together, because they share an Airflow."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "tests/e2e" if nodeid.startswith("tests/e2e/") else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """Let `pytest -n 2` deal out whole files."""
+    return _ByFile(config, log)
 
 
 def draw_seed() -> int:

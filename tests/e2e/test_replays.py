@@ -6,6 +6,7 @@
 import json
 import random
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -72,13 +73,15 @@ def expected(settings: Settings) -> dict[int, list[int]]:
 @pytest.fixture(scope="module")
 def airflow(
     one_airflow: LocalAirflow, settings: Settings, expected: dict[int, list[int]], hold: Path
-) -> LocalAirflow:
-    """Airflow with an hourly pipeline, whose drivers wait for nothing."""
+) -> Iterator[LocalAirflow]:
+    """Airflow with an hourly pipeline, whose drivers wait for nothing. It ends with this module, the last one that
+    needs it: what comes then may have its share of the machine."""
     assert expected
     hold.touch()
     register(settings, HOURLY)
     one_airflow.wait_for_dag("hourly")
-    return one_airflow
+    yield one_airflow
+    one_airflow.down()
 
 
 @pytest.fixture(scope="module")
