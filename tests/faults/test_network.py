@@ -181,9 +181,7 @@ def _each(core: set[tuple[str, Fault]]) -> list[Any]:
     _each(
         {
             ("direct", Cut()),
-            ("direct", Stall()),
-            ("partition", Stall()),
-            ("transformed", HalfOpen("to_client")),
+            ("partition", Cut()),
         }
     ),
 )
