@@ -138,7 +138,7 @@ what the row names. `half-open`: nothing of what the server says arrives any mor
 | Kafka, in a read | `read_timeout` |
 
 Run it: `make faults`, in about 25 minutes. It tells of each combination, writes this page, and exits with 1 unless
-all are exact. `make test-long` has a part of it.
+all are exact. `make test` has a part of it.
 """
 
 
