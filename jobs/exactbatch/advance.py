@@ -24,7 +24,7 @@ def preview_advance(
     with transaction(connection):
         ledger.check_registered(pipeline)
         stored = ledger.stored_offsets(pipeline)
-    partitions = log.processed_partitions(pipeline.topics, _of_topics(pipeline, stored))
+    partitions = log.processed_partitions(pipeline.topics, stored)
     return _plan(pipeline, stored, partitions, _start(pipeline, stored, log)), partitions
 
 
@@ -45,7 +45,7 @@ def plan(
             ledger.check_registered(pipeline)
             seen = ledger.stored_offsets(pipeline)
         # Kafka is asked before the lock is taken: a slow broker must not hold up a publish.
-        partitions = log.processed_partitions(pipeline.topics, _of_topics(pipeline, seen))
+        partitions = log.processed_partitions(pipeline.topics, seen)
         start = _start(pipeline, seen, log)
         with transaction(connection):
             ledger.lock(pipeline)
@@ -77,15 +77,6 @@ def _plan(
     partitions: tuple[LogPartition, ...],
     start: Start,
 ) -> Plan:
-    return plan_advance(
-        _of_topics(pipeline, stored),
-        partitions,
-        start=start,
-        limits=pipeline.limits,
-        on_loss=pipeline.on_loss,
-    )
-
-
-def _of_topics(pipeline: Pipeline, stored: tuple[StoredOffset, ...]) -> tuple[StoredOffset, ...]:
-    """A topic that was taken out of the pipeline keeps its stored offsets and is left alone."""
-    return tuple(each for each in stored if each.topic in pipeline.topics)
+    # A topic that was taken out of the pipeline keeps its stored offsets and is left alone.
+    stored = tuple(each for each in stored if each.topic in pipeline.topics)
+    return plan_advance(stored, partitions, start=start, limits=pipeline.limits, on_loss=pipeline.on_loss)

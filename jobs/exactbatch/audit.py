@@ -159,9 +159,7 @@ def audit(
                 _check_target(cursor, pipeline)
                 _share_snapshot(cursor, results_connection)
             # The log is asked after the ledger: it holds every stored offset that was seen.
-            partitions = kafka.processed_partitions(
-                pipeline.topics, [each for each in stored if each.topic in pipeline.topics]
-            )
+            partitions = kafka.processed_partitions(pipeline.topics, stored)
             heads = {(each.topic, each.partition): each.next_offset for each in stored}
             compacted = kafka.compacted(pipeline.topics)
             expected = (

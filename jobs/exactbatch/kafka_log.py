@@ -12,7 +12,7 @@ from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackw
 from exactbatch.kafka_client import admin_client
 from exactbatch.planner import LogPartition, Start, StoredOffset, TopicPartition, check_same_logs
 
-SETTLE: Final = 15.0  # seconds
+_SETTLE: Final = 15.0  # seconds
 
 Answer = TypeVar("Answer")
 
@@ -25,7 +25,7 @@ class KafkaLog:
     `settle`, in seconds, is how long an answer that contradicts what was processed is asked for again.
     """
 
-    def __init__(self, properties: Mapping[str, Any], *, settle: float = SETTLE) -> None:
+    def __init__(self, properties: Mapping[str, Any], *, settle: float = _SETTLE) -> None:
         self._properties = properties
         self._settle = settle
 
@@ -69,18 +69,21 @@ class KafkaLog:
     ) -> tuple[LogPartition, ...]:
         """As partitions(), of a log that is the one that was processed up to the stored offsets of these topics.
 
+        A topic that is none of them, because it was taken out of the pipeline, is left alone.
+
         A broker that has just come up does not know its topics for a moment, and a new leader can tell an end
         that lies behind: it is asked again before that is believed.
 
         Raises TopicMissing, and what check_same_logs() raises.
         """
+        processed = [each for each in stored if each.topic in topics]
 
         def ask() -> tuple[LogPartition, ...]:
             partitions = self.partitions(topics)
-            check_same_logs(stored, partitions)
+            check_same_logs(processed, partitions)
             return partitions
 
-        return self._settled(ask) if stored else ask()
+        return self._settled(ask) if processed else ask()
 
     def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[TopicPartition, int]:
         """The offset of the first committed record at or after a time, by its timestamp.

@@ -45,11 +45,8 @@ def airflow(one_airflow: LocalAirflow, settings: Settings) -> Iterator[LocalAirf
 @pytest.fixture(scope="module")
 def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
     """A run whose driver is killed after staging; what could be seen of it while it was alive."""
-    hold.unlink(missing_ok=True)
-    held = Path(f"{hold}.held")
-    held.unlink(missing_ok=True)
     run_id = airflow.trigger("flights")
-    _wait(held.exists, "the driver to hold after staging", airflow)
+    _wait(Path(f"{hold}.held").exists, "the driver to hold after staging", airflow)
     seen = {
         "arguments": [each.info["cmdline"] for each in psutil.process_iter(["cmdline"])],
         "spark_ui": _spark_ui_pages(),

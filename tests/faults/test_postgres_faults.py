@@ -210,7 +210,7 @@ TIMEOUTS: Final = [
         {"publish_timeout": 3},
         {},
         PostgresUnavailable,
-        "within the publish_timeout",
+        "expected a lock within the publish_timeout",
     ),
     ("upsert", "job.after_stage", {"statement_timeout": 3}, {}, PostgresUnavailable, "statement timeout"),
     ("partition", "job.before_ranges", {"publish_timeout": 3}, {}, TasksFailed, "lock timeout"),
@@ -220,7 +220,7 @@ TIMEOUTS: Final = [
         {"publish_timeout": 1},
         {},
         PostgresUnavailable,
-        "within the publish_timeout",
+        "expected a lock within the publish_timeout",
     ),
     ("partition", "job.before_ranges", {}, {"statement_timeout": "3s"}, TasksFailed, "statement timeout"),
 ]
