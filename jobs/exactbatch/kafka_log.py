@@ -64,6 +64,13 @@ class KafkaLog:
             for each in sorted(partitions)
         )
 
+    def known_partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        """As partitions(), of topics that were there: a broker that has just come up is asked again for them.
+
+        Raises TopicMissing.
+        """
+        return self._settled(lambda: self.partitions(topics))
+
     def processed_partitions(
         self, topics: Sequence[str], stored: Sequence[StoredOffset]
     ) -> tuple[LogPartition, ...]:

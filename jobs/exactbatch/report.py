@@ -98,7 +98,7 @@ def load_report(postgres: str, kafka: KafkaLog, pipeline: Pipeline, batch_id: in
         ranges=tuple(range_ for range_, _ in ranges),
         records=tuple(records for _, records in ranges),
         stored=stored,
-        log=kafka.partitions(pipeline.topics),
+        log=kafka.known_partitions(pipeline.topics),
     )
 
 

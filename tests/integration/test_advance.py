@@ -27,6 +27,8 @@ from exactbatch.errors import (
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, Run, transaction
 from exactbatch.planner import LogPartition
+from exactbatch.report import load_report
+from exactbatch.settings import Settings
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
@@ -359,6 +361,19 @@ def test_a_broker_that_has_just_come_up_is_asked_again(
     assert plan(connection, waking, pipeline, origin="cli") is None
     assert waking.asked == 3
     assert stands(connection, pipeline) == stood
+
+
+def test_the_report_of_a_batch_asks_a_broker_that_has_just_come_up_again(
+    connection: Any, kafka_log: KafkaLog, settings: Settings, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(topic)
+    batch_id = advance(connection, kafka_log, pipeline)
+    assert batch_id is not None
+    commit(connection, pipeline, batch_id)
+    waking = WakingLog(kafka_log)
+    report = load_report(settings.postgres, waking, pipeline, batch_id)
+    assert waking.asked == 2
+    assert [(each.topic, each.partition) for each in report.log] == [(topic.name, 0), (topic.name, 1)]
 
 
 def test_a_topic_that_is_not_there_is_named_and_not_created(

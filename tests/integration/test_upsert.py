@@ -103,6 +103,10 @@ def test_a_null_value_deletes_the_row_of_its_key(
     topic.produce(change(1, "again"))
     world.run(pipeline)
     assert state(world, pipeline) == {1: "again", 2: "b", 3: "c"}
+    # The row of an earlier batch goes.
+    topic.produce(None, key=key_of(2))
+    world.run(pipeline)
+    assert state(world, pipeline) == {1: "again", 3: "c"}
     assert world.is_exact(pipeline)
 
 
