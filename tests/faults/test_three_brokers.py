@@ -163,7 +163,7 @@ def test_a_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
     rows = case.rows(f"select * from public.{topic.name} order by kafka_partition, kafka_offset")
     brokers.brokers[1].kill()
     brokers.start(2)
-    brokers.elect_unclean(topic)
+    brokers.elect_unclean(topic, to=2)
     with pytest.raises(LogWentBackwards, match="an unclean leader election"):
         case.plan()
     for _ in range(3):

@@ -123,11 +123,16 @@ class ThreeBrokers:
             client.elect_leaders(0, {topic.name: [partition]}, raise_errors=False)
         wait_for(lambda: self.leader(topic, partition) == to)
 
-    def elect_unclean(self, topic: Topic, partition: int = 0) -> None:
-        """Let a broker that is there lead a partition, although another one may have more of it."""
-        with admin_client(self._to_brokers) as client:
-            client.elect_leaders(1, {topic.name: [partition]}, raise_errors=False)
-        wait_for(lambda: self.leader(topic, partition) > 0)
+    def elect_unclean(self, topic: Topic, to: int, partition: int = 0) -> None:
+        """Let a broker that is there lead a partition, although the one that has died had more of it."""
+
+        def elected() -> bool:
+            # The controller elects nobody before it has noticed that the old leader is gone.
+            with admin_client(self._to_brokers) as client:
+                client.elect_leaders(1, {topic.name: [partition]}, raise_errors=False)
+            return self.leader(topic, partition) == to
+
+        wait_for(elected)
 
     @contextmanager
     def stopped(self, node: int) -> Iterator[None]:
