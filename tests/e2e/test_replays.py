@@ -28,7 +28,7 @@ from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.timeout(1500)
 
-HOURS = 24 if LONG else 3
+HOURS = 24 if LONG else 2
 DAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 BY_HAND = {"dag_run_id": "by_hand", "logical_date": None}
@@ -123,6 +123,7 @@ def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(
     _assert_exact(settings)
 
 
+@pytest.mark.long
 def test_a_backfill_backwards_over_completed_runs_gives_the_same(
     airflow: LocalAirflow, advanced: str, settings: Settings, expected: dict[int, list[int]]
 ) -> None:

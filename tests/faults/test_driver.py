@@ -82,6 +82,7 @@ def test_a_driver_that_is_killed_before_it_hears_of_its_commit_committed_and_its
     world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.long
 def test_an_executor_that_is_killed_around_its_copy_leaves_rows_that_do_not_count(
     world: World, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def test_an_executor_that_is_killed_around_its_copy_leaves_rows_that_do_not_coun
         world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.long
 def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
     world: World, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:

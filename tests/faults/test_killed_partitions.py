@@ -3,9 +3,11 @@
 import signal
 from pathlib import Path
 
+import pytest
 from drivers import World, wait_for
 from test_driver import MakeLoaded, make_loaded, world
 
+from conftest import LONG
 from exactbatch import Pipeline
 from exactbatch.ledger import Ledger, transaction
 
@@ -18,10 +20,9 @@ DRIVER_MOMENTS = {
     "partition.before_batch_commit": 2,
 }
 EXECUTOR_MOMENTS = (
-    "partition.before_locks",
-    "partition.after_locks",
     "partition.before_commit",
     "partition.after_commit",
+    *(("partition.before_locks", "partition.after_locks") if LONG else ()),
 )
 
 
@@ -54,6 +55,7 @@ def test_a_driver_that_is_killed_between_the_ranges_and_the_batch_is_finished_by
         world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_before_it_hears_of_the_commit_of_its_batch_is_finished(
     world: World, make_loaded: MakeLoaded
 ) -> None:
@@ -88,6 +90,7 @@ def test_an_executor_that_is_killed_around_its_commit_is_tried_again_and_writes_
             world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.long
 def test_executors_that_are_killed_in_every_try_fail_the_job_and_the_batch_can_be_tried_again(
     world: World, make_loaded: MakeLoaded
 ) -> None:
@@ -107,6 +110,7 @@ def test_executors_that_are_killed_in_every_try_fail_the_job_and_the_batch_can_b
         world.assert_exact(pipeline, rows=30, rejected=2)
 
 
+@pytest.mark.long
 def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
     world: World, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:

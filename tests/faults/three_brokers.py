@@ -5,7 +5,7 @@ import signal
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from drivers import wait_for
 
 from conftest import Topic
+from exactbatch.errors import KafkaUnavailable
 from exactbatch.kafka_client import admin_client
 from exactbatch.local.broker import Broker
 from exactbatch.local.jars import fetch_jars
@@ -127,8 +128,9 @@ class ThreeBrokers:
         """Let a broker that is there lead a partition, although the one that has died had more of it."""
 
         def elected() -> bool:
-            # The controller elects nobody before it has noticed that the old leader is gone.
-            with admin_client(self._to_brokers) as client:
+            # The controller elects nobody before it has noticed that the old leader is gone, and it may be
+            # the old leader itself, which another one has to follow first.
+            with suppress(KafkaUnavailable), admin_client(self._to_brokers) as client:
                 client.elect_leaders(1, {topic.name: [partition]}, raise_errors=False)
             return self.leader(topic, partition) == to
 

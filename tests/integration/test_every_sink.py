@@ -331,7 +331,7 @@ def _kills() -> Iterator[Any]:
             yield pytest.param(kind, "killed_replay", moment, id=f"{kind}-replay-{moment}")
 
 
-@pytest.mark.parametrize(("kind", "step", "moment"), list(_kills())[:: 1 if LONG else 4])
+@pytest.mark.parametrize(("kind", "step", "moment"), list(_kills())[:: 1 if LONG else 7])
 def test_it_is_so_wherever_a_process_is_killed(
     play: Callable[[str], Play], kind: str, step: str, moment: str
 ) -> None:

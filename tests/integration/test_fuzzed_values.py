@@ -19,7 +19,7 @@ __all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(1800)
 
-VALUES = int(os.environ.get("EXACTBATCH_VALUES", 100_000 if LONG else 20_000))
+VALUES = int(os.environ.get("EXACTBATCH_VALUES", 100_000 if LONG else 6_000))
 # The share of values that are fuzzed; about two thirds of these become rejects, which cost much more than rows.
 FUZZED = 0.1 if LONG else 0.05
 OF_900_KB = 30

@@ -46,7 +46,7 @@ from exactbatch.publish import Published, check_publishable, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
 
-ROUNDS = 30 if LONG else 3
+ROUNDS = 30 if LONG else 2
 # Later examples of a round are mostly variations of an earlier one: many short rounds see more.
 EXAMPLES = 10
 LENGTH = 50  # steps of an example

@@ -61,6 +61,7 @@ def consume(stack: LocalStack, count: int) -> list[str]:
         consumer.close()
 
 
+@pytest.mark.long
 def test_two_stacks_that_start_at_once_take_ports_of_their_own(own: LocalStack) -> None:
     other = LocalStack(HOME, f"own-{uuid.uuid4().hex[:8]}")
     try:
@@ -93,6 +94,7 @@ def test_up_is_idempotent_and_data_survive_down(own: LocalStack) -> None:
     assert not own.folder.exists()
 
 
+@pytest.mark.long
 def test_servers_that_are_killed_keep_what_was_acknowledged(own: LocalStack) -> None:
     own.up()
     environment = own.environment
