@@ -12,6 +12,7 @@ stop          SIGSTOP this process
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,8 @@ def _act(name: str, action: str, argument: str = "") -> None:
         case "kill":
             pass
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: if the kernel gave it to another one, this one would go on for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "error":
             raise RuntimeError(f"failpoint {name}")
         case "sleep":
