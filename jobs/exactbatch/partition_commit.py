@@ -57,6 +57,8 @@ from (
     where n.nspname = $1 and c.relname = $2
 ) tables
 """
+# Classes of SQLSTATE: a constraint is violated; a value is longer than an index takes.
+_REFUSED: Final = ("23", "54")
 _INSERT_REJECTS: Final = f"""
 with inserted as (
     insert into exactbatch.rejected_record
@@ -299,11 +301,11 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
         if reading.error is not None:
             raise reading.error from error
-        if isinstance(error, AdbcError) and (error.sqlstate or "").startswith("23"):
+        if isinstance(error, AdbcError) and (error.sqlstate or "").startswith(_REFUSED):
             raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}: expected its constraints to take every row, found: "
-                f"{' '.join(str(error).split())}. Nothing of this range was written. Correct the constraint, or "
-                f"what the pipeline writes."
+                f"{task}, target {task.pipeline.sink.target}: expected its constraints and indexes to take every "
+                f"row, found: {' '.join(str(error).split())}. Nothing of this range was written. Correct the "
+                f"target, or what the pipeline writes."
             ) from error
         raise
     reading.check_rejects()

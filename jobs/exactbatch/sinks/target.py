@@ -13,12 +13,14 @@ from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.refusal import refusal
 
-# What a target may answer to a row: a constraint, a trigger that raises, a missing partition or privilege.
+# What a target may answer to a row: a constraint, a trigger that raises, a missing partition or privilege, a
+# value that is too long for an index.
 _REFUSED: Final = (
     psycopg2.IntegrityError,
     psycopg2.DataError,
     psycopg2.InternalError,
     psycopg2.ProgrammingError,
+    psycopg2.errors.ProgramLimitExceeded,
 )
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
