@@ -140,6 +140,7 @@ def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
 def _end_sessions_of_the_dead(settings: Settings) -> None:
     """End transactions that nobody goes on with. The children of a killed scheduler have inherited its connection,
     so that Postgres does not notice, and the next scheduler would wait for its locks."""
+    time.sleep(6)  # of what goes on, no transaction idles for longer than the 5 seconds below
     dsn = psycopg2.extensions.make_dsn(settings.postgres, dbname="airflow")
     with closing(psycopg2.connect(dsn)) as connection:
         connection.autocommit = True
