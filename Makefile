@@ -84,5 +84,5 @@ clean: ## stop the local stacks; remove their data, and caches (not .venv, not t
 	@for state in .local/*/state.json; do \
 	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --home .local --name "$$(basename "$$(dirname "$$state")")" \
 	  || exit 1; done
-	@rm -rf build jobs/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
+	@rm -rf .local/*.jsa build jobs/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
 	@find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

@@ -27,6 +27,7 @@ from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
 from exactbatch.settings import Settings
+from jvm import quick_kafka, quick_spark
 
 # A run that is told to end stops its servers, as one that is interrupted does.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -83,6 +84,13 @@ def _one_at_a_time() -> Iterator[None]:
     with (HOME / "ports.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_brokers(request: pytest.FixtureRequest) -> None:
+    """Brokers of this run start fast, and those of processes that its tests start."""
+    if not all(each.nodeid.startswith("tests/unit") for each in request.session.items):
+        os.environ["KAFKA_OPTS"] = quick_kafka(HOME)
 
 
 @pytest.fixture(scope="session")
@@ -251,6 +259,7 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.python.daemon.module", "warm_daemon")
+        .config("spark.driver.extraJavaOptions", quick_spark(HOME))
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

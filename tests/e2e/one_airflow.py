@@ -8,11 +8,13 @@ from typing import Final
 import psycopg2
 import pytest
 
+from conftest import HOME
 from exactbatch import Append, Json, Pipeline
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.settings import Settings
+from jvm import quick_spark
 
 ROOT: Final = Path(__file__).parents[2]
 PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
@@ -28,12 +30,7 @@ HOURLY: Final = Pipeline(
     topics=("hourly",),
     value=Json("id int, name text"),
     sink=Append("public.hourly"),
-    # A JVM that starts fast: there are many.
-    spark_conf={
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    },
+    spark_conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"},
 )
 _MODULE: Final = """
 from exactbatch import Append, Json, Limits, Pipeline
@@ -60,13 +57,8 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every driver writes Spark's event log, for a spark-defaults.conf beside it says so."""
-    folder = tmp_path_factory.mktemp("spark")
-    (folder / "events").mkdir()
-    (folder / "spark-defaults.conf").write_text(
-        f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir file://{folder}/events\n"
-    )
-    return folder / "events"
+    """Where every driver writes Spark's event log."""
+    return tmp_path_factory.mktemp("events")
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +98,9 @@ def one_airflow(
         environment={
             "EXACTBATCH_FAILPOINTS": f"job.after_stage=hold:{hold}",
             "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-            "SPARK_CONF_DIR": str(event_log.parent),
+            # Not by a spark-defaults.conf: its folder would be in the class path, and the archive of another one.
+            "SPARK_SUBMIT_OPTS": f"{quick_spark(HOME)} -Dspark.eventLog.enabled=true "
+            f"-Dspark.eventLog.compress=false -Dspark.eventLog.dir=file://{event_log}",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
             **_SOON,
         },

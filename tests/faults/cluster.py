@@ -12,18 +12,17 @@ from typing import Any, Final
 
 import psutil
 import pyspark
-from drivers import JOBS, wait_for
+from drivers import HERE, JOBS, wait_for
 
+from conftest import HOME
 from exactbatch import Pipeline
 from exactbatch.local.ports import HOST, accepts, find_port
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
+from jvm import quick_spark
 
 SPARK: Final = Path(pyspark.__file__).parent
-HERE: Final = Path(__file__).parent
 REPLY: Final = "reply "
-# JVMs that start fast.
-_QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
@@ -90,7 +89,7 @@ class SparkCluster:
                     **os.environ,
                     "SPARK_HOME": str(SPARK),
                     "SPARK_DAEMON_MEMORY": "256m",
-                    "SPARK_DAEMON_JAVA_OPTS": _QUICK,
+                    "SPARK_DAEMON_JAVA_OPTS": quick_spark(HOME),
                     "SPARK_LOCAL_IP": HOST,
                     "PYTHONPATH": str(JOBS),
                 },
@@ -102,10 +101,11 @@ class SparkCluster:
         return daemon
 
     def _start_driver(self) -> "subprocess.Popen[bytes]":
+        quick = quick_spark(HOME)
         options = (
             f"--master {self._master} --driver-memory 512m --executor-memory 512m "
             f"--conf spark.ui.enabled=false --conf spark.driver.host={HOST} "
-            f'--conf "spark.executor.extraJavaOptions={_QUICK}" --driver-java-options "{_QUICK}" pyspark-shell'
+            f'--conf "spark.executor.extraJavaOptions={quick}" --driver-java-options "{quick}" pyspark-shell'
         )
         with (self._folder / "driver.log").open("wb") as log:
             driver = subprocess.Popen(

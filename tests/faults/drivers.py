@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg2.extensions
 
-from conftest import Topic
+from conftest import HOME, Topic
 from exactbatch import Pipeline
 from exactbatch.advance import plan
 from exactbatch.audit import audit
@@ -23,14 +23,11 @@ from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, transaction
 from exactbatch.publish import Published
 from exactbatch.settings import Settings
+from jvm import quick_spark
 
-JOBS: Final = Path(__file__).parents[2] / "jobs"
+HERE: Final = Path(__file__).parent
+JOBS: Final = HERE.parents[1] / "jobs"
 SECRET: Final = "s3cret-that-nobody-may-see"
-# A JVM that starts fast: these processes live for seconds.
-_SPARK: Final = (
-    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
-    '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
-)
 
 
 class Driver:
@@ -96,6 +93,15 @@ class Driver:
         self._process.wait()
 
 
+def spark_options(more: str = "") -> str:
+    """PYSPARK_SUBMIT_ARGS of a driver that starts fast: in its own JVM, and with workers that are forked warm."""
+    return (
+        "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
+        f"--conf spark.python.daemon.module=warm_daemon {more} "
+        f'--driver-java-options "{quick_spark(HOME)}" pyspark-shell'
+    )
+
+
 def wait_for(condition: Callable[[], Any], *, timeout: float = 120, driver: Driver | None = None) -> None:
     """Wait until something is so."""
     deadline = time.monotonic() + timeout
@@ -135,8 +141,8 @@ class World:
 
     def start(self, arguments: list[str], environment: dict[str, str]) -> Driver:
         """Start a driver with these arguments."""
-        path = os.pathsep.join(map(str, (self.folder, JOBS)))
-        environment = {"PYTHONPATH": path, "PYSPARK_SUBMIT_ARGS": _SPARK, **environment}
+        path = os.pathsep.join(map(str, (self.folder, JOBS, HERE)))
+        environment = {"PYTHONPATH": path, "PYSPARK_SUBMIT_ARGS": spark_options(), **environment}
         driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log")
         self.drivers.append(driver)
         return driver

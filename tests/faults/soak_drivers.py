@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from drivers import HERE, JOBS, spark_options
 
 from exactbatch.settings import Settings
 
-_HERE: Final = Path(__file__).parent
-_JOBS: Final = _HERE.parents[1] / "jobs"
-_SPARK: Final = (
-    "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
-    "--conf spark.ui.showConsoleProgress=false --conf spark.python.daemon.module=warm_daemon "
-    '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" pyspark-shell'
-)
+# What Spark starts its daemon for, whatever module that is.
+_WORKER: Final = "pyspark.worker"
 
 
 class Driver:
@@ -30,14 +26,14 @@ class Driver:
     def __init__(self, settings: Settings, log: Path) -> None:
         self.doomed = False  # once a fault will end it
         reading, writing = os.pipe()
-        path = os.pathsep.join(map(str, (_JOBS, _HERE)))
+        path = os.pathsep.join(map(str, (JOBS, HERE)))
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, str(_HERE / "soak_driver.py"), str(writing)],
+                [sys.executable, str(HERE / "soak_driver.py"), str(writing)],
                 env={
                     **os.environ,
                     "PYTHONPATH": path,
-                    "PYSPARK_SUBMIT_ARGS": _SPARK,
+                    "PYSPARK_SUBMIT_ARGS": spark_options("--conf spark.ui.showConsoleProgress=false"),
                     # What a killed JVM leaves behind goes with the stack.
                     "SPARK_LOCAL_DIRS": str(log.parent),
                     **settings.as_environment(),
@@ -100,7 +96,7 @@ class Driver:
         for each in self.children():
             with suppress(psutil.NoSuchProcess):
                 parent = each.parent()
-                if "pyspark.daemon" in each.cmdline() and parent and "pyspark.daemon" in parent.cmdline():
+                if _WORKER in each.cmdline() and parent and _WORKER in parent.cmdline():
                     found.append(each)
         return found
 

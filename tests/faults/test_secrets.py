@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg2
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from drivers import Driver, World, wait_for
+from drivers import Driver, World, spark_options, wait_for
 from psycopg2.extensions import make_dsn, parse_dsn
 from typer.testing import CliRunner
 
@@ -137,11 +137,8 @@ def submit(folder: Path) -> str:
         "spark.eventLog.logBlockUpdates.enabled": "true",
         "spark.eventLog.compress": "false",
         "spark.log.level": "INFO",
-        "spark.ui.enabled": "false",
     }
-    options = " ".join(f"--conf {name}={value}" for name, value in conf.items())
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    return f'--master local[2,2] --driver-memory 512m {options} --driver-java-options "{java}" pyspark-shell'
+    return spark_options(" ".join(f"--conf {name}={value}" for name, value in conf.items()))
 
 
 def test_secrets_are_in_no_argument_log_event_log_error_or_output(

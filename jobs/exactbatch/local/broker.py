@@ -1,5 +1,7 @@
 """Apache Kafka's own broker: one KRaft process that is broker and controller."""
 
+import os
+import shlex
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
@@ -21,7 +23,7 @@ JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-Djava.awt.headless=true", f"-Dlog4j2.co
 
 
 class Broker(Server):
-    """The stack's Kafka broker."""
+    """The stack's Kafka broker. Its JVM takes further options from KAFKA_OPTS, as Kafka's own scripts do."""
 
     name: ClassVar[str] = "kafka"
     title: ClassVar[str] = "Kafka"
@@ -73,7 +75,8 @@ class Broker(Server):
         return spawn(command, log=self.log_file, cwd=self.folder)
 
     def _java(self, main: str, *arguments: str | Path) -> list[str | Path]:
-        return [find_java(), *JVM_OPTIONS, "-cp", f"{self._jars()}/*", main, *arguments]
+        more = shlex.split(os.environ.get("KAFKA_OPTS", ""))
+        return [find_java(), *JVM_OPTIONS, *more, "-cp", f"{self._jars()}/*", main, *arguments]
 
     def _ask(self) -> None:
         from kafka import KafkaAdminClient
