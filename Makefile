@@ -48,7 +48,7 @@ test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS=
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
-	@$(BIN)/python -m pytest -n 2 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
+	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
 test-long: java ## all tests with servers in their long form: a day's backfill, all moments, more random steps and values

@@ -18,8 +18,8 @@ from typing import Any
 import hypothesis
 import psycopg2
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from exactbatch import Append, Json, Pipeline
@@ -66,7 +66,7 @@ class _ByFile(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Let `pytest -n 2` deal out whole files."""
+    """Let `pytest -n 3` deal out whole files."""
     return _ByFile(config, log)
 
 
@@ -133,7 +133,8 @@ class Topic:
 
     @cached_property
     def _producer(self) -> Producer:
-        """One request at a time keeps the order over retries, and begins half a second sooner than idempotence."""
+        """One request at a time keeps the order where none is tried again, as none is of a partition whose leader
+        is there; it begins half a second sooner than idempotence."""
         return Producer(
             {
                 **self.properties,
@@ -184,14 +185,25 @@ def make_topic(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
         name = name or f"t{uuid.uuid4().hex[:12]}"
         new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
         admin.create_topics([new])[name].result(30)
-        # The controller has created it; the broker learns of it a moment later.
-        deadline = time.monotonic() + 30
-        while name not in admin.list_topics(timeout=30).topics:
-            assert time.monotonic() < deadline, f"the broker does not know {name}"
-            time.sleep(0.05)
+        _await_leaders(admin, name, partitions)
         return Topic(name, dict(stack.kafka_properties))
 
     return make
+
+
+def _await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
+    """The controller has created a topic; the broker learns a moment later that it leads it."""
+    asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in range(partitions)}
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            for each in admin.list_offsets(asked, request_timeout=30).values():
+                each.result(30)
+            return
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 @pytest.fixture

@@ -57,8 +57,9 @@ from (
     where n.nspname = $1 and c.relname = $2
 ) tables
 """
-# Classes of SQLSTATE: a constraint is violated; a value is longer than an index takes.
-_REFUSED: Final = ("23", "54")
+# Classes of SQLSTATE in which a server refuses a row: its data, a constraint, a privilege that is missing, a value
+# that is too long for an index, a trigger that raises.
+_REFUSED: Final = ("22", "23", "42", "54", "P0")
 _INSERT_REJECTS: Final = f"""
 with inserted as (
     insert into exactbatch.rejected_record
@@ -303,9 +304,9 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
             raise reading.error from error
         if isinstance(error, AdbcError) and (error.sqlstate or "").startswith(_REFUSED):
             raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}: expected its constraints and indexes to take every "
-                f"row, found: {' '.join(str(error).split())}. Nothing of this range was written. Correct the "
-                f"target, or what the pipeline writes."
+                f"{task}, target {task.pipeline.sink.target}: expected it to take every row, found: "
+                f"{' '.join(str(error).split())}. Nothing of this range was written. Correct the target, or what "
+                f"the pipeline writes."
             ) from error
         raise
     reading.check_rejects()

@@ -1,4 +1,4 @@
-"""The one Airflow of a test run, with two pipelines: it takes a minute to start, and most of a core to keep."""
+"""The one Airflow of a test run, with a few pipelines: it takes a minute to start, and most of a core to keep."""
 
 import os
 from collections.abc import Iterator
@@ -33,13 +33,19 @@ HOURLY: Final = Pipeline(
     spark_conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"},
 )
 _MODULE: Final = """
+from dataclasses import replace
 from exactbatch import Append, Json, Limits, Pipeline
 hourly = {pipeline!r}
+# Their connections have a wrong password.
+refused_by_kafka = replace(hourly, name="refused_by_kafka")
+refused_by_postgres = replace(hourly, name="refused_by_postgres")
 """
 _DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag
-from pipeline_of_hourly import hourly
+from pipeline_of_hourly import hourly, refused_by_kafka, refused_by_postgres
 dag = pipeline_dag(hourly, schedule="0 * * * *", connections=Connections(airflow="airflow_default"))
+kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
+postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
 
 

@@ -2,9 +2,11 @@
 each role."""
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +14,22 @@ import httpx
 import psutil
 import psycopg2
 import pytest
-from one_airflow import KEY_PASSWORD, PASSWORD, register
+from one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, register
 
+from certificates import Authority
+from conftest import HOME
 from exactbatch.audit import audit
 from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.flights import create_topic, flights, send
 from exactbatch.settings import Settings
+from logins import asked_for_password
 from pipelines.flights import flights as pipeline
+from secure_broker import secure_broker
 
 SENT = 2000
+WRONG_PASSWORD = "planted-wr0ngword"
 pytestmark = pytest.mark.timeout(1500)
 
 
@@ -199,7 +206,7 @@ def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_p
         "arguments": json.dumps(killed_run["arguments"]),
         "spark ui": killed_run["spark_ui"],
         "logs": "".join(path.read_text(errors="replace") for path in airflow.home.rglob("*.log")),
-        "api": _everything_the_api_tells(airflow),
+        "api": _everything_the_api_tells(airflow, "flights"),
         "tables": _everything_in_airflow_s_database(stack),
         "event log": "".join(path.read_text() for path in event_log.rglob("*") if path.is_file()),
     }
@@ -211,6 +218,49 @@ def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_p
         for secret in (PASSWORD, KEY_PASSWORD):
             assert secret not in text, place
             assert secret.encode().hex() not in text, place  # as Postgres shows bytes
+
+
+@pytest.fixture
+def refused(
+    airflow: LocalAirflow, settings: Settings, stack: LocalStack, tmp_path: Path
+) -> Iterator[dict[str, str]]:
+    """Connections to servers that ask for another password; what they say to this one."""
+    dsn = psycopg2.extensions.parse_dsn(settings.postgres)
+    with (
+        secure_broker(HOME, f"secure-{os.getpid()}", Authority(tmp_path, "authority")) as broker,
+        asked_for_password(stack, settings.postgres, "planted", "another"),
+    ):
+        kafka = {"conn_type": "kafka", "extra": json.dumps(broker.scram(sasl_password=WRONG_PASSWORD))}
+        postgres = {
+            "conn_type": "postgres",
+            **{"host": dsn["host"], "port": int(dsn["port"]), "schema": dsn["dbname"]},
+            **{"login": "planted", "password": WRONG_PASSWORD},
+        }
+        for name, connection in (("kafka_refused", kafka), ("postgres_refused", postgres)):
+            airflow.request("POST", "/connections", json={"connection_id": name, **connection})
+        yield {
+            "refused_by_kafka": "sasl.mechanism, sasl.username and sasl.password",
+            "refused_by_postgres": "password authentication failed",
+        }
+
+
+def test_a_wrong_password_ends_the_run_with_a_message_that_does_not_hold_it(
+    airflow: LocalAirflow, settings: Settings, refused: dict[str, str]
+) -> None:
+    runs = {}
+    for dag in refused:
+        register(settings, replace(HOURLY, name=dag))
+        airflow.wait_for_dag(dag)
+        runs[dag] = airflow.trigger(dag)
+    for dag, said in refused.items():
+        assert airflow.wait_for_run(dag, runs[dag]) == "failed"
+        assert airflow.task_states(dag, runs[dag])["plan_batch"] == ("failed", 1)
+        log = airflow.request("GET", f"/dags/{dag}/dagRuns/{runs[dag]}/taskInstances/plan_batch/logs/1")
+        assert said in json.dumps(log)
+        assert WRONG_PASSWORD not in _everything_the_api_tells(airflow, dag)
+    assert WRONG_PASSWORD not in "".join(
+        path.read_text(errors="replace") for path in airflow.home.rglob("*.log")
+    )
 
 
 SEE = [
@@ -311,11 +361,11 @@ def _everything_in_airflow_s_database(stack: LocalStack) -> str:
         connection.close()
 
 
-def _everything_the_api_tells(airflow: LocalAirflow) -> str:
+def _everything_the_api_tells(airflow: LocalAirflow, dag: str) -> str:
     """Runs, task instances with their rendered templates, and XComs."""
     told: list[Any] = [airflow.request("GET", "/assets/events")]
-    for run in airflow.request("GET", "/dags/flights/dagRuns")["dag_runs"]:
-        path = f"/dags/flights/dagRuns/{run['dag_run_id']}/taskInstances"
+    for run in airflow.request("GET", f"/dags/{dag}/dagRuns")["dag_runs"]:
+        path = f"/dags/{dag}/dagRuns/{run['dag_run_id']}/taskInstances"
         told.append(tasks := airflow.request("GET", path)["task_instances"])
         for each in tasks:
             entries = airflow.request("GET", f"{path}/{each['task_id']}/xcomEntries")["xcom_entries"]

@@ -80,6 +80,8 @@ def table(report: Report) -> Table:
     shown.add_row("faults", f"{faults}{pace}")
     for fault, count in sorted(report.faults.items(), key=lambda each: -each[1]):
         shown.add_row("", f"{count:>4} {fault}")
+    for kind, count in sorted(report.missed.items(), key=lambda each: -each[1]):
+        shown.add_row("faults that found nothing to meet", f"{count:>4} {kind}")
     for error, count in sorted(report.errors.items(), key=lambda each: -each[1]):
         shown.add_row("errors of plans and batches", f"{count:>4} {error}")
     for crash in report.crashes:

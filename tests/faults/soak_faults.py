@@ -4,6 +4,7 @@ import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from typing import Any, Final
@@ -67,6 +68,10 @@ class Faults:
         self._chance = random.Random(f"{work.seed} faults")
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name="faults", daemon=True)
+        # How often each kind came, and how often it was drawn and found nothing to meet.
+        self.came: Counter[str] = Counter()
+        self.missed: Counter[str] = Counter()
+        self._counted = 0
         # What retention has removed of each partition: nothing else may be recorded as lost.
         self.removed: dict[int, int] = {}
 
@@ -94,7 +99,9 @@ class Faults:
                     with self._work.lock:
                         self._work.armed.append(kind)
                 else:
+                    before = self._counted
                     getattr(self, f"_{kind}")()
+                    (self.came if self._counted > before else self.missed)[kind] += 1
         except BaseException as error:
             self._work.failed(error)
 
@@ -108,7 +115,7 @@ class Faults:
         if slot := self._busy():
             assert slot.driver is not None
             slot.driver.kill()
-            self._work.count_fault("driver killed at a random moment")
+            self._count("driver killed at a random moment")
 
     def _jvm(self) -> None:
         if slot := self._busy():
@@ -118,7 +125,7 @@ class Faults:
                 with suppress(psutil.NoSuchProcess):
                     if each.name() == "java":
                         each.kill()
-                        self._work.count_fault("JVM killed at a random moment")
+                        self._count("JVM killed at a random moment")
                         return
 
     def _worker(self) -> None:
@@ -131,7 +138,7 @@ class Faults:
                     self._work.hurt_running()
                     with suppress(psutil.NoSuchProcess):
                         self._chance.choice(workers).kill()
-                        self._work.count_fault("Python worker killed at a random moment")
+                        self._count("Python worker killed at a random moment")
                     return
             time.sleep(0.02)
 
@@ -254,8 +261,12 @@ class Faults:
     def _asked(self) -> Any:
         return KafkaLog(dict(self._stack.kafka_properties)).partitions([SHORT_TOPIC])
 
-    def _healed(self, kind: str, pipelines: set[str]) -> None:
+    def _count(self, kind: str) -> None:
+        self._counted += 1
         self._work.count_fault(kind)
+
+    def _healed(self, kind: str, pipelines: set[str]) -> None:
+        self._count(kind)
         for each in pipelines:
             self._work.wants_audit(each)
 

@@ -35,6 +35,8 @@ SLOTS: Final = 2
 _PORTS: Final = range(15_000, 30_000)
 _START_S: Final = 300.0
 _DRAIN_S: Final = 600.0
+# A kind of fault that was drawn so often and never came is one that cannot come.
+_TIMES: Final = 5
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Report:
     seconds: float = 0.0
     account: Account = field(default_factory=Account)
     faults: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
     batches: dict[tuple[str, str], int] = field(default_factory=dict)
     audits: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -197,6 +200,13 @@ class Soak:
             auditor.stop()
         if not self._failed.is_set():
             self.state = "checking"
+            self.report.missed = faults.missed
+            never = {
+                kind for kind, times in faults.missed.items() if times >= _TIMES and not faults.came[kind]
+            }
+            assert not never, (
+                f"expected {sorted(never)} to meet a batch, drawn {_TIMES} times or more: none did"
+            )
             self._check(settings, faults.removed)
 
     def _log_to(self, file: Path) -> None:

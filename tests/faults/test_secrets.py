@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psycopg2
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from drivers import Driver, World, spark_options, wait_for
@@ -33,6 +32,7 @@ from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.settings import KAFKA, POSTGRES, Settings
+from logins import asked_for_password
 from secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker
 
 LOGIN: Final = "planted_job"
@@ -65,23 +65,8 @@ class Deployment:
 @pytest.fixture
 def password_is_asked_for(stack: LocalStack, database: str) -> Iterator[None]:
     """Postgres trusts everybody here but one login, which works in the test's database alone."""
-    hba = stack.postgres.data_dir / "pg_hba.conf"
-    before = hba.read_text()
-    hba.write_text(f"host all {LOGIN} {HOST}/32 scram-sha-256\n{before}")
-    superuser = psycopg2.connect(database)
-    superuser.autocommit = True
-    with superuser.cursor() as cursor:
-        cursor.execute(f"drop role if exists {LOGIN}")
-        cursor.execute("set password_encryption = 'scram-sha-256'")
-        cursor.execute(f"create role {LOGIN} superuser login password %s", (POSTGRES_PASSWORD,))
-        cursor.execute("select pg_reload_conf()")
-    yield
-    hba.write_text(before)
-    with superuser.cursor() as cursor:
-        cursor.execute("select pg_reload_conf()")
-        cursor.execute(f"drop owned by {LOGIN} cascade")
-        cursor.execute(f"drop role {LOGIN}")
-    superuser.close()
+    with asked_for_password(stack, database, LOGIN, POSTGRES_PASSWORD):
+        yield
 
 
 @pytest.fixture

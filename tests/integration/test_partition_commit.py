@@ -420,7 +420,8 @@ def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_i
 def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
     world: World, topic: Topic, pipeline: Pipeline
 ) -> None:
-    """A trigger drops a row of the first partition; then a check refuses it, which keeps the second's."""
+    """A trigger drops a row of the first partition; then a check and another trigger refuse it. The second
+    partition's rows stay."""
     batch_id = world.plan(pipeline)
     world.execute(
         f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
@@ -439,8 +440,16 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
     )
     with pytest.raises(TargetMismatch, match='violates check constraint "not_three"'):
         world.process(tolerant(pipeline), batch_id)
+    world.execute(
+        f"alter table {pipeline.sink.target} drop constraint not_three; "
+        "create function refuse() returns trigger language plpgsql as "
+        "$$ begin if new.id = 3 then raise 'not on a Sunday'; end if; return new; end $$; "
+        f"create trigger refuse before insert on {pipeline.sink.target} for each row execute function refuse()"
+    )
+    with pytest.raises(TargetMismatch, match="not on a Sunday"):
+        world.process(tolerant(pipeline), batch_id)
     assert world.is_exact(pipeline)
-    world.execute(f"alter table {pipeline.sink.target} drop constraint not_three")
+    world.execute(f"drop trigger refuse on {pipeline.sink.target}")
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8
     assert world.is_exact(pipeline)
 

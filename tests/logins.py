@@ -1,0 +1,31 @@
+"""Logins that Postgres asks for a password: the tests' server trusts everybody else."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import psycopg2
+from psycopg2 import sql
+
+from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST
+
+
+@contextmanager
+def asked_for_password(stack: LocalStack, dsn: str, login: str, password: str) -> Iterator[None]:
+    """A superuser that has to log in with a password; what it owns in the database of `dsn` goes with it."""
+    hba = stack.postgres.data_dir / "pg_hba.conf"
+    before = hba.read_text()
+    hba.write_text(f"host all {login} {HOST}/32 scram-sha-256\n{before}")
+    role = sql.Identifier(login)
+    with closing(psycopg2.connect(dsn)) as superuser:
+        superuser.autocommit = True
+        with superuser.cursor() as cursor:
+            cursor.execute(sql.SQL("drop role if exists {}").format(role))
+            cursor.execute("set password_encryption = 'scram-sha-256'")
+            cursor.execute(sql.SQL("create role {} superuser login password %s").format(role), (password,))
+            cursor.execute("select pg_reload_conf()")
+            yield
+            hba.write_text(before)
+            cursor.execute("select pg_reload_conf()")
+            cursor.execute(sql.SQL("drop owned by {} cascade").format(role))
+            cursor.execute(sql.SQL("drop role {}").format(role))
