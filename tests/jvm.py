@@ -1,8 +1,8 @@
 """How the tests start JVMs: there are more than a hundred of them, and most live for seconds.
 
-C1 alone compiles them, and their classes come from an archive in `home`, which who first asks for it makes: of
-Spark's in 15 s, 110 MB, of Kafka's in 10 s, 40 MB. A driver's JVM then takes 5 CPU seconds instead of 8 until
-its batch is done, a broker 1.4 instead of 4.3 until it answers.
+C1 alone compiles them, and their classes come from an archive in `home`. Whoever asks first makes it: 15 s and
+110 MB for Spark, 10 s and 51 MB for Kafka. A driver's JVM then takes 5 CPU seconds instead of 8 until its batch is
+done, and a broker 1.4 instead of 4.3 until it answers.
 """
 
 import fcntl
@@ -60,6 +60,8 @@ def _with_archive(home: Path, name: str, classes: str, run: Callable[[str], None
             new = archive.with_suffix(".new")
             new.unlink(missing_ok=True)
             run(f"{_QUICK} -XX:ArchiveClassesAtExit={new}")
+            if not new.exists():  # a Java that has no archive of its own classes makes none
+                return _QUICK
             new.rename(archive)
     return f"{_QUICK} -XX:SharedArchiveFile={archive}"
 
@@ -71,8 +73,8 @@ def _run_spark(options: str) -> None:
     subprocess.run(
         [sys.executable, "-c", _BATCH],
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": submit, "PYSPARK_PYTHON": sys.executable},
-        check=True,
         capture_output=True,
+        check=False,
     )
 
 

@@ -231,11 +231,8 @@ def refused(
         asked_for_password(stack, settings.postgres, "planted", "another"),
     ):
         kafka = {"conn_type": "kafka", "extra": json.dumps(broker.scram(sasl_password=WRONG_PASSWORD))}
-        postgres = {
-            "conn_type": "postgres",
-            **{"host": dsn["host"], "port": int(dsn["port"]), "schema": dsn["dbname"]},
-            **{"login": "planted", "password": WRONG_PASSWORD},
-        }
+        where = {"host": dsn["host"], "port": int(dsn["port"]), "schema": dsn["dbname"]}
+        postgres = {"conn_type": "postgres", **where, "login": "planted", "password": WRONG_PASSWORD}
         for name, connection in (("kafka_refused", kafka), ("postgres_refused", postgres)):
             airflow.request("POST", "/connections", json={"connection_id": name, **connection})
         yield {
