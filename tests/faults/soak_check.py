@@ -76,7 +76,7 @@ def check_pipeline(
             for offset in range(each.from_offset, each.until_offset)
         }
         rest = [each for each in records if (each.partition, each.offset) not in lost]
-        counts = _counts(cursor, pipeline)
+        counts, advanced = _counts(cursor, pipeline), _advanced(cursor, pipeline)
         cursor.execute(
             'select partition, "offset" from exactbatch.rejected_record where pipeline = %s', (pipeline.name,)
         )
@@ -88,8 +88,14 @@ def check_pipeline(
     name = pipeline.name
     _same(f"{name}: rejects", rejected, [(each.partition, each.offset) for each in bad])
     _same(f"{name}: target", target, _expected(pipeline, rest))
-    assert counts["records"] == len(rest), f"{name}: {len(rest)} records in, {counts} in committed advances"
-    assert counts["rejected"] == len(bad), (name, len(bad), counts)
+    # A broker that is killed may forget what it removed last. What an advance has recorded as lost is there again
+    # then, and counts once a replay takes it.
+    back = [each for each in rest if (each.partition, each.offset) not in advanced]
+    assert pipeline.on_loss == "record" or not back, f"{name}: no advance has {back[:5]}"
+    assert counts["records"] == len(rest) - len(back), (
+        f"{name}: {len(rest)} records in, {len(back)} of them by replays alone, {counts} in committed advances"
+    )
+    assert counts["rejected"] == len(bad) - sum(map(is_rejected, back)), (name, len(bad), back, counts)
     if pipeline.on_loss == "fail":
         assert sum(each.records for each in audits) == len(rest), (name, len(rest), audits)
     assert sum(each.rejected for each in audits) == len(bad), (name, len(bad), audits)
@@ -97,8 +103,8 @@ def check_pipeline(
     accounted = Accounted(
         len(records),
         len(kept) + (len(null) if keeps_nulls else 0),
-        counts["rejected"],
-        counts["tombstones"],
+        len(bad),
+        counts["tombstones"] + sum(each.value is None for each in back),
         counts["dropped"],
         len(records) - len(rest),
     )
@@ -121,6 +127,21 @@ def _counts(cursor: Any, pipeline: Pipeline) -> dict[str, int]:
     )
     row = cursor.fetchone()
     return {name: getattr(row, name) or 0 for name in _COUNTS}
+
+
+def _advanced(cursor: Any, pipeline: Pipeline) -> set[tuple[int, int]]:
+    """The offsets of committed advances, and of the ranges that were committed by themselves."""
+    cursor.execute(
+        "select r.partition, r.from_offset, r.until_offset from exactbatch.batch_range r "
+        "join exactbatch.batch b using (batch_id) where b.pipeline = %s and b.kind = 'advance' "
+        "and (b.status = 'committed' or r.records is not null)",
+        (pipeline.name,),
+    )
+    return {
+        (partition, offset)
+        for partition, from_offset, until_offset in cursor.fetchall()
+        for offset in range(from_offset, until_offset)
+    }
 
 
 def _target(cursor: Any, pipeline: Pipeline) -> list[Row]:
