@@ -144,6 +144,40 @@ class SlowLog(KafkaLog):
         return super().partitions(topics)
 
 
+def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
+    world: World,
+    replays: Replays,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a broker was killed that had not removed the offsets for good."""
+    topic = make_topic()
+    topic.produce(record(0))
+    pipeline = make_pipeline(topic, on_loss="record")
+    first = world.run(pipeline).batch
+    topic.produce(*map(record, range(1, 10)))
+    ask = KafkaLog.partitions
+    monkeypatch.setattr(
+        KafkaLog, "partitions", lambda log, topics: [replace(each, earliest=5) for each in ask(log, topics)]
+    )
+    second = world.run(pipeline).batch
+    monkeypatch.undo()
+    assert replays.coverage(pipeline)[1:] == [(0, 1, 5, None), (0, 5, 10, second.batch_id)]
+    third = replays.run(pipeline, ranges((3, 7), topic=topic)).batch
+    assert third.records == 4
+    assert replays.coverage(pipeline) == [
+        (0, 0, 1, first.batch_id),
+        (0, 1, 3, None),
+        (0, 3, 7, third.batch_id),
+        (0, 7, 10, second.batch_id),
+    ]
+    assert [row[0] for row in world.target(pipeline, "kafka_offset")] == [0, *range(3, 10)]
+    (found,) = audit(pipeline, world.settings)
+    assert found.is_exact
+    assert found.lost == 2
+
+
 def test_a_replay_names_its_batches_before_it_asks_the_broker(
     world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
