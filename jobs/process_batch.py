@@ -22,16 +22,19 @@ def main() -> int:
     parser.add_argument("--pipeline", required=True, metavar="MODULE:NAME")
     parser.add_argument("--batch-id", required=True, type=int)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Others tell at INFO of each connection that they close, py4j with a trace.
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log = logging.getLogger("exactbatch")
+    log.setLevel(logging.INFO)
     try:
         pipeline = load_pipeline(arguments.pipeline)
         settings = Settings.from_environment()
         with spark_session(pipeline) as spark:
             published = process_batch(spark, pipeline, arguments.batch_id, settings)
     except ExactbatchError as error:
-        logging.error("%s: %s", type(error).__name__, error)
+        log.error("%s: %s", type(error).__name__, error)
         return exit_status(error)
-    logging.info("%s", published)
+    log.info("%s", published)
     return 0
 
 

@@ -30,6 +30,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
+from exactbatch.session import end_of_jvm_told
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
 from exactbatch.sinks import Append
@@ -57,7 +58,7 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        with _failure_noted(settings, batch_id):
+        with _failure_noted(settings, batch_id), end_of_jvm_told():
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
             return _process(spark, connection, pipeline, batch_id, ranges, epochs, settings)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from drivers import SECRET, World, load, wait_for
 
@@ -131,6 +132,25 @@ def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
     assert len(world.rows(pipeline, "distinct xmin::text, kafka_partition, kafka_offset")) == 30
     world.assert_exact(pipeline, rows=30, rejected=2)
     assert world.staged() == 0
+
+
+def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(
+    world: World, make_loaded: MakeLoaded, tmp_path: Path
+) -> None:
+    pipeline = make_loaded()
+    batch_id = world.plan(pipeline)
+    gate = tmp_path / "gate"
+    driver = world.launch(pipeline, batch_id, f"job.before_stage=hold:{gate}")
+    wait_for(Path(f"{gate}.held").exists, driver=driver)
+    for each in psutil.Process(driver.pid).children(recursive=True):
+        if each.name() == "java":
+            each.kill()
+    gate.touch()
+    assert driver.wait() == 1, driver.output
+    assert "expected the JVM of the driver to run until the batch is done" in driver.error_line("TasksFailed")
+    world.assert_nothing_written(pipeline, batch_id)
+    assert world.retry(pipeline, batch_id).wrote
+    world.assert_exact(pipeline, rows=30, rejected=2)
 
 
 def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_long(
