@@ -192,13 +192,16 @@ def make_topic(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
 
 
 def _await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
-    """The controller has created a topic; the broker learns a moment later that it leads it."""
-    asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in range(partitions)}
+    """The controller has created a topic; the broker learns a moment later of it, and then to lead it."""
     deadline = time.monotonic() + 30
+    while topic not in admin.list_topics(timeout=30).topics:
+        assert time.monotonic() < deadline, f"the broker does not know {topic}"
+        time.sleep(0.05)
+    asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in range(partitions)}
     while True:
         try:
-            for each in admin.list_offsets(asked, request_timeout=30).values():
-                each.result(30)
+            for each in admin.list_offsets(asked, request_timeout=2).values():
+                each.result()
             return
         except KafkaException:
             if time.monotonic() > deadline:
