@@ -15,7 +15,6 @@ def asked_for_password(stack: LocalStack, dsn: str, login: str, password: str) -
     """A superuser that has to log in with a password; what it owns in the database of `dsn` goes with it."""
     hba = stack.postgres.data_dir / "pg_hba.conf"
     before = hba.read_text()
-    hba.write_text(f"host all {login} {HOST}/32 scram-sha-256\n{before}")
     role = sql.Identifier(login)
     with closing(psycopg2.connect(dsn)) as superuser:
         superuser.autocommit = True
@@ -23,9 +22,12 @@ def asked_for_password(stack: LocalStack, dsn: str, login: str, password: str) -
             cursor.execute(sql.SQL("drop role if exists {}").format(role))
             cursor.execute("set password_encryption = 'scram-sha-256'")
             cursor.execute(sql.SQL("create role {} superuser login password %s").format(role), (password,))
-            cursor.execute("select pg_reload_conf()")
-            yield
-            hba.write_text(before)
-            cursor.execute("select pg_reload_conf()")
-            cursor.execute(sql.SQL("drop owned by {} cascade").format(role))
-            cursor.execute(sql.SQL("drop role {}").format(role))
+            try:
+                hba.write_text(f"host all {login} {HOST}/32 scram-sha-256\n{before}")
+                cursor.execute("select pg_reload_conf()")
+                yield
+            finally:
+                hba.write_text(before)
+                cursor.execute("select pg_reload_conf()")
+                cursor.execute(sql.SQL("drop owned by {} cascade").format(role))
+                cursor.execute(sql.SQL("drop role {}").format(role))

@@ -176,6 +176,7 @@ class Soak:
         self.report.account = writer.account
         self._log_to(folder / "soak.log")
         faults = Faults(work, self.stack, proxies, self._slots, self._every)
+        self.report.missed = faults.missed
         writer.start()
         auditor.start()
         for slot in self._slots:
@@ -200,7 +201,6 @@ class Soak:
             auditor.stop()
         if not self._failed.is_set():
             self.state = "checking"
-            self.report.missed = faults.missed
             never = {
                 kind for kind, times in faults.missed.items() if times >= _TIMES and not faults.came[kind]
             }

@@ -132,18 +132,6 @@ def test_only_the_range_changes_and_the_coverage_shows_both_batches(
     assert world.staging() == []
 
 
-class SlowLog(KafkaLog):
-    """A broker that takes its time to answer: something happens meanwhile."""
-
-    def __init__(self, properties: Any, meanwhile: Callable[[], Any]) -> None:
-        super().__init__(properties)
-        self._meanwhile = meanwhile
-
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
-        self._meanwhile()
-        return super().partitions(topics)
-
-
 def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
     world: World,
     replays: Replays,
@@ -176,6 +164,18 @@ def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
     (found,) = audit(pipeline, world.settings)
     assert found.is_exact
     assert found.lost == 2
+
+
+class SlowLog(KafkaLog):
+    """A broker that takes its time to answer: something happens meanwhile."""
+
+    def __init__(self, properties: Any, meanwhile: Callable[[], Any]) -> None:
+        super().__init__(properties)
+        self._meanwhile = meanwhile
+
+    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+        self._meanwhile()
+        return super().partitions(topics)
 
 
 def test_a_replay_names_its_batches_before_it_asks_the_broker(
