@@ -22,9 +22,7 @@ from exactbatch.ledger import (
     check_schema,
     clear_errors,
     connect,
-    session_options,
     transaction,
-    with_timeouts,
 )
 from exactbatch.offsets import OffsetRange
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
@@ -156,12 +154,6 @@ def _process_ranges(
     if left:
         topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
         check_topic_ids(left, topic_ids)
-        postgres = with_timeouts(
-            settings.postgres,
-            application="exactbatch task",
-            timeout=pipeline.publish_timeout,
-            options=session_options(pipeline.publish_timeout),
-        )
         tasks = [
             RangeTask(
                 range=each,
@@ -169,7 +161,7 @@ def _process_ranges(
                 batch_id=batch_id,
                 pipeline=pipeline,
                 kafka=settings.kafka,
-                postgres=postgres,
+                postgres=settings.postgres,
             )
             for each in left
         ]

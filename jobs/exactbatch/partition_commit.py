@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TasksFailed, TooManyRejects
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.ledger import Ledger, connect_arrow, transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.patience import Patience, within
 from exactbatch.pipeline import Pipeline
@@ -26,7 +25,15 @@ from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.target import COLUMNS_OF
-from exactbatch.staging import REJECT, collector_paused, decode_records, origins, reject_batch, rejects_of
+from exactbatch.staging import (
+    APPLICATION,
+    REJECT,
+    collector_paused,
+    decode_records,
+    origins,
+    reject_batch,
+    rejects_of,
+)
 from exactbatch.values import Decoded, connected
 
 _REJECTS: Final = "exactbatch_rejects"  # a temporary table
@@ -126,7 +133,9 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     """
 
     def commit(patience: Patience) -> None:
-        with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+        with connect_arrow(
+            task.postgres, application=APPLICATION, timeout=task.pipeline.publish_timeout
+        ) as connection:
             _commit(connection, task, attempt, patience)
 
     try:

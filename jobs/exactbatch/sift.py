@@ -15,7 +15,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import LogEndedEarly, TargetMismatch
-from exactbatch.ledger import transaction, with_timeouts
+from exactbatch.ledger import transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.read import read_range
@@ -63,11 +63,16 @@ def sift(
         unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
     if not unfit:
         return staged
-    postgres = with_timeouts(settings.postgres, application="exactbatch", timeout=pipeline.publish_timeout)
     for start in range(0, len(unfit), _CHUNK):
         chunk = unfit[start : start + _CHUNK]
         rejected = reject_batch(_records(chunk, ranges, pipeline, settings))
-        stage_rejects(postgres, tables, [rejected], timeout=pipeline.statement_timeout)
+        stage_rejects(
+            settings.postgres,
+            tables,
+            [rejected],
+            publish_timeout=pipeline.publish_timeout,
+            statement_timeout=pipeline.statement_timeout,
+        )
     with transaction(connection) as cursor:
         taken = _delete(cursor, tables, staged)
     rejects = Counter(staged.rejects)

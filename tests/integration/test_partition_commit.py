@@ -25,7 +25,7 @@ from exactbatch.errors import (
     TooManyRejects,
     TopicRecreated,
 )
-from exactbatch.ledger import Ledger, connect, session_options, transaction, with_timeouts
+from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.replay_request import ReplayRequest
 from exactbatch.status import load_status
@@ -83,10 +83,7 @@ def task_of(world: World, pipeline: Pipeline, batch_id: int, partition: int = 0)
         (range_,) = (each for each in ledger.ranges(batch_id) if each.partition == partition)
     with transaction(world.connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns)
-    postgres = with_timeouts(
-        world.settings.postgres, application="a task", timeout=10, options=session_options(10)
-    )
-    return RangeTask(range_, None, batch_id, pipeline, world.settings.kafka, postgres)
+    return RangeTask(range_, None, batch_id, pipeline, world.settings.kafka, world.settings.postgres)
 
 
 def waiting(world: World) -> bool:
