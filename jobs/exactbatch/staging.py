@@ -16,11 +16,10 @@ from typing import Any, Final, Literal
 import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, PostgresUnavailable, TransformFailed
+from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.patience import Patience, within
@@ -203,7 +202,8 @@ def stage_rejects(
 ) -> None:
     """Stage rejected records, on the driver or an executor.
 
-    Raises PostgresUnavailable, also when Postgres says nothing for `timeout` seconds.
+    Raises what sqlstates.MEANINGS says of the server's answer, and PostgresUnavailable when Postgres says nothing
+    for `timeout` seconds.
     """
 
     def copy(_: Patience) -> None:
@@ -211,13 +211,7 @@ def stage_rejects(
             _copy(connection, tables.rejects, REJECT, iter(rejected))
             connection.commit()
 
-    try:
-        within(timeout, copy)
-    except AdbcError as error:
-        raise PostgresUnavailable(
-            f"batch {tables.batch_id}: expected Postgres to take rejected records into the staging table, found: "
-            f"{' '.join(str(error).split())}. Nothing was written; the next try reads the same ranges."
-        ) from error
+    within(timeout, copy, where=f"batch {tables.batch_id}, staging rejected records")
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -241,13 +235,14 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
 
     try:
         with collector_paused():
-            within(task.statement_timeout, copy)
+            within(task.statement_timeout, copy, where=f"{task.range}, staging its rows")
     except Exception as error:
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
-        if counts.error is not None and not counts.error.retryable:
-            return counts.error
-        if counts.error is not None:
-            raise counts.error from error
+        happened = counts.error or error
+        if isinstance(happened, ExactbatchError) and not happened.retryable:
+            return happened
+        if happened is not error:
+            raise happened from error
         raise
     return Staged(task.range, attempt, counts.records, counts.rows, counts.rejects, counts.tombstones)
 
@@ -291,7 +286,7 @@ def stage_rows(
 ) -> int | ExactbatchError:
     """Stage rows that have these columns and, if they tell it, their lineage, on an executor; return how many.
 
-    A value that no Postgres can store is a terminal error, which is returned. Raises PostgresUnavailable when
+    A terminal error is returned, as of a value that no Postgres can store. Raises PostgresUnavailable when
     Postgres takes no rows, or does not answer, for `timeout` seconds.
     """
     schema = _row_schema(columns)
@@ -315,10 +310,12 @@ def stage_rows(
             failpoint("stage.after_copy_commit")
 
     try:
-        within(timeout, copy)
-    except Exception:
+        within(timeout, copy, where=f"batch {tables.batch_id}, staging rows of the transform")
+    except Exception as error:
         if counts.error is not None:
             return counts.error
+        if isinstance(error, ExactbatchError) and not error.retryable:
+            return error
         raise
     return counts.rows
 
