@@ -11,6 +11,7 @@ import sys
 from exactbatch.batch_job import process_batch
 from exactbatch.errors import ExactbatchError
 from exactbatch.exit_status import exit_status
+from exactbatch.own_errors import all_errors_own
 from exactbatch.pipeline import load_pipeline
 from exactbatch.session import spark_session
 from exactbatch.settings import Settings
@@ -27,10 +28,11 @@ def main() -> int:
     log = logging.getLogger("exactbatch")
     log.setLevel(logging.INFO)
     try:
-        pipeline = load_pipeline(arguments.pipeline)
-        settings = Settings.from_environment()
-        with spark_session(pipeline) as spark:
-            published = process_batch(spark, pipeline, arguments.batch_id, settings)
+        with all_errors_own():
+            pipeline = load_pipeline(arguments.pipeline)
+            settings = Settings.from_environment()
+            with spark_session(pipeline) as spark:
+                published = process_batch(spark, pipeline, arguments.batch_id, settings)
     except ExactbatchError as error:
         log.error("%s: %s", type(error).__name__, error)
         return exit_status(error)

@@ -22,6 +22,7 @@ from exactbatch.errors import ReadFailed, TargetMismatch
 from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, check_schema, connect, connect_arrow, transaction
+from exactbatch.own_errors import own_errors
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition
 from exactbatch.settings import Settings
@@ -126,6 +127,7 @@ class PartitionAudit:
         return not any(each.count for each in self.findings.values())
 
 
+@own_errors()
 def audit(
     pipeline: Pipeline,
     settings: Settings,

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg2
-import psycopg2.errors
 from psycopg2 import sql
 from pyspark.sql import SparkSession
 
@@ -25,6 +24,7 @@ from exactbatch.ledger import (
     transaction,
 )
 from exactbatch.offsets import OffsetRange
+from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
@@ -56,7 +56,7 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        with _failure_noted(settings, batch_id), end_of_jvm_told():
+        with _failure_noted(settings, batch_id), own_errors(), end_of_jvm_told():
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
             return _process(spark, connection, pipeline, batch_id, ranges, epochs, settings)
@@ -223,13 +223,13 @@ def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
 
 
 def _drop(holder: Any, *tables: str) -> None:
-    """Drop staging tables; what a lock or a broken connection prevents is left to the next launch."""
+    """Drop staging tables; what Postgres prevents, by a lock or a lost connection, is left to the next launch."""
     try:
         with holder.cursor() as cursor:
             cursor.execute(f"set lock_timeout = '{_DROP_LOCK_TIMEOUT}'")
             for table in tables:
                 cursor.execute(sql.SQL("drop table if exists {}").format(identifier(table)))
-    except (psycopg2.errors.LockNotAvailable, psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+    except psycopg2.Error as error:
         log.warning("staging tables %s stay until the next launch drops them: %s", ", ".join(tables), error)
 
 

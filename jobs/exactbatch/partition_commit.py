@@ -18,6 +18,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect_arrow, transaction
 from exactbatch.offsets import OffsetRange
+from exactbatch.own_errors import adbc_said
 from exactbatch.patience import Patience, within
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids
@@ -25,6 +26,7 @@ from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.target import COLUMNS_OF
+from exactbatch.sqlstates import refuses
 from exactbatch.staging import (
     APPLICATION,
     REJECT,
@@ -64,9 +66,6 @@ from (
     where n.nspname = $1 and c.relname = $2
 ) tables
 """
-# Classes of SQLSTATE in which a server refuses a row: its data, a constraint, a privilege that is missing, a value
-# that is too long for an index, a trigger that raises.
-_REFUSED: Final = ("22", "23", "42", "54", "P0")
 _INSERT_REJECTS: Final = f"""
 with inserted as (
     insert into exactbatch.rejected_record
@@ -140,7 +139,7 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
 
     try:
         with collector_paused():
-            within(task.pipeline.statement_timeout, commit)
+            within(task.pipeline.statement_timeout, commit, where=str(task))
     except ExactbatchError as error:
         if error.retryable:
             raise
@@ -311,11 +310,11 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
         if reading.error is not None:
             raise reading.error from error
-        if isinstance(error, AdbcError) and (error.sqlstate or "").startswith(_REFUSED):
+        if isinstance(error, AdbcError) and refuses(error.sqlstate):
             raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}: expected it to take every row, found: "
-                f"{' '.join(str(error).split())}. Nothing of this range was written. Correct the target, or what "
-                f"the pipeline writes."
+                f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
+                f"{adbc_said(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
+                f"target, or what the pipeline writes."
             ) from error
         raise
     reading.check_rejects()

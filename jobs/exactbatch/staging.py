@@ -15,11 +15,10 @@ from typing import Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ExactbatchError, PostgresUnavailable, TransformFailed
+from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import connect_arrow
 from exactbatch.offsets import OffsetRange
@@ -210,7 +209,8 @@ def stage_rejects(
 ) -> None:
     """Stage rejected records, on the driver or an executor.
 
-    Raises PostgresUnavailable, also when Postgres says nothing for `statement_timeout` seconds.
+    Raises what sqlstates.MEANINGS says of the server's answer, and PostgresUnavailable when Postgres says nothing
+    for `statement_timeout` seconds.
     """
 
     def copy(_: Patience) -> None:
@@ -218,13 +218,7 @@ def stage_rejects(
             _copy(connection, tables.rejects, REJECT, iter(rejected))
             connection.commit()
 
-    try:
-        within(statement_timeout, copy)
-    except AdbcError as error:
-        raise PostgresUnavailable(
-            f"batch {tables.batch_id}: expected Postgres to take rejected records into the staging table, found: "
-            f"{' '.join(str(error).split())}. Nothing was written; the next try reads the same ranges."
-        ) from error
+    within(statement_timeout, copy, where=f"batch {tables.batch_id}, staging rejected records")
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -250,14 +244,12 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
 
     try:
         with collector_paused():
-            within(task.statement_timeout, copy)
+            within(task.statement_timeout, copy, where=f"{task.range}, staging its rows")
     except Exception as error:
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
-        if counts.error is not None and not counts.error.retryable:
-            return counts.error
-        if counts.error is not None:
+        if counts.error is not None and counts.error.retryable:
             raise counts.error from error
-        return _returned(error)
+        return _returned(counts.error or error)
     return Staged(task.range, attempt, counts.records, counts.rows, counts.rejects, counts.tombstones)
 
 
@@ -307,7 +299,7 @@ def stage_rows(
 ) -> int | ExactbatchError:
     """Stage rows that have these columns and, if they tell it, their lineage, on an executor; return how many.
 
-    A terminal error, as for a value that no Postgres can store, is returned. Raises PostgresUnavailable when
+    A terminal error is returned, as of a value that no Postgres can store. Raises PostgresUnavailable when
     Postgres takes no rows, or does not answer, for `statement_timeout` seconds.
     """
     schema = _row_schema(columns)
@@ -331,7 +323,7 @@ def stage_rows(
             failpoint("stage.after_copy_commit")
 
     try:
-        within(statement_timeout, copy)
+        within(statement_timeout, copy, where=f"batch {tables.batch_id}, staging rows of the transform")
     except Exception as error:
         if counts.error is not None:
             return counts.error

@@ -4,25 +4,20 @@ A DAG file is parsed again and again, so nothing heavy is imported here and noth
 that happens inside the tasks.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
-from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException
 
 from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.parameters import parameters, replay_of
-from exactbatch.errors import ExactbatchError
 from exactbatch.pipeline import Pipeline, reference_of
 
 if TYPE_CHECKING:
     from exactbatch.ledger.ledger import Origin
-
-log = logging.getLogger(__name__)
 
 # Airflow's run types; every other one is some kind of schedule.
 _ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
@@ -102,7 +97,7 @@ def _plan_task(reference: str, connections: Connections) -> Any:
         from exactbatch.ledger import Run, check_schema, connect
         from exactbatch.pipeline import load_pipeline
 
-        with _errors_of_airflow():
+        with errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             check_properties(settings.kafka)
             request = replay_of(dag_run, params)
@@ -149,7 +144,7 @@ def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -
         from exactbatch.pipeline import load_pipeline
         from exactbatch.report import Report, load_report
 
-        with _errors_of_airflow():
+        with errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             kafka = KafkaLog(settings.kafka)
             report: Report = load_report(settings.postgres, kafka, pipeline, int(batch_id))
@@ -158,20 +153,6 @@ def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -
             kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
 
     return report_batch(_BATCH_ID)
-
-
-@contextmanager
-def _errors_of_airflow() -> Iterator[None]:
-    """A terminal error ends the task at once; a retryable one goes on to Airflow's retries."""
-    try:
-        yield
-    except ExactbatchError as error:
-        if error.retryable:
-            raise
-        # Once by itself, where it can be read: the trace below it is Airflow's own.
-        said = f"{type(error).__name__}: {error}"
-        log.error(said)
-        raise AirflowFailException(said) from None
 
 
 def _documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:

@@ -13,6 +13,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
@@ -45,10 +46,13 @@ class ProcessBatchOperator(SparkSubmitOperator):
     def execute(self, context: Any) -> None:
         """Submit the job and wait for it; a batch that is committed already needs none.
 
-        Raises AirflowFailException for a terminal error of the batch, AirflowException for any other.
+        Raises AirflowFailException for a terminal error of the batch, AirflowException or a retryable error of
+        exactbatch for any other.
         """
-        settings = self.connections.settings()
-        if committed := _committed_at(settings, int(self.batch_id)):
+        with errors_of_airflow():
+            settings = self.connections.settings()
+            committed = _committed_at(settings, int(self.batch_id))
+        if committed:
             said = (
                 f"Batch {self.batch_id} was committed at {committed:%Y-%m-%d %H:%M:%S} UTC: nothing was launched "
                 f"or written. To process its ranges again, clear plan_batch with its downstream tasks."

@@ -3,7 +3,7 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE, make_dsn, parse_dsn
 
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.ledger.session_settings import FOUND, Found, SessionSettings, refused_option
+from exactbatch.own_errors import adbc_said, own_error, psycopg2_said
+from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE, not_let_in
 
 CONNECT_TIMEOUT: Final = 10  # seconds
 STATEMENT_TIMEOUT: Final = 3600.0  # seconds
@@ -21,55 +23,6 @@ STATEMENT_TIMEOUT: Final = 3600.0  # seconds
 _GRACE: Final = 2.0
 # A peer that vanished without a word is noticed after about idle + interval × count seconds.
 _KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-# An idle transaction that the server has ended is none of the operational errors.
-_BROKEN: Final = (
-    psycopg2.OperationalError,
-    psycopg2.InterfaceError,
-    psycopg2.errors.IdleInTransactionSessionTimeout,
-)
-
-_NO_ROOM: Final = (
-    "the server to have room",
-    "that it has none",
-    "This transaction wrote nothing. Give the server room, then try again.",
-)
-_INTERNAL: Final = (
-    "Postgres to carry out its statements",
-    "that it met an error of its own",
-    "This transaction wrote nothing. See the server's log, and its disks; then try again.",
-)
-# Errors that end a transaction, but not its connection: what was expected, what was found, and what to do.
-_ENDED: Final[Mapping[type[psycopg2.Error], tuple[str, str, str]]] = {
-    psycopg2.errors.LockNotAvailable: (
-        "a lock within the publish_timeout",
-        "another transaction that holds it",
-        "Try again; pg_locks and pg_stat_activity show who holds it.",
-    ),
-    psycopg2.errors.DeadlockDetected: (
-        "its locks to be granted",
-        "a deadlock with another session, which Postgres ended by rolling this transaction back",
-        "This transaction wrote nothing. Try again; if it comes back, find what else writes into the target and "
-        "let it lock fewer rows at a time.",
-    ),
-    psycopg2.errors.QueryCanceled: (
-        "every statement to end within the statement_timeout, and to be let end",
-        "one that was cancelled",
-        "This transaction wrote nothing. See in pg_stat_activity what holds the server up, or raise the "
-        "statement_timeout, or set limits for smaller batches; then try again.",
-    ),
-    psycopg2.errors.DiskFull: _NO_ROOM,
-    psycopg2.errors.OutOfMemory: _NO_ROOM,
-    psycopg2.errors.InternalError_: _INTERNAL,
-    psycopg2.errors.DataCorrupted: _INTERNAL,
-    psycopg2.errors.IndexCorrupted: _INTERNAL,
-    psycopg2.errors.ReadOnlySqlTransaction: (
-        "a server that can be written to",
-        "a standby, or one that was closed to writes",
-        "This transaction wrote nothing. Let the connection string name the primary "
-        "(target_session_attrs=read-write), or open the server again, then try again.",
-    ),
-}
-
 psycopg2.extras.register_uuid()
 
 
@@ -141,8 +94,9 @@ def connect(
     in seconds, is how long a statement may take: the server ends it then, and the client hangs up when the
     server does not say so.
 
-    Raises PostgresUnavailable, and ConfigurationError for a server, a login or a pooler with which the settings do
-    not take effect.
+    Raises ConfigurationError where the server refuses the login, the password or the database, or where a server,
+    login or pooler does not let the settings take effect, and PostgresUnavailable where it cannot be reached or has
+    no session left to give.
     """
     settings = SessionSettings(
         lock_timeout=_milliseconds(timeout),
@@ -181,9 +135,8 @@ def connect_arrow(
 
     Raises as connect() does; statements raise ADBC's own errors.
     """
-    from adbc_driver_manager import (
-        Error as AdbcError,
-    )  # not at the top: a DAG file that is parsed has no use for it
+    # Not at the top: a DAG file that is parsed has no use for it.
+    from adbc_driver_manager import Error as AdbcError
 
     from exactbatch.ledger.arrow import open_arrow
 
@@ -198,7 +151,9 @@ def connect_arrow(
         try:
             return open_arrow(complete, settings)
         except AdbcError as error:
-            raise _refused(error) from None
+            if (refusal := refused_option(adbc_said(error)) or own_error(error)) is None:
+                raise
+            raise refusal from None
 
 
 def _verify(connection: Any, settings: SessionSettings) -> None:
@@ -235,7 +190,8 @@ def _connection_errors() -> Iterator[None]:
     try:
         yield
     except psycopg2.OperationalError as error:
-        raise _refused(error) from None
+        said = psycopg2_said(error)
+        raise refused_option(said) or not_let_in(said) from None
     except psycopg2.ProgrammingError:
         # libpq quotes what it could not parse, which may be a part of the password.
         raise ConfigurationError(
@@ -245,19 +201,13 @@ def _connection_errors() -> Iterator[None]:
         ) from None
 
 
-def _refused(error: Exception) -> ConfigurationError | PostgresUnavailable:
-    return refused_option(_text(error)) or PostgresUnavailable(
-        f"expected Postgres to accept a connection, found: {_text(error)}. Check the connection string "
-        f"(EXACTBATCH_POSTGRES, or Airflow's postgres_default) and that the server is up."
-    )
-
-
 @contextmanager
 def transaction(connection: Any) -> Iterator[Any]:
     """Yield a cursor inside one transaction: committed at the end, rolled back on any error.
 
-    Raises ConfigurationError where a privilege is missing, and PostgresUnavailable where the connection broke,
-    or where the server ended the transaction: a lock was not granted in time, a deadlock, a timeout, no room.
+    Raises what sqlstates.MEANINGS says of the server's answer: ConfigurationError where a privilege is missing,
+    StatementRefused where no retry helps, and PostgresUnavailable where the connection was lost, or where the
+    server ended the transaction: a lock was not granted in time, a deadlock, a timeout, no room.
     When the connection breaks during the commit, the outcome is unknown: ask the ledger.
     """
     with clear_errors(connection), connection, connection.cursor() as cursor:
@@ -269,32 +219,18 @@ def clear_errors(connection: Any) -> Iterator[None]:
     """Raise what transaction() raises, without a transaction of its own."""
     try:
         yield
-    except psycopg2.errors.InsufficientPrivilege as error:
-        raise ConfigurationError(
-            f"expected the login {connection.info.user!r} to have the privileges of its role, found: "
-            f"{_text(error)}. docs/roles.sql grants what each role needs; those on targets are yours to grant."
-        ) from error
-    except tuple(_ENDED) as error:
-        expected, found, what_to_do = _ENDED[type(error)]
-        raise PostgresUnavailable(
-            f"expected {expected}, found {found}: {_text(error)}. {what_to_do}"
-        ) from error
-    except _BROKEN as error:
+    except psycopg2.Error as error:
         if connection.hung_up:
             raise PostgresUnavailable(
                 f"expected Postgres to answer within {connection.answer_timeout:g} s, found that it said nothing: "
                 f"the connection was given up. Check the server, and the network and proxies before it. The next "
                 f"try finds in the ledger whether the transaction was committed."
             ) from error
-        raise PostgresUnavailable(
-            f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
-            f"The next try finds in the ledger whether it was committed."
-        ) from error
+        login = f"login {connection.info.user!r}" if error.pgcode == INSUFFICIENT_PRIVILEGE else ""
+        if (own := own_error(error, login)) is None:
+            raise
+        raise own from error
 
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _text(error: Exception) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).rstrip(".")

@@ -12,16 +12,8 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.refusal import refusal
+from exactbatch.sqlstates import refuses
 
-# What a target may answer to a row: a constraint, a trigger that raises, a missing partition or privilege, a
-# value that is too long for an index.
-_REFUSED: Final = (
-    psycopg2.IntegrityError,
-    psycopg2.DataError,
-    psycopg2.InternalError,
-    psycopg2.ProgrammingError,
-    psycopg2.errors.ProgramLimitExceeded,
-)
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 
@@ -221,9 +213,8 @@ class TargetTable:
             written = int(cursor.rowcount)
             # A deferred constraint would speak at the commit, when nobody could tell which rows are meant.
             cursor.execute("set constraints all immediate")
-        except _REFUSED as error:
-            # The server's own trouble, as a file that may not grow or a page that is damaged, refuses no row.
-            if (error.pgcode or "").startswith("XX"):
+        except psycopg2.Error as error:
+            if not refuses(error.pgcode):
                 raise
             cursor.execute("rollback to savepoint write")
             raise refusal(cursor, self.written, error, candidates) from error
