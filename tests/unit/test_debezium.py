@@ -136,7 +136,11 @@ def test_a_value_that_the_source_left_out_is_a_reject_that_names_column_table_an
 
 
 def test_a_delete_needs_no_value_that_the_source_left_out() -> None:
-    gone = {"op": "d", "before": {"id": 2, "body": OUT, "blob": OUT, "tags": [OUT], "ids": [1]}, "after": None}
+    gone = {
+        "op": "d",
+        "before": {"id": 2, "body": OUT, "blob": OUT, "tags": [OUT], "ids": [1]},
+        "after": None,
+    }
     decoded = decode(gone, form=WIDE)
     assert decoded.rejects == ()
     [row] = decoded.rows.to_pylist()
@@ -165,7 +169,9 @@ def test_bytea_is_decoded_as_the_connector_writes_it(binary: Any, written: str) 
     form = Debezium("id int, blob bytea, blobs bytea[]", binary=binary)
     row = {"id": 1, "blob": written, "blobs": [None, written, ""]}
     wrong = [f"{written}=", f" {written}", "x!", "YWJ", "YWJ="]
-    decoded = decode(event("c", None, row), *(event("u", row, {**row, "blob": blob}) for blob in wrong), form=form)
+    decoded = decode(
+        event("c", None, row), *(event("u", row, {**row, "blob": blob}) for blob in wrong), form=form
+    )
     there = b"\xfb\xff\x00ab"
     assert decoded.rows.to_pylist() == [{"id": 1, "blob": there, "blobs": [None, there, b""]}]
     assert [at for at, _ in decoded.rejects] == [1, 2, 3, 4, 5]
@@ -218,5 +224,7 @@ def test_a_version_that_does_not_order_changes_is_refused(version: str, said: st
 def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="unavailable=''"):
         Debezium("id int", unavailable="")
-    with pytest.raises(ConfigurationError, match="binary='bytes': expected one of base64, base64-url-safe, hex"):
+    with pytest.raises(
+        ConfigurationError, match="binary='bytes': expected one of base64, base64-url-safe, hex"
+    ):
         Debezium("id int", binary="bytes")  # type: ignore[arg-type]

@@ -25,9 +25,7 @@ _NO_ORDER: Final = (
 # Fields of `source` that are no order of the changes, and why.
 _POSITION: Final = "a position inside a binlog file, which begins again with each new file"
 _CLOCK: Final = "a clock, which can stand still and go back"
-_TRANSACTION: Final = (
-    "the number of a transaction, which is given out in another order than that of commits"
-)
+_TRANSACTION: Final = "the number of a transaction, which is given out in another order than that of commits"
 _TEXT: Final = "no integer"
 _NO_VERSION: Final = {
     **dict.fromkeys(("pos", "row", "file", "gtid", "server_id", "thread"), _POSITION),
@@ -136,8 +134,8 @@ class Debezium:
             if other := other_event(event):
                 raise ValueError(other) from None
             row = event.get("before" if event.get("op") == _DELETE else "after")
-            for column in self._row_columns if isinstance(row, dict) else ():
-                if self._placeholder.is_in(row.get(column.name)):
+            for column in self._row_columns:
+                if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
                     raise ValueError(self._left_out(values[0], column.name)) from None
             raise
 

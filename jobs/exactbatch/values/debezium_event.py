@@ -34,8 +34,8 @@ def other_event(event: dict[str, Any]) -> str | None:
     if event.get("op") == "t":
         return (
             f"op 't': {table_of(event)} was truncated at its source. No row can tell that, so the target keeps "
-            f"its rows. Delete them by hand or load the topic under a new pipeline name, and allow for this record by "
-            f"max_rejects; skipped.operations=t, the connector's default, leaves such events out."
+            f"its rows. Delete them by hand, or load the topic under a new pipeline name, and allow for this "
+            f"record by max_rejects; skipped.operations=t, the connector's default, leaves such events out."
         )
     if event.get("op") == "m":
         message = event.get("message")

@@ -2,7 +2,7 @@
 
 Postgres leaves an unchanged value that it keeps outside of the row (TOAST) out of an update, unless the table has
 replica identity full; Oracle does so with LOBs. Debezium then writes `unavailable.value.placeholder`, in the type
-of the column. Its forms are those of UnchangedToastedPlaceholder in Debezium's Postgres connector, over all versions.
+of the column. Its forms are those of UnchangedToastedPlaceholder in all versions of Debezium's Postgres connector.
 """
 
 import base64
