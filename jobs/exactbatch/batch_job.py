@@ -31,7 +31,7 @@ from exactbatch.publish import Published, check_publishable, check_topic_ids, pu
 from exactbatch.session import end_of_jvm_told
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
-from exactbatch.sinks import Append
+from exactbatch.sinks import Aggregate, Append
 from exactbatch.staging import StagedBatch, StagingTables, create_tables, identifier
 from exactbatch.transform import Transformed
 
@@ -82,6 +82,8 @@ def _process(
     way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+        if isinstance(pipeline.sink, Aggregate):
+            pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
     with _launch(connection, settings, pipeline, tables, way.columns):
         failpoint("job.before_stage")
         staged = way.stage(connection)
@@ -275,8 +277,8 @@ def _check_rejects(
         )
         shown = [f"{r.topic}[{r.partition}] offset {r.offset}: {r.reason}" for r in cursor.fetchall()]
     raise TooManyRejects(
-        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: expected at most {allowed} "
-        f"records that do not decode or do not fit the target, found {staged.rejected} or more. Nothing was "
-        f"written. The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
+        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: "
+        f"{pipeline.too_many_rejects(staged.rejected, staged.records)}. Nothing was written. "
+        f"The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
         f"keep such records in exactbatch.rejected_record."
     )

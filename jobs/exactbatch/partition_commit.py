@@ -273,16 +273,15 @@ class _Reading:
 
     def check_rejects(self) -> None:
         """Raise TooManyRejects, naming the first bad records, when there are more than the range may have."""
-        allowed = self._task.pipeline.rejects_allowed(self.records)
-        if self.rejects <= allowed:
+        if self.rejects <= self._task.pipeline.rejects_allowed(self.records):
             return
         bad = [row for batch in self.rejected for row in batch.slice(0, _REJECTS_SHOWN).to_pylist()]
         shown = "; ".join(f"offset {row['offset']}: {row['reason']}" for row in bad[:_REJECTS_SHOWN])
         raise TooManyRejects(
-            f"{self._task}: expected at most {allowed} records that do not decode, which holds for each range "
-            f'by itself with commit="partition", found {self.rejects} or more. Nothing of this range was '
-            f"written; other ranges of the batch may have been committed. The first: {shown}. Correct the "
-            f"pipeline's value format, or raise max_rejects to keep such records in exactbatch.rejected_record."
+            f"{self._task}: {self._task.pipeline.too_many_rejects(self.rejects, self.records)}, of each range "
+            f'by itself with commit="partition". Nothing of this range was written; other ranges of the batch '
+            f"may have been committed. The first: {shown}. Correct the pipeline's value format, or raise "
+            f"max_rejects to keep such records in exactbatch.rejected_record."
         )
 
     def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:

@@ -25,6 +25,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.patience import Patience, within
 from exactbatch.read import Records, read_range
 from exactbatch.values import Decoded, Format, WithMessage, as_changes, headers_as_json
+from exactbatch.values.message import UNREADABLE, Unreadable, read_headers
 
 SCHEMA: Final = "exactbatch_staging"
 APPLICATION: Final = "exactbatch task"  # what pg_stat_activity shows of a task
@@ -479,22 +480,24 @@ def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt:
 
 def reject_batch(rejected: Iterable[Rejected]) -> pa.RecordBatch:
     """Rejected records as they were. This is the slow path: one record at a time."""
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "topic": each.topic,
-                "partition": each.partition,
-                "offset": each.message.offset(),
-                "key": each.message.key(),
-                "value": each.message.value(),
-                "headers": headers_as_json(each.message.headers()),
-                "reason": each.reason.replace("\0", "\\u0000"),
-                "task_attempt": each.attempt,
-            }
-            for each in rejected
-        ],
-        REJECT,
-    )
+    return pa.RecordBatch.from_pylist(list(map(_reject, rejected)), REJECT)
+
+
+def _reject(rejected: Rejected) -> dict[str, Any]:
+    message, reason = rejected.message, rejected.reason
+    [headers] = read_headers([message])
+    if isinstance(headers, Unreadable) and reason != UNREADABLE:
+        reason = f"{reason}; {UNREADABLE}"
+    return {
+        "topic": rejected.topic,
+        "partition": rejected.partition,
+        "offset": message.offset(),
+        "key": message.key(),
+        "value": message.value(),
+        "headers": headers_as_json(headers),
+        "reason": reason.replace("\0", "\\u0000"),
+        "task_attempt": rejected.attempt,
+    }
 
 
 def _definition(field: pa.Field) -> tuple[str, str]:

@@ -213,6 +213,16 @@ class Aggregate:
         if self.finality is not None:
             self.finality.prepare(cursor, self._target)
 
+    def leave_topics(self, cursor: Any, pipeline: str, topics: Sequence[str]) -> None:
+        """Let windows wait no longer for topics that were taken out of the pipeline, which now has these."""
+        if self.watermark is None or not (left := self.watermark.left_topics(cursor, pipeline, topics)):
+            return
+        self._target.lock(cursor)
+        self.watermark.remember(cursor)
+        self.watermark.forget(cursor, left)
+        if self.finality is not None:
+            self.finality.mark(cursor, self._target)
+
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many rows the partial results are of that take_back() would delete."""
         return self._partials.count(cursor, parts)
