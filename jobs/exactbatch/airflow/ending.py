@@ -1,0 +1,25 @@
+"""How errors of exactbatch end an Airflow task."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from exactbatch.errors import ExactbatchError
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def errors_of_airflow() -> Iterator[None]:
+    """A terminal error ends the task at once; a retryable one goes on to Airflow's retries."""
+    try:
+        yield
+    except ExactbatchError as error:
+        if error.retryable:
+            raise
+        # Once by itself, where it can be read: the trace below it is Airflow's own.
+        said = f"{type(error).__name__}: {error}"
+        log.error(said)
+        raise AirflowFailException(said) from None
