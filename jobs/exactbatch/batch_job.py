@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg2
 from psycopg2 import sql
@@ -41,25 +42,30 @@ _DROP_LOCK_TIMEOUT: Final = "2s"
 _REJECTS_SHOWN: Final = 5
 
 
-def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settings: Settings) -> Published:
+def process_batch(
+    spark: SparkSession, pipeline: Pipeline, batch_id: int, settings: Settings, plan_id: UUID | None = None
+) -> Published:
     """Process a planned batch: stage its ranges on executors and publish them in one transaction.
 
     With commit="partition" an advance commits range by range instead; a replay does not.
 
-    A batch that is committed already is left as it is. Raises any ExactbatchError; its `retryable` tells
+    `plan_id` is the plan that the caller means. A caller that knows only the number gets the batch that has it.
+
+    A batch that is committed already is left as it is. Raises BatchLost when the ledger went back in time and does
+    not have the plan any more, and any other ExactbatchError; its `retryable` tells
     whether the same batch may succeed when it is tried again.
     """
     connection = _connect(settings, pipeline, "exactbatch")
     try:
         check_schema(connection)
-        batch, ranges, epochs = _load(connection, pipeline, batch_id)
+        batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        with _failure_noted(settings, batch_id), own_errors(), end_of_jvm_told():
+        with _failure_noted(settings, batch), own_errors(), end_of_jvm_told():
             if pipeline.commit == "partition" and batch.kind == "advance":
-                return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
-            return _process(spark, connection, pipeline, batch_id, ranges, epochs, settings)
+                return _process_ranges(spark, connection, pipeline, batch, epochs, settings)
+            return _process(spark, connection, pipeline, batch, ranges, epochs, settings)
     finally:
         connection.close()
 
@@ -68,7 +74,7 @@ def _process(
     spark: SparkSession,
     connection: Any,
     pipeline: Pipeline,
-    batch_id: int,
+    batch: Batch,
     ranges: Sequence[OffsetRange],
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
@@ -77,7 +83,7 @@ def _process(
     kafka = KafkaLog(settings.kafka)
     topics = sorted({each.topic for each in ranges})
     check_topic_ids(ranges, kafka.topic_ids(topics))
-    tables = StagingTables(batch_id, secrets.randbits(62))
+    tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
     way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
@@ -92,6 +98,7 @@ def _process(
         return publish(
             connection,
             pipeline,
+            plan_id=batch.plan_id,
             tables=tables,
             columns=way.columns,
             staged=staged,
@@ -101,7 +108,7 @@ def _process(
 
 
 @contextmanager
-def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
+def _failure_noted(settings: Settings, batch: Batch) -> Iterator[None]:
     """Let `exactbatch status` tell that a batch fails, and why.
 
     By a connection of its own, because the batch's may be what failed. Where that fails as well, the batch's
@@ -116,7 +123,7 @@ def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
             connection = connect(settings.postgres, application="exactbatch failure")
             try:
                 with transaction(connection):
-                    Ledger(connection).note_failure(batch_id, error)
+                    Ledger(connection).note_failure(batch, error)
             finally:
                 connection.close()
         except (ExactbatchError, psycopg2.Error) as another:
@@ -125,13 +132,13 @@ def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
 
 
 def _load(
-    connection: Any, pipeline: Pipeline, batch_id: int
+    connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
 ) -> tuple[Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
     """The batch, its ranges, and the leader epoch up to which each partition's log was processed."""
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
-        batch = ledger.batch(batch_id)
+        batch = ledger.batch(batch_id, plan_id)
         check_publishable(ledger, pipeline, batch)
         ranges, stored = ledger.ranges(batch_id), ledger.stored_offsets(pipeline)
         # A replay reads the log as it is now: what was cut off and written anew is what it shall hold.
@@ -143,7 +150,7 @@ def _process_ranges(
     spark: SparkSession,
     connection: Any,
     pipeline: Pipeline,
-    batch_id: int,
+    batch: Batch,
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
 ) -> Published:
@@ -152,7 +159,7 @@ def _process_ranges(
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
-        left = Ledger(connection).uncommitted_ranges(batch_id)
+        left = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if left:
         topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
         check_topic_ids(left, topic_ids)
@@ -160,7 +167,8 @@ def _process_ranges(
             RangeTask(
                 range=each,
                 leader_epoch=epochs.get((each.topic, each.partition)),
-                batch_id=batch_id,
+                batch_id=batch.batch_id,
+                plan_id=batch.plan_id,
                 pipeline=pipeline,
                 kafka=settings.kafka,
                 postgres=settings.postgres,
@@ -170,7 +178,7 @@ def _process_ranges(
         failpoint("job.before_ranges")
         on_executors(spark, tasks, commit_range, most=pipeline.max_connections, what="commit")
         failpoint("job.after_ranges")
-    return commit_batch(connection, pipeline, batch_id)
+    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)
 
 
 def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Any:

@@ -23,7 +23,7 @@ from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.exit_status import DIFFERS, exit_status
 from exactbatch.kafka_client import check_properties
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, check_schema, connect, migrate, transaction
+from exactbatch.ledger import Batch, Ledger, check_schema, connect, migrate, transaction
 from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.own_errors import all_errors_own
@@ -129,10 +129,11 @@ def run(
     pipeline, settings = _load(reference)
     with _connection(settings, pipeline) as connection:
         batch_id = advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli")
-    if batch_id is None:
+        batch = None if batch_id is None else _batch(connection, batch_id)
+    if batch is None:
         _print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
         return
-    _process(pipeline, settings, batch_id, master, as_json=as_json)
+    _process(pipeline, settings, batch, master, as_json=as_json)
 
 
 @_command
@@ -242,10 +243,15 @@ def _replay(
         raise typer.Abort
     batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
     if batch_id is not None:
-        _process(pipeline, settings, batch_id, master, as_json=as_json)
+        _process(pipeline, settings, _batch(connection, batch_id), master, as_json=as_json)
 
 
-def _process(pipeline: Pipeline, settings: Settings, batch_id: int, master: str, *, as_json: bool) -> None:
+def _batch(connection: Any, batch_id: int) -> Batch:
+    with transaction(connection):
+        return Ledger(connection).batch(batch_id)
+
+
+def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, *, as_json: bool) -> None:
     """Process a planned batch with Spark, and print its report."""
     # Imported when it is needed: Spark takes its time, and the other commands do without.
     from exactbatch.batch_job import process_batch
@@ -253,11 +259,11 @@ def _process(pipeline: Pipeline, settings: Settings, batch_id: int, master: str,
     from exactbatch.session import spark_session
 
     with (
-        err.status(f"Processing batch {batch_id} with Spark on {master} …"),
+        err.status(f"Processing batch {batch.batch_id} with Spark on {master} …"),
         spark_session(pipeline, master=master) as spark,
     ):
-        process_batch(spark, pipeline, batch_id, settings)
-    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch_id)
+        process_batch(spark, pipeline, batch.batch_id, settings, batch.plan_id)
+    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch.batch_id, batch.plan_id)
     _print_json(report.as_json()) if as_json else out.print(report.as_table(), highlight=False)
 
 

@@ -9,14 +9,22 @@ for each other, a newer plan waits for the ranges that are about to commit, and 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TasksFailed, TooManyRejects
+from exactbatch.errors import (
+    ExactbatchError,
+    Fenced,
+    PostgresUnavailable,
+    TargetMismatch,
+    TasksFailed,
+    TooManyRejects,
+)
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect_arrow, transaction
+from exactbatch.ledger import Ledger, batch_lost, connect_arrow, transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.own_errors import adbc_said
 from exactbatch.patience import Patience, within
@@ -42,12 +50,14 @@ _REJECTS: Final = "exactbatch_rejects"  # a temporary table
 _REJECTS_SHOWN: Final = 5
 # Parameters $1 to $4 are the key of the range, in each statement.
 _THIS: Final = "batch_id = $1 and topic = $2 and partition = $3 and from_offset = $4"
-_STATE: Final = f"""
-select b.status, r.records is not null
-from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
-where {_THIS}
-"""  # noqa: S608 - _THIS is a constant
-_LOCK_BATCH: Final = "select status from exactbatch.batch where batch_id = $1 for share"
+_STATE: Final = """
+select b.plan_id, b.status, r.records is not null
+from exactbatch.batch b left join exactbatch.batch_range r
+    on r.batch_id = b.batch_id and r.topic = $2 and r.partition = $3 and r.from_offset = $4
+where b.batch_id = $1
+"""
+_LOCK_BATCH: Final = "select plan_id, status from exactbatch.batch where batch_id = $1 for share"
+_SERVER: Final = "select current_database(), pg_is_in_recovery()"
 _LOCK_STORED_OFFSET: Final = """
 select next_offset, topic_id from exactbatch.stored_offset
 where pipeline = $1 and topic = $2 and partition = $3
@@ -111,6 +121,7 @@ class RangeTask:
     range: OffsetRange
     leader_epoch: int | None
     batch_id: int
+    plan_id: UUID
     pipeline: Pipeline
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: str = field(repr=False)
@@ -147,15 +158,16 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     return None
 
 
-def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int) -> Published:
+def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UUID) -> Published:
     """Mark a batch committed, all of whose ranges are, with the sums of their counts.
 
-    Raises Fenced when it was superseded, and TasksFailed, retryable, when a range is not committed.
+    Raises Fenced when it was superseded, BatchLost when it is another plan's, and TasksFailed, retryable, when a
+    range is not committed.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.lock(pipeline)
-        batch = ledger.batch(batch_id, lock=True)
+        batch = ledger.batch(batch_id, plan_id, lock=True)
         if check_publishable(ledger, pipeline, batch):
             return Published(batch, wrote=False)
         if left := ledger.uncommitted_ranges(batch_id):
@@ -167,7 +179,7 @@ def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int) -> Publishe
         failpoint("partition.before_batch_commit")
     failpoint("partition.after_batch_commit")
     with transaction(connection):
-        return Published(ledger.batch(batch_id), wrote=True)
+        return Published(ledger.batch(batch_id, plan_id), wrote=True)
 
 
 def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) -> None:
@@ -200,8 +212,8 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
 
 
 def _is_committed(cursor: Any, task: RangeTask) -> bool:
-    """Whether this batch has committed the range. Raises Fenced when the batch is superseded."""
-    status, committed = _row(cursor, _STATE, task.key)
+    """Whether this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost."""
+    status, committed = _of_this_plan(cursor, task, _STATE, task.key)
     if status == "superseded":
         raise _superseded(task)
     return bool(committed)
@@ -212,7 +224,7 @@ def _lock(cursor: Any, task: RangeTask) -> bool:
 
     Returns False when another attempt has committed the range, and raises Fenced when the batch may not.
     """
-    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))
+    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))
     if status == "superseded":
         raise _superseded(task)
     range_ = task.range
@@ -226,6 +238,26 @@ def _lock(cursor: Any, task: RangeTask) -> bool:
         f"{task}: expected the stored offset {range_.from_offset}, found {next_offset} of topic id {topic_id}: "
         f"another batch has moved it since this one was planned. Nothing of the range was written; plan again."
     )
+
+
+def _of_this_plan(
+    cursor: Any, task: RangeTask, statement: str, parameters: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What the ledger says of the batch, after its plan_id. Raises BatchLost when another plan has its number.
+
+    Another batch of this number can have a range that starts at the same offset and ends at another one.
+    """
+    cursor.execute(statement, parameters)
+    rows = cursor.fetchall()
+    if rows and rows[0][0] == task.plan_id:
+        return tuple(rows[0][1:])
+    (database, is_standby) = _row(cursor, _SERVER, ())
+    if is_standby:
+        raise PostgresUnavailable(
+            f"{task}: the server is a standby, which may not have received the batch yet. Let the connection "
+            f"string name the primary (target_session_attrs=read-write)."
+        )
+    raise batch_lost(task.batch_id, task.plan_id, rows[0][0] if rows else None, database)
 
 
 def _superseded(task: RangeTask) -> Fenced:

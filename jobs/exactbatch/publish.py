@@ -46,6 +46,7 @@ def publish(
     connection: Any,
     pipeline: Pipeline,
     *,
+    plan_id: UUID,
     tables: StagingTables,
     columns: Sequence[Column],
     staged: StagedBatch,
@@ -53,18 +54,19 @@ def publish(
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
-    `columns` are those of a row, beside its lineage. `staged` is what the task attempts
-    that Spark accepted have staged. `topic_ids` are the topics' ids as the broker told them
+    `plan_id` is the plan whose ranges were staged. `columns` are those of a row, beside its lineage. `staged` is
+    what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids as the broker told them
     after the last record was read.
 
-    Raises Fenced when another batch took this one's place, ReplayRefused below a horizon, TopicRecreated,
+    Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
+    plan, ReplayRefused below a horizon, TopicRecreated,
     StagedRowsDiffer, TargetMismatch when the target refuses rows, and PostgresUnavailable, after which the
     outcome is unknown and the ledger knows it.
     """
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         ledger.lock(pipeline)
-        batch = ledger.batch(tables.batch_id, lock=True)
+        batch = ledger.batch(tables.batch_id, plan_id, lock=True)
         if check_publishable(ledger, pipeline, batch):
             return Published(batch, wrote=False)
         ranges = ledger.ranges(batch.batch_id)
@@ -100,7 +102,7 @@ def publish(
         failpoint("publish.before_commit")
     failpoint("publish.after_commit")
     with transaction(connection):
-        return Published(ledger.batch(tables.batch_id), wrote=True)
+        return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
 
 
 def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:

@@ -189,6 +189,7 @@ class ModelRun:
 class Launch:
     """One launch of a batch, staged; `damaged`: a part of what its tasks reported is not there."""
 
+    plan_id: UUID
     tables: StagingTables
     staged: list[Staged]
     program: int
@@ -900,7 +901,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     "delete from {0} where ctid = (select max(ctid) from {0} where task_attempt = any(%s))"
                 )
                 cursor.execute(sql.SQL(delete).format(table), ([each.attempt for each in staged],))
-        launch = Launch(tables, staged, program, damaged and rows + rejects > 0)
+        launch = Launch(real.plan_id, tables, staged, program, damaged and rows + rejects > 0)
         model.launches.append(launch)
         if len(model.launches) > 4:
             self._drop(model.launches.pop(0))
@@ -945,6 +946,7 @@ class LedgerMachine(RuleBasedStateMachine):
             lambda: publish(
                 self.connection,
                 model.pipeline,
+                plan_id=launch.plan_id,
                 tables=launch.tables,
                 columns=model.pipeline.value.columns,
                 staged=StagedBatch.of(launch.staged),

@@ -81,9 +81,10 @@ def task_of(world: World, pipeline: Pipeline, batch_id: int, partition: int = 0)
     with transaction(world.connection):
         ledger = Ledger(world.connection)
         (range_,) = (each for each in ledger.ranges(batch_id) if each.partition == partition)
+        plan_id = ledger.batch(batch_id).plan_id
     with transaction(world.connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns)
-    return RangeTask(range_, None, batch_id, pipeline, world.settings.kafka, world.settings.postgres)
+    return RangeTask(range_, None, batch_id, plan_id, pipeline, world.settings.kafka, world.settings.postgres)
 
 
 def waiting(world: World) -> bool:
@@ -380,7 +381,7 @@ def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(world: World,
 def test_a_batch_is_not_committed_before_its_last_range(world: World, pipeline: Pipeline) -> None:
     batch_id = half_done(world, pipeline)
     with pytest.raises(TasksFailed, match=r"expected every range to be committed, found that .*\[1\] 0..4"):
-        commit_batch(world.connection, pipeline, batch_id)
+        commit_batch(world.connection, pipeline, batch_id, task_of(world, pipeline, batch_id).plan_id)
     assert status_of(world, batch_id) == "planned"
 
 

@@ -9,7 +9,13 @@ from uuid import UUID
 
 import aiosql
 
-from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
+from exactbatch.errors import (
+    BatchLost,
+    ExactbatchError,
+    IdentityChanged,
+    NotRegistered,
+    PostgresUnavailable,
+)
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
@@ -25,9 +31,14 @@ _queries = aiosql.from_str(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A row of exactbatch.batch. Counts are None until it is committed."""
+    """A row of exactbatch.batch. Counts are None until it is committed.
+
+    `batch_id` is its number in this ledger. `plan_id` never comes again: a batch that was lost when the database
+    went back in time had another one, although its number is issued again.
+    """
 
     batch_id: int
+    plan_id: UUID
     pipeline: str
     kind: Literal["advance", "replay"]
     origin: Origin
@@ -228,15 +239,34 @@ class Ledger:
                 return each.batch_id
         return None
 
-    def batch(self, batch_id: int, *, lock: bool = False) -> Batch:
-        """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always)."""
+    def batch(self, batch_id: int, plan_id: UUID | None = None, *, lock: bool = False) -> Batch:
+        """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always).
+
+        With `plan_id` it must be the batch of this plan. Raises BatchLost when it is not, NotRegistered when there
+        is none and no plan was asked for, and PostgresUnavailable when the server is a standby, which may not
+        have received it yet.
+        """
         query = _queries.lock_batch if lock else _queries.get_batch
         row = query(self._connection, batch_id=batch_id)
-        if row is None:
+        if row is None or plan_id not in (None, row.plan_id):
+            self._check_primary(batch_id)
+            database = self._connection.info.dbname
+            if plan_id is not None:
+                raise batch_lost(batch_id, plan_id, row and row.plan_id, database)
             raise NotRegistered(
-                f"expected batch {batch_id} in the ledger, found none. Check the connection string."
+                f"batch {batch_id} is not in the ledger of database {database!r}. Check the number and the "
+                f"connection string. If the database was restored or failed over since the batch was planned, the "
+                f"next run plans from the stored offsets."
             )
         return Batch(**row._asdict())
+
+    def _check_primary(self, batch_id: int) -> None:
+        if _queries.is_standby(self._connection):
+            raise PostgresUnavailable(
+                f"batch {batch_id} is not in the ledger of {self._connection.info.host}, which is a standby: it "
+                f"may not have received the batch yet. Let the connection string name the primary "
+                f"(target_session_attrs=read-write)."
+            )
 
     def batches(self, pipeline: Pipeline, *, most: int) -> list[Batch]:
         """The newest batches, newest first."""
@@ -269,11 +299,12 @@ class Ledger:
         rows = _queries.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)
         return tuple(PartlyCommitted(**row._asdict()) for row in rows)
 
-    def note_failure(self, batch_id: int, error: Exception) -> None:
+    def note_failure(self, batch: Batch, error: Exception) -> None:
         """The processing of a batch has failed."""
         _queries.note_failure(
             self._connection,
-            batch_id=batch_id,
+            batch_id=batch.batch_id,
+            plan_id=batch.plan_id,
             error=type(error).__name__,
             message=str(error).replace("\0", "\\0"),
             retryable=not isinstance(error, ExactbatchError) or error.retryable,
@@ -443,6 +474,17 @@ class Ledger:
                 f"If this is the right database, run `exactbatch init` for it once."
             )
         _check_identity(pipeline, registered)
+
+
+def batch_lost(batch_id: int, plan_id: UUID, found: UUID | None, database: str) -> BatchLost:
+    """The error over a batch that a database's ledger does not have; `found` is the plan that has its number."""
+    other = f", where its number belongs to plan {found}" if found else ""
+    return BatchLost(
+        f"batch {batch_id} (plan {plan_id}) is not in the ledger of database {database!r}{other}: the database "
+        f"was restored, or failed over to a replica that had not received the batch. Its results and offsets went "
+        f"back together; nothing is half done. Clear plan_batch, or wait for the next scheduled run: it plans "
+        f"from the stored offsets."
+    )
 
 
 def _boundary(pipeline: Pipeline, partition: LogPartition, at: datetime) -> dict[str, Any]:

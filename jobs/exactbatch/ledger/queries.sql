@@ -76,7 +76,7 @@ returning batch_id;
 
 -- name: batches_of_run
 -- All batches that were planned for a DAG run, newest first.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
@@ -84,16 +84,20 @@ order by generation desc;
 
 -- name: get_batch^
 -- One batch.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id;
 
 -- name: lock_batch^
 -- One batch, held until this transaction ends.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id
 for no key update;
+
+-- name: is_standby$
+-- Whether this server follows another one, which may be ahead of it.
+select pg_is_in_recovery();
 
 -- name: successor_of_batch$
 -- The newest batch that took this one's place: an advance, or a later plan of the same DAG run.
@@ -104,7 +108,7 @@ where b.batch_id = :batch_id
 
 -- name: list_batches
 -- The newest batches of a pipeline.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where pipeline = :pipeline
 order by batch_id desc limit :most;
@@ -138,9 +142,10 @@ group by batch_id having count(r.records) > 0
 order by batch_id;
 
 -- name: note_failure!
--- The processing of a batch has failed, once more.
+-- The processing of a batch has failed, once more; nothing where another plan has its number by now.
 insert into exactbatch.batch_failure as f (batch_id, error, message, retryable)
-values (:batch_id, :error, :message, :retryable)
+select batch_id, :error, :message, :retryable from exactbatch.batch
+where batch_id = :batch_id and plan_id = :plan_id
 on conflict (batch_id) do update
 set failures = f.failures + 1, failed_at = clock_timestamp(),
     error = excluded.error, message = excluded.message, retryable = excluded.retryable;
