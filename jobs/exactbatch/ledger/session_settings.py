@@ -48,6 +48,7 @@ _FIXED: Final = (
     Setting("xmloption", "content", "which text is valid xml"),
     Setting("standard_conforming_strings", "on", "what a backslash in a literal means"),
     Setting("transform_null_equals", "off", "what `= null` means"),
+    Setting("gin_fuzzy_search_limit", "0", "with a limit a GIN index gives some of the rows, and any of them"),
     Setting("row_security", "off", "a statement that a policy would filter is an error, not fewer rows"),
     Setting(
         "default_table_access_method", "heap", "tables that exactbatch creates are updated and deleted from"
@@ -174,9 +175,10 @@ class Found:
     schemas: str | None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[str | None]]) -> "Found":
-        """From the rows that FOUND gives."""
-        return cls({str(name): str(setting) for name, setting, _ in rows}, rows[0][2])
+    def of(cls, rows: Sequence[Sequence[str | bytes | None]]) -> "Found":
+        """From the rows that FOUND gives; ADBC gives bytes where quote_all_identifiers hides the types from it."""
+        texts = [[cell.decode() if isinstance(cell, bytes) else cell for cell in row] for row in rows]
+        return cls({str(name): str(setting) for name, setting, _ in texts}, texts[0][2])
 
     def check(self, settings: Iterable[Setting]) -> None:
         """Raise ConfigurationError, which names the setting and what to do, unless all have their values."""
