@@ -5,6 +5,7 @@ long form; `make test` has all settings of a role at once, all of the environmen
 """
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -106,10 +107,10 @@ ROLE: Final = {
     "default_transaction_read_only": "on",
     "default_transaction_deferrable": "on",
     "lock_timeout": "1ms",
-    "statement_timeout": "20ms",
+    "statement_timeout": "3s",
     "idle_in_transaction_session_timeout": "20ms",
     "idle_session_timeout": "20ms",
-    "transaction_timeout": "500ms",
+    "transaction_timeout": "3s",
     "quote_all_identifiers": "on",
     "standard_conforming_strings": "off",
     "array_nulls": "off",
@@ -157,7 +158,10 @@ ENVIRONMENT: Final = {
 }
 # What a pooler that drops startup options cannot be helped with.
 OUTSIDE: Final = ("idle_session_timeout", "quote_all_identifiers", "default_transaction_read_only")
-POOLED: Final = {name: value for name, value in ROLE.items() if name not in OUTSIDE}
+# Between the beginning of a transaction and its settings the login's own timeout counts.
+POOLED: Final = {name: value for name, value in ROLE.items() if name not in OUTSIDE} | {
+    "idle_in_transaction_session_timeout": "3s"
+}
 REFUSED: Final = {
     "session_replication_role": ("replica", "local"),
     "zero_damaged_pages": ("on",),
@@ -220,9 +224,8 @@ def place(spark: Any, stack: LocalStack, make_topic_once: Callable[..., Topic]) 
         migrate(connection)
     execute(
         dsn,
-        # Whoever looks names up here first counts and compares in another way.
+        # Whoever looks names up here first compares in another way.
         "create schema evil; create operator evil.= (leftarg = text, rightarg = text, function = textne); "
-        "create function evil.upper(int8range) returns bigint language sql return 1; "
         "create function evil.hashtextextended(text, bigint) returns bigint language sql return 1",
     )
     topic = make_topic_once(2)
@@ -235,8 +238,23 @@ def place(spark: Any, stack: LocalStack, make_topic_once: Callable[..., Topic]) 
     execute(stack.postgres_dsn, f"drop database {name} with (force)")
 
 
+def neutral(dsn: str) -> Any:
+    """A connection that neither the environment nor the database has any say in."""
+    usual = (
+        "timezone=UTC datestyle=ISO intervalstyle=postgres extra_float_digits=1 bytea_output=hex lock_timeout=0 "
+        "statement_timeout=0 transaction_timeout=0 default_transaction_read_only=off exit_on_error=off "
+        "default_transaction_isolation=read\\ committed standard_conforming_strings=on array_nulls=on "
+        "search_path=public idle_in_transaction_session_timeout=0 idle_session_timeout=0"
+    )
+    options = re.sub(r"(?<!\\)\b(?=\w+=)", "-c ", usual)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ENVIRONMENT:
+            patch.delenv(name, raising=False)
+        return psycopg2.connect(make_dsn(dsn, options=options, client_encoding="UTF8"))
+
+
 def execute(dsn: str, *statements: str) -> None:
-    with closing(psycopg2.connect(dsn)) as connection:
+    with closing(neutral(dsn)) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
             for statement in statements:
@@ -273,7 +291,7 @@ def outcome(place: Place, sink: str, dsn: str) -> list[Any]:
 
 def rows(place: Place, table: str) -> list[Any]:
     """The rows of a target, as text, without what tells one batch from another."""
-    with closing(psycopg2.connect(place.dsn)) as connection, connection.cursor() as cursor:
+    with closing(neutral(place.dsn)) as connection, connection.cursor() as cursor:
         cursor.execute(
             "select column_name from information_schema.columns where table_name = %s "
             "and column_name not in ('batch_id', 'kafka_topic', 'revisions') order by 1",

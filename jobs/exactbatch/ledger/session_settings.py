@@ -194,7 +194,7 @@ class Found:
 
     @property
     def search_path(self) -> str:
-        """The login's own path after pg_catalog, so that nothing can stand in for what Postgres has itself."""
+        """The login's own path, which users' functions and operators need, after pg_catalog."""
         return f"pg_catalog, {self.schemas}" if self.schemas else "pg_catalog"
 
     @property
