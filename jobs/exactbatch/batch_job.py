@@ -29,7 +29,7 @@ from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
-from exactbatch.session import end_of_jvm_told
+from exactbatch.session import end_of_jvm_told, set_time_zone
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
 from exactbatch.sinks import Aggregate, Append
@@ -63,6 +63,7 @@ def process_batch(
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
         with _failure_noted(settings, batch), own_errors(), end_of_jvm_told():
+            set_time_zone(spark, pipeline)
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(spark, connection, pipeline, batch, epochs, settings)
             return _process(spark, connection, pipeline, batch, ranges, epochs, settings)
@@ -200,16 +201,16 @@ def _launch(
 ) -> Iterator[None]:
     """Staging tables of this launch alone, dropped at the end whatever happens.
 
-    The launch is a session advisory lock on a connection of its own: as long as it is held, no other launch
-    takes these tables for leftovers.
+    The launch is an advisory lock of a transaction that stays open, on a connection of its own: as long as it is
+    held, no other launch takes these tables for leftovers. A pooler in any mode keeps a transaction on one server
+    connection, and the lock ends with it. The transaction has neither a snapshot nor an id: it holds up no vacuum.
     """
     holder = _connect(settings, pipeline, "exactbatch launch")
-    holder.autocommit = True
     try:
         with clear_errors(holder):
             ledger = Ledger(holder)
-            ledger.try_lock_launch(tables.launch)
             _drop_leftovers(holder, ledger)
+            _hold(holder, ledger, tables.launch)
         with transaction(connection) as cursor:
             create_tables(cursor, tables, pipeline.sink.staged_columns(columns))
         yield
@@ -218,25 +219,32 @@ def _launch(
         holder.close()
 
 
+def _hold(holder: Any, ledger: Ledger, launch: int) -> None:
+    """Begin the transaction that is the launch; the driver says nothing in it while executors read."""
+    ledger.try_lock_launch(launch)
+    with holder.cursor() as cursor:
+        cursor.execute("set local idle_in_transaction_session_timeout to 0")
+
+
 def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
-    """Drop the tables of launches whose session is gone."""
+    """Drop the tables of launches whose transaction is gone."""
     by_launch: dict[int, list[str]] = {}
     for table in ledger.staging_tables():
         if (launch := StagingTables.launch_of(table)) is not None:
             by_launch.setdefault(launch, []).append(table)
     for launch, names in by_launch.items():
-        if ledger.try_lock_launch(launch):
-            try:
-                _drop(holder, *names)
-            finally:
-                ledger.unlock_launch(launch)
+        if ledger.try_lock_launch(launch):  # it held its lock before it had tables: it does not come back
+            _drop(holder, *names)
+    holder.rollback()
 
 
 def _drop(holder: Any, *tables: str) -> None:
-    """Drop staging tables; what Postgres prevents, by a lock or a lost connection, is left to the next launch."""
+    """End the transaction that is open, and drop staging tables in one of their own. What Postgres prevents, by a
+    lock or a lost connection, is left to the next launch."""
     try:
-        with holder.cursor() as cursor:
-            cursor.execute(f"set lock_timeout = '{_DROP_LOCK_TIMEOUT}'")
+        holder.rollback()
+        with holder, holder.cursor() as cursor:
+            cursor.execute("set local lock_timeout to %s", (_DROP_LOCK_TIMEOUT,))
             for table in tables:
                 cursor.execute(sql.SQL("drop table if exists {}").format(identifier(table)))
     except psycopg2.Error as error:

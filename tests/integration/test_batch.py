@@ -647,8 +647,7 @@ def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
             create_tables(cursor, tables, pipeline.value.columns)
         cursor.execute("create table exactbatch_staging.not_ours (id int)")
     holder, copying = (connect(world.settings.postgres, application="tests") for _ in range(2))
-    with transaction(holder):
-        assert Ledger(holder).try_lock_launch(live.launch)
+    assert Ledger(holder).try_lock_launch(live.launch)
     with transaction(copying) as cursor, caplog.at_level(logging.WARNING):
         # An executor of a driver that was killed may still be copying.
         cursor.execute(f"insert into exactbatch_staging.{busy.rejects} select")

@@ -131,7 +131,8 @@ def connect_arrow(
 
     `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
     server sets no limit: a COPY lasts as long as it takes to read what it copies, and patience.py watches over the
-    server alone. `read_only` is for a connection that sits in one transaction while something else is read.
+    server alone. `read_only` is for a connection that only reads, but for temporary tables, and may sit in its
+    transaction for as long as something else takes: nobody waits for what it holds.
 
     Raises as connect() does; statements raise ADBC's own errors.
     """
@@ -144,7 +145,6 @@ def connect_arrow(
         lock_timeout=_milliseconds(timeout),
         statement_timeout=_milliseconds(statement_timeout) if statement_timeout else 0,
         idle_in_transaction=0 if read_only else _milliseconds(timeout),
-        read_only=read_only,
     )
     with _connection_errors():
         complete = _with_settings(dsn, settings, application=application, timeout=timeout)

@@ -454,12 +454,8 @@ class Ledger:
         _queries.commit_ranges(self._connection, batch_id=batch.batch_id)
 
     def try_lock_launch(self, launch: int) -> bool:
-        """Hold a launch in this session, unless another live session does."""
+        """Hold a launch until this transaction ends, unless another one that is open does."""
         return bool(_queries.try_lock_launch(self._connection, launch=launch))
-
-    def unlock_launch(self, launch: int) -> None:
-        """Let go of a launch that this session holds."""
-        _queries.unlock_launch(self._connection, launch=launch)
 
     def staging_tables(self) -> Sequence[str]:
         """The names of all staging tables there are, of every launch."""

@@ -320,12 +320,8 @@ set "offset" = excluded."offset", compacted_at = now()
 where h."offset" < excluded."offset";
 
 -- name: try_lock_launch$
--- Whether no live session holds this launch.
-select pg_try_advisory_lock(:launch);
-
--- name: unlock_launch$
--- Let go of a launch.
-select pg_advisory_unlock(:launch);
+-- Whether no open transaction holds this launch.
+select pg_try_advisory_xact_lock(:launch);
 
 -- name: staging_tables
 -- All staging tables there are.

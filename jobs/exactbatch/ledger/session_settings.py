@@ -48,12 +48,21 @@ _FIXED: Final = (
     Setting("xmloption", "content", "which text is valid xml"),
     Setting("standard_conforming_strings", "on", "what a backslash in a literal means"),
     Setting("transform_null_equals", "off", "what `= null` means"),
+    Setting(
+        "gin_fuzzy_search_limit", "0", "with a limit a GIN index gives some of the rows, and any of them"
+    ),
     Setting("row_security", "off", "a statement that a policy would filter is an error, not fewer rows"),
     Setting(
         "default_table_access_method", "heap", "tables that exactbatch creates are updated and deleted from"
     ),
     Setting("exit_on_error", "off", "an error ends its transaction, not the session"),
     Setting("transaction_timeout", _OFF, "it would end a COPY in the middle of a big range", since=170000),
+    Setting(
+        "default_transaction_read_only",
+        "off",
+        "a transaction that is read-only cannot write, nor an audit keep what it compares in a temporary table",
+        scope="session",
+    ),
     Setting(
         "quote_all_identifiers",
         "off",
@@ -106,10 +115,6 @@ _FIXED: Final = (
         "alter system …).",
     ),
 )
-_WRITES: Final = Setting(
-    "default_transaction_read_only", "off", "a transaction that is read-only cannot write", scope="session"
-)
-_READS: Final = Setting("transaction_read_only", "on", "an audit writes nothing")
 _TIMEOUTS: Final = {
     "lock_timeout": "how long a statement waits for a lock",
     "statement_timeout": "how long a statement may take",
@@ -124,7 +129,6 @@ class SessionSettings:
     lock_timeout: int
     statement_timeout: int
     idle_in_transaction: int
-    read_only: bool = False
 
     def all(self, version: int) -> list[Setting]:
         """Every setting that a server of this version has, as 180001."""
@@ -133,7 +137,7 @@ class SessionSettings:
             Setting(name, str(time), why) for (name, why), time in zip(_TIMEOUTS.items(), times, strict=True)
         ]
         fixed = [setting for setting in _FIXED if setting.since <= version]
-        return [*fixed, *timeouts, _READS if self.read_only else _WRITES]
+        return [*fixed, *timeouts]
 
     def options(self) -> str:
         """What goes into libpq's `options`: all that every supported server has."""
@@ -155,7 +159,7 @@ class SessionSettings:
         return "; ".join(local)
 
 
-_ASKED: Final = "', '".join([*(s.name for s in (*_FIXED, _WRITES, _READS)), *_TIMEOUTS, "synchronous_commit"])
+_ASKED: Final = "', '".join([*(setting.name for setting in _FIXED), *_TIMEOUTS, "synchronous_commit"])
 # What a session has, and the path on which it looks names up, without schemas that there are not.
 FOUND: Final = f"""
 select s.name, s.setting,
@@ -174,9 +178,10 @@ class Found:
     schemas: str | None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[str | None]]) -> "Found":
-        """From the rows that FOUND gives."""
-        return cls({str(name): str(setting) for name, setting, _ in rows}, rows[0][2])
+    def of(cls, rows: Sequence[Sequence[str | bytes | None]]) -> "Found":
+        """From the rows that FOUND gives; ADBC gives bytes where quote_all_identifiers hides the types from it."""
+        texts = [[cell.decode() if isinstance(cell, bytes) else cell for cell in row] for row in rows]
+        return cls({str(name): str(setting) for name, setting, _ in texts}, texts[0][2])
 
     def check(self, settings: Iterable[Setting]) -> None:
         """Raise ConfigurationError, which names the setting and what to do, unless all have their values."""
@@ -189,7 +194,7 @@ class Found:
 
     @property
     def search_path(self) -> str:
-        """The login's own path after pg_catalog, so that nothing can stand in for what Postgres has itself."""
+        """The login's own path, which users' functions and operators need, after pg_catalog."""
         return f"pg_catalog, {self.schemas}" if self.schemas else "pg_catalog"
 
     @property
@@ -210,7 +215,7 @@ def refused_option(said: str) -> ConfigurationError | None:
 
 
 def _at_startup(name: str) -> str:
-    return f"default_{name}" if name in ("transaction_isolation", "transaction_read_only") else name
+    return "default_transaction_isolation" if name == "transaction_isolation" else name
 
 
 def _dropped(setting: Setting) -> str:
