@@ -121,10 +121,9 @@ def _failing_column_named(
         failing = [column.name for column in columns if _fails(cursor, pipeline, column, tables, staged)]
         where = f", column {' or '.join(failing)}" if failing else ""
         raise TargetMismatch(
-            f"target {pipeline.sink.target}{where}: Postgres cannot tell whether the batch's values fit, because "
-            f"the type raises an error over one of them: {psycopg2_said(error)} (SQLSTATE {error.pgcode}). Nothing "
-            f"was written. Let the check of its domain return false, then max_rejects applies; or correct what the "
-            f"pipeline writes."
+            f"target {pipeline.sink.target}{where}: looking whether values fit it raises an error: "
+            f"{psycopg2_said(error)} (SQLSTATE {error.pgcode}). Nothing was written. Let the check of the domain "
+            f"return false instead, so that max_rejects applies, or correct what the pipeline writes."
         ) from error
 
 

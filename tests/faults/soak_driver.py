@@ -13,6 +13,7 @@ import sys
 import traceback
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 from soak_pipelines import PIPELINES
 
@@ -54,12 +55,22 @@ def _process(spark: SparkSession, settings: Settings, order: dict[str, Any]) -> 
         published = process_batch(spark, PIPELINES[order["pipeline"]], order["batch_id"], settings)
     except ExactbatchError as error:
         logging.error("%s: %s", type(error).__name__, error)
-        return {"error": type(error).__name__, "message": str(error), "retryable": error.retryable}
+        said = {"error": type(error).__name__, "message": str(error), "retryable": error.retryable}
+        return said if _has_jvm(spark) else {**said, "without_jvm": True}
     except Exception as error:
         # A batch that ends so in production ends its process, too: the next try is another one's.
         traceback.print_exc()
         return {"error": type(error).__name__, "message": str(error), "retryable": True, "crashed": True}
     return {"wrote": published.wrote, "records": published.batch.records}
+
+
+def _has_jvm(spark: SparkSession) -> bool:
+    """Whether the JVM answers: a driver in production ends with its batch, and so does this one without it."""
+    try:
+        spark.sparkContext._jsc.version()
+    except (Py4JError, OSError):
+        return False
+    return True
 
 
 if __name__ == "__main__":

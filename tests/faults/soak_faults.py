@@ -71,7 +71,7 @@ class Faults:
         # How often each kind came, and how often it was drawn and found nothing to meet.
         self.came: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
-        self._counted = 0
+        self._counted, self._began = 0, 0.0
         # What retention has removed of each partition: nothing else may be recorded as lost.
         self.removed: dict[int, int] = {}
 
@@ -99,7 +99,7 @@ class Faults:
                     with self._work.lock:
                         self._work.armed.append(kind)
                 else:
-                    before = self._counted
+                    before, self._began = self._counted, time.monotonic()
                     getattr(self, f"_{kind}")()
                     (self.came if self._counted > before else self.missed)[kind] += 1
         except BaseException as error:
@@ -263,7 +263,7 @@ class Faults:
 
     def _count(self, kind: str) -> None:
         self._counted += 1
-        self._work.count_fault(kind)
+        self._work.count_fault(kind, self._began)
 
     def _healed(self, kind: str, pipelines: set[str]) -> None:
         self._count(kind)

@@ -18,6 +18,7 @@ from proxy import Proxy
 from psycopg2.extensions import make_dsn
 from soak_check import Accounted, check_log, check_pipeline
 from soak_faults import EVERY_S, Faults
+from soak_history import troubles
 from soak_pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
 from soak_producer import Account, Writer
 from soak_work import Slot, Work
@@ -187,7 +188,8 @@ class Soak:
         begun = time.monotonic()
         self._failed.wait(self._seconds)
         faults.stop()
-        self.report.seconds = time.monotonic() - begun
+        ended = time.monotonic()
+        self.report.seconds = ended - begun
         if not self._failed.is_set():
             self.state = "draining"
             writer.stop()
@@ -201,6 +203,8 @@ class Soak:
             auditor.stop()
         if not self._failed.is_set():
             self.state = "checking"
+            found = troubles(list(work.history), slots=SLOTS, began=begun, ended=ended)
+            assert not found, f"expected drivers that commit between faults: {'; '.join(found)}"
             never = {
                 kind for kind, times in faults.missed.items() if times >= _TIMES and not faults.came[kind]
             }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from soak_drivers import Driver
+from soak_history import Committed, Event, Failed, Fault, Started
 from soak_pipelines import PIPELINES
 
 from exactbatch import Pipeline, advance, failpoints, replay
@@ -92,6 +93,8 @@ class Work:
         self.crashes: list[str] = []
         self.faults: Counter[str] = Counter()
         self.committed = 0
+        # By time.monotonic().
+        self.history: list[Event] = []
         self.draining, self.stopping = threading.Event(), threading.Event()
         self.wants_audit: Callable[[str], None] = lambda _name: None
         self.began = datetime.now(UTC)
@@ -109,10 +112,12 @@ class Work:
         if job.hurt:
             self.wants_audit(job.pipeline.name)
 
-    def count_fault(self, kind: str) -> None:
-        """A fault has come."""
+    def count_fault(self, kind: str, began: float | None = None) -> None:
+        """A fault has come, and gone; at once, unless it began before."""
+        now = time.monotonic()
         with self.lock:
             self.faults[kind] += 1
+            self.history.append(Fault(now if began is None else began, now, kind))
 
     @property
     def is_idle(self) -> bool:
@@ -213,7 +218,7 @@ class Slot:
             self.work.wants_audit(pipeline.name)
             return None
         except ExactbatchError as error:
-            self._count_error(error)
+            self._count_error(type(error).__name__)
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
@@ -295,11 +300,14 @@ class Slot:
     def _start_driver(self) -> None:
         number = f"{self.number}-{len(self._old)}"
         self.driver = Driver(self.work.settings, self.work.folder / f"driver-{number}.log")
-        deadline = time.monotonic() + HANGS_S
+        began = time.monotonic()
+        deadline = began + HANGS_S
         while (said := self.driver.outcome(0.5)) is None:
             assert time.monotonic() < deadline, f"expected driver {number} to start"
         if "died" in said and not self.driver.doomed:
             raise AssertionError(f"expected driver {number} to start, it ended with {said['died']}")
+        with self.work.lock:
+            self.work.history.append(Started(began, time.monotonic(), self.number))
 
     def _wait(self, job: Job, fault: str | None) -> dict[str, Any]:
         """How the batch ended. A driver that stops itself gets a retry beside it, and then goes on."""
@@ -309,7 +317,7 @@ class Slot:
         deadline = time.monotonic() + HANGS_S
         while (outcome := self.driver.outcome(0.1)) is None:
             if fault == "stop" and self.driver.is_stopped:
-                self.work.count_fault("driver stopped in publish")
+                stopped = time.monotonic()
                 job.hurt = True
                 beside = Job(job.pipeline, job.batch_id, job.kind, hurt=True)
                 with self.work.lock:
@@ -317,6 +325,7 @@ class Slot:
                 beside.tried.wait(30)
                 fault = None
                 self.driver.resume()
+                self.work.count_fault("driver stopped in publish", stopped)
             if time.monotonic() > deadline:
                 self.driver.show_stacks()
                 raise AssertionError(
@@ -362,14 +371,17 @@ class Slot:
         elif "wrote" in outcome:
             with self.work.lock:
                 self.work.committed += outcome["wrote"]
+                self.work.history.append(Committed(time.monotonic(), self.number))
             self.work.settle(job)
             return
         else:
             name, message = outcome["error"], outcome["message"]
-            with self.work.lock:
-                self.work.errors[name] += 1
+            self._count_error(name)
             job.hurt = True
-            if outcome.get("crashed"):
+            if outcome.get("without_jvm"):
+                self.driver.kill()
+                self._replace_driver()
+            elif outcome.get("crashed"):
                 if not message.startswith("failpoint ") and not self.driver.doomed:
                     self.work.crashes.append(f"{name}: {message[:300]}")
                 if not message.startswith("failpoint "):
@@ -397,9 +409,10 @@ class Slot:
                 each.close()
         del self._old[:-2]
 
-    def _count_error(self, error: ExactbatchError) -> None:
+    def _count_error(self, name: str) -> None:
         with self.work.lock:
-            self.work.errors[type(error).__name__] += 1
+            self.work.errors[name] += 1
+            self.work.history.append(Failed(time.monotonic(), self.number, name))
 
 
 def _passing(pipeline: Pipeline) -> tuple[str, ...]:

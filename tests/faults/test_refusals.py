@@ -1,0 +1,129 @@
+"""What a target, a database or a role refuses for good: one terminal error that names it, and nothing written.
+
+Batches run in this process, without Spark.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from psycopg2.extensions import make_dsn
+from test_answers import Case, answers, case, outcome, process, process_replay
+from typer.testing import CliRunner
+
+from exactbatch import Json, cli
+from exactbatch.errors import ConfigurationError, ExactbatchError, StatementRefused, TargetMismatch
+from exactbatch.ledger import connect, transaction
+from exactbatch.sqlstates import LOST
+
+__all__ = ["answers", "case"]
+
+Refused = Callable[..., str]
+
+
+def refused(case: Case, flow: Callable[[Case], Any]) -> str:
+    """The message of the terminal error with which a batch ends that leaves nothing behind."""
+    work = flow(case)
+    before = case.seen()
+    error = outcome(work)
+    assert isinstance(error, TargetMismatch | StatementRefused), error
+    assert not error.retryable
+    assert case.seen() == before
+    assert LOST.what not in str(error)
+    return str(error)
+
+
+def execute(case: Case, statements: str) -> None:
+    with transaction(case.connection) as cursor:
+        cursor.execute(statements)
+
+
+def with_target(statements: str) -> Any:
+    """Statements in which TARGET stands for the case's target."""
+    return lambda case: execute(case, statements.replace("TARGET", case.pipeline.sink.target))
+
+
+DOMAIN = "create domain known as varchar(8) not null; alter table TARGET alter name type known"
+RAISING = (
+    "create function judge(text) returns boolean language plpgsql immutable as "
+    "$$ begin if $1 = 'n0' then raise 'n0 is not to be judged'; end if; return true; end $$; "
+    "create domain judged as varchar(8) check (judge(value)); alter table TARGET alter name type judged"
+)
+REFUSING = (
+    "create function stays() returns trigger language plpgsql as $$ begin raise 'rows stay'; end $$; "
+    "create trigger stays before delete on TARGET for each row execute function stays()"
+)
+# Sink, what is done to its target, the batch, and what is said of it.
+REFUSALS: list[tuple[str, str, Any, list[str]]] = [
+    ("append", "create publication everything for all tables", process_replay, ["55000", "replica identity"]),
+    ("append", REFUSING, process_replay, ["P0001", "rows stay"]),
+    ("upsert", "create table note (id int references TARGET)", process, ["23503", "still referenced"]),
+]
+
+
+@pytest.mark.parametrize(("case", "change", "flow", "said"), REFUSALS, indirect=["case"])
+def test_a_delete_that_the_database_refuses_is_terminal_and_quoted(
+    case: Case, change: str, flow: Callable[[Case], Any], said: list[str]
+) -> None:
+    with_target(change)(case)
+    if "note" in change:
+        execute(case, "insert into note values (0)")
+        case.topic.produce(None, key=b'{"id": 0}')
+    message = refused(case, flow)
+    assert all(each in message for each in said), message
+
+
+@pytest.mark.parametrize("case", ["append"], indirect=True)
+def test_a_domain_that_refuses_null_is_named_with_its_column(case: Case) -> None:
+    with_target("delete from TARGET")(case)
+    with_target(DOMAIN)(case)
+    case.topic.produce(b'{"id": 5}')
+    message = refused(case, process)
+    assert "column name: it refuses what the batch writes: domain known does not allow null values" in message
+
+
+@pytest.mark.parametrize("case", ["append"], indirect=True)
+def test_a_domain_whose_check_raises_is_named_with_its_column(case: Case) -> None:
+    with_target("delete from TARGET")(case)
+    with_target(RAISING)(case)
+    message = refused(case, process)
+    assert ", column name: looking whether values fit it raises an error: n0 is not to be judged" in message
+
+
+@pytest.mark.parametrize("case", ["append"], indirect=True)
+def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(case: Case) -> None:
+    columns = ", ".join(f"c{number} int" for number in range(1597))
+    case.pipeline = replace(case.pipeline, value=Json(columns), evolve="add")
+    message = refused(case, process)
+    assert "a limit of Postgres is exceeded: tables can have at most 1600 columns" in message
+
+
+@pytest.mark.parametrize("wrong", [{"dbname": "nowhere"}, {"user": "nobody_here"}])
+def test_a_database_or_role_that_is_not_there_is_terminal(database: str, wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"does not exist \(SQLSTATE (3D000|28000)\)"):
+        connect(make_dsn(database, **wrong), application="tests")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (
+            TypeError("no such thing"),
+            1,
+            "UnexpectedError: this is an error in exactbatch, or in the pipeline's",
+        ),
+        (StatementRefused("for good"), 42, "StatementRefused: for good"),
+    ],
+)
+def test_a_command_ends_with_one_message_and_a_status(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, said: str
+) -> None:
+    def fails(_reference: str) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "_load", fails)
+    done = CliRunner().invoke(cli.app, ["plan", "flights"])
+    assert done.exit_code == status
+    assert said in " ".join(done.output.split())
+    assert isinstance(error, ExactbatchError) or "raised in test_refusals.py" in " ".join(done.output.split())
