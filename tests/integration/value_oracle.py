@@ -1,4 +1,4 @@
-"""What a text says, read without Postgres and without the program: by Python's integers, decimals and fractions."""
+"""What a text says, read without Postgres and the program: by Python's integers, decimals and fractions."""
 
 import ipaddress
 import json
