@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2 import sql
 
 from exactbatch.columns import Column
@@ -26,6 +25,7 @@ from exactbatch.patience import Patience, within
 from exactbatch.read import Records, read_range
 from exactbatch.values import Decoded, Format, WithMessage, as_changes, headers_as_json
 from exactbatch.values.message import UNREADABLE, Unreadable, read_headers
+from exactbatch.values.storable import NUL, check_storable
 
 SCHEMA: Final = "exactbatch_staging"
 APPLICATION: Final = "exactbatch task"  # what pg_stat_activity shows of a task
@@ -309,7 +309,7 @@ def stage_rows(
     def tagged() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             try:
-                _refuse_nul(batch)
+                _refuse_unstorable(batch)
             except TransformFailed as error:
                 counts.error = error
                 raise
@@ -347,18 +347,25 @@ def _tagged(batch: pa.RecordBatch, schema: pa.Schema, attempt: int) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _refuse_nul(batch: pa.RecordBatch) -> None:
+def _refuse_unstorable(batch: pa.RecordBatch) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_string(column.type):
-            at = pc.index(pc.fill_null(pc.match_substring(column, "\0"), False), True).as_py()
-            if at >= 0:
-                where = [
-                    batch.column(each)[at].as_py() for each in LINEAGE_NAMES[:3] if each in batch.schema.names
-                ]
-                raise TransformFailed(
-                    f"column {name!r}: expected text that Postgres can store, found U+0000 in a row of the "
-                    f"transform{_of_record(where)}. Nothing was written. Let the transform remove it."
-                )
+        if _refused(column) is None:
+            continue
+        at = next(at for at in range(len(column)) if _refused(column.slice(at, 1)))
+        where = [batch.column(each)[at].as_py() for each in LINEAGE_NAMES[:3] if each in batch.schema.names]
+        raise TransformFailed(
+            f"column {name!r}: {_refused(column.slice(at, 1))}, in a row of the "
+            f"transform{_of_record(where)}. Nothing was written. Let the transform remove it."
+        )
+
+
+def _refused(column: pa.Array) -> str | None:
+    """Why Postgres cannot store a column, of any type that Spark gives."""
+    try:
+        check_storable(column.cast(pa.timestamp("us")) if pa.types.is_timestamp(column.type) else column)
+    except ValueError as error:
+        return "expected text that Postgres can store, found U+0000" if str(error) == NUL else str(error)
+    return None
 
 
 def _of_record(where: Sequence[Any]) -> str:

@@ -10,7 +10,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
-from exactbatch.sinks.cast import Misfit, misfits
+from exactbatch.sinks.cast import Cast, Misfit, misfits
 from exactbatch.sinks.refusal import candidates
 from exactbatch.sinks.target import Evolve, TargetTable
 
@@ -148,9 +148,13 @@ class Append:
         ).format(**parts)
         return self._target.execute(cursor, statement, candidates=candidates(casts, staging, attempts))
 
+    def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
+        """How staged columns become columns of the target."""
+        return self._target.casts(cursor, columns)
+
     def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:  # noqa: ARG002
         """What is true of staged rows that the target's types cannot hold; of whatever batch."""
-        return misfits(self._target.casts(cursor, columns))
+        return misfits(self.casts(cursor, columns))
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete what batches have written in ranges; return how many rows that was.

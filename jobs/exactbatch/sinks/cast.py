@@ -5,14 +5,14 @@ or the pair is not possible at all.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.sinks.pg_types import PgType, refusal_of_null, type_written
 from exactbatch.sinks.spelling import SPELLINGS
 
@@ -51,7 +51,7 @@ _CHECKED: Final = {
     "float8": {"int2", "int4", "int8", "float4", "float8"},
 }
 # Any text that these take, they give back as it was, or as another way to write the same.
-_TAKEN_AS_IT_IS: Final = {"text", "varchar", "uuid", "json", "macaddr"}
+_TAKEN_AS_IT_IS: Final = {"text", "varchar", "uuid", "json"}
 # Postgres reads these by settings, but gives back the same text only for what no setting changes.
 _READ_BY_SETTINGS: Final = {"xml"}
 _LENGTH_HEADER: Final = 4  # the modifier of varchar(n) is n + 4
@@ -222,6 +222,22 @@ def own_casts(cursor: Any, columns: Iterable[Column]) -> Iterator[Cast]:
                 f"exactness. Nothing was written. Write another type in the pipeline's schema, as text."
             )
         yield cast
+
+
+def check_on_the_way(target: str, first: Sequence[Cast], then: Sequence[Cast]) -> None:
+    """Check that a value which goes into a table beside the target first arrives as one that went there at once.
+
+    As an inet, 10.0.0.1 is 10.0.0.1/32 when it becomes text again. Raises TargetMismatch, which names the column.
+    """
+    kept = {cast.column.name: cast for cast in first}
+    for cast in then:
+        on_the_way = kept[cast.column.name]
+        if not on_the_way.is_plain and on_the_way.target.leaf.name != cast.target.leaf.name:
+            raise TargetMismatch(
+                f"target {target}, column {cast.column.name}: changes are kept as {on_the_way.type}, and the "
+                f"target has {cast.type}, for which the text of a value could become another. Nothing was "
+                f"written. Let the pipeline's schema name the target's type, or text."
+            )
 
 
 def _is_checked(staged: str, leaf: PgType) -> bool:

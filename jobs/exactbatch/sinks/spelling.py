@@ -18,7 +18,7 @@ _NOT_FINITE: Final = r"NaN|-?Infinity"
 _SECONDS: Final = r"[0-9]+(\.[0-9]{1,6}0*)?"
 _UNITS: Final = r"years?|mons?|months?|weeks?|days?|hours?|minutes?|mins?"
 _PARTS: Final = rf"[+-]?([0-9]+ ?({_UNITS})|{_SECONDS} ?(seconds?|secs?))"
-_CLOCK: Final = rf"[+-]?[0-9]+:[0-5][0-9](:[0-5]?{_SECONDS})?"
+_CLOCK: Final = r"[+-]?[0-9]+:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6}0*)?)?"
 _ISO: Final = (
     rf"P(?=.)([+-]?[0-9]+Y)?([+-]?[0-9]+M)?([+-]?[0-9]+W)?([+-]?[0-9]+D)?"
     rf"(T(?=.)([+-]?[0-9]+H)?([+-]?[0-9]+M)?([+-]?{_SECONDS}S)?)?"
@@ -57,6 +57,11 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
     "bytea": _spelling(r"\\x([0-9a-fA-F]{2})*", r"bytes in hexadecimal digits after \x"),
     "inet": _spelling(_ADDRESS, "a whole address"),
     "cidr": _spelling(_ADDRESS, "a whole address"),
+    "macaddr": _spelling(
+        "([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}|([0-9a-fA-F]{4}[.-]){2}[0-9a-fA-F]{4}"
+        "|[0-9a-fA-F]{6}[:-]?[0-9a-fA-F]{6}",
+        "an address of 12 hexadecimal digits",
+    ),
     "date": _spelling(rf"{_DATE}( BC)?|-?infinity", "a date as 2024-02-29, without a time"),
     "time": _spelling(_TIME, "a time as 10:00:00.123456, without a date or an offset"),
     "timetz": _spelling(rf"{_TIME}{_OFFSET}", "a time with its offset, as 10:00:00.123456+02:00"),

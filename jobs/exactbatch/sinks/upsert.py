@@ -11,7 +11,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions
 from exactbatch.sinks.append import Append, Part
-from exactbatch.sinks.cast import Cast, Misfit, misfits
+from exactbatch.sinks.cast import Cast, Misfit, check_on_the_way, misfits
 from exactbatch.sinks.refusal import candidates
 from exactbatch.sinks.target import Evolve, TargetTable
 from exactbatch.sinks.touched import TOUCHED, create_touched, take_back_touching
@@ -111,6 +111,11 @@ class Upsert:
             )
         if not self._target.prepare(cursor, columns, key=self.key, evolve=evolve):
             self._target.check_unique(cursor, self.key)
+        check_on_the_way(
+            self.target,
+            self.contributions.casts(cursor, self.staged_columns(columns)),
+            self._target.casts(cursor, columns),
+        )
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete the changes that batches have written in ranges; return how many that was."""
