@@ -1,5 +1,6 @@
 """What a replay processes: what was asked for + where the pipeline stands + the log → a plan. Pure, no I/O."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from typing import Final, Literal
 from exactbatch.errors import OffsetsLost, ReplayRefused
 from exactbatch.offsets import Log, OffsetRange, union
 from exactbatch.planner import (
+    Coverage,
     Covered,
     FoundRecord,
     LogPartition,
@@ -132,6 +134,7 @@ def plan_replay(
     compacted, above = _cut_at_horizons(asked_for, horizons)
     if compacted and not available_only:
         raise ReplayRefused(_compacted_message(compacted[0], above, horizons))
+    found = Coverage(coverage)
     removed = []
     ranges = []
     for range_ in above:
@@ -139,7 +142,7 @@ def plan_replay(
         lost, left = range_.cut(earliest)
         if lost is not None:
             if lineage == "batch":
-                _check_no_batch_is_lost(lost, coverage, earliest)
+                _check_no_batch_is_lost(lost, found, earliest)
             if not available_only:
                 raise OffsetsLost(_lost_message(range_, lost, left, earliest))
             removed.append(lost)
@@ -201,12 +204,11 @@ def _widen(
     partitions: Mapping[TopicPartition, LogPartition],
 ) -> list[Widening]:
     """The parts of touched batches that were not asked for."""
-    touched = {
-        each.batch_id
-        for each in coverage
-        for range_ in wanted
-        if each.batch_id is not None and each.log == range_.log and each.overlaps(range_)
-    }
+    found = Coverage(coverage)
+    touched = {batch_id for range_ in wanted for batch_id in found.batches(range_)}
+    of_log: dict[Log, list[OffsetRange]] = defaultdict(list)
+    for range_ in wanted:
+        of_log[range_.log].append(range_)
     widened = []
     for each in coverage:
         if each.batch_id is None or each.batch_id not in touched:
@@ -218,20 +220,19 @@ def _widen(
                 f"that {each.topic!r} is no longer a topic of the pipeline, or was created again"
             )
         rest = [partition.range(each.from_offset, each.until_offset)]
-        for range_ in wanted:
+        for range_ in of_log[each.log]:
             rest = [piece for one in rest for piece in one.without(range_)]
         widened += [Widening(each.batch_id, piece) for piece in rest]
     return widened
 
 
-def _check_no_batch_is_lost(lost: OffsetRange, coverage: Iterable[Covered], earliest: int) -> None:
-    for each in coverage:
-        if each.batch_id is not None and each.log == lost.log and each.overlaps(lost):
-            raise OffsetsLost(
-                f"{lost}: expected all of batch {each.batch_id} in the log, whose rows can only be replaced as "
-                f"a whole (lineage='batch'), found that retention has removed its offsets below {earliest}. "
-                f"The replay is refused: it would lose what these offsets had given."
-            )
+def _check_no_batch_is_lost(lost: OffsetRange, coverage: Coverage, earliest: int) -> None:
+    if batch_ids := coverage.batches(lost):
+        raise OffsetsLost(
+            f"{lost}: expected all of batch {min(batch_ids)} in the log, whose rows can only be replaced as "
+            f"a whole (lineage='batch'), found that retention has removed its offsets below {earliest}. "
+            f"The replay is refused: it would lose what these offsets had given."
+        )
 
 
 def _cut_at_horizons(

@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 UNREADABLE: Final = (
     "headers: a name is not UTF-8, so librdkafka's client cannot read the headers, and they are stored as []"
 )
+
+_headers = methodcaller("headers")
 
 
 class Messages(Protocol):
@@ -101,15 +104,17 @@ class Unreadable(tuple[()]):
 def read_headers(messages: Sequence[Any]) -> list[Any]:
     """For each Kafka message its headers, a list of (name, bytes or None), None, or Unreadable.
 
-    Nothing else may ask a message for them. Where a name is not UTF-8, which the log takes, confluent_kafka raises
-    at the first time; the next time it returns a list with a null pointer in it, which ends the process.
+    Nothing else may ask a message for them. Where a name is not UTF-8, which the log takes, confluent_kafka sets
+    an exception and returns a list with a null pointer in it; the next time it returns that list alone, and
+    whoever looks at it ends the process. The interpreter does not see the exception once it has specialised the
+    call; methodcaller, in C, does.
     """
     return list(map(_headers_of, messages))
 
 
 def _headers_of(message: Any) -> Any:
     try:
-        return message.headers()
+        return _headers(message)
     except (SystemError, UnicodeDecodeError):
         message.set_headers(Unreadable())
         return Unreadable()
