@@ -1,8 +1,8 @@
 """`python tests/faults/promotions.py 100`: a replica takes the place of the primary, again and again, under load.
 
-Half of the replicas are synchronous, the others have been made to fall behind. One pipeline is at a chosen moment of a
-batch then, another one works without a break. Exit status 0 only when after each promotion the next batches made both
-targets exact. The table goes to standard output, as Markdown.
+Half of the replicas are synchronous, the others have been made to fall behind. One pipeline is at a chosen moment
+of a batch then, another one works without a break. Exit status 0 only when after each promotion the next batches
+made both targets exact. The table goes to standard output, as Markdown.
 """
 
 import logging
@@ -125,8 +125,8 @@ def _summary(done: list[Promotion], beside: int, seconds: float) -> str:
         lost, again = sum(each.lost for each in these), sum(each.read_again for each in these)
         parts.append(f"{len(these)} {name}: {lost} batches lost, {again} records read again")
     return (
-        f"\n{len(done)} promotions in {seconds:.0f} s, exact after each. {'; '.join(parts)}; {beside} batches lost "
-        f"beside them. The batches ended: {ended}."
+        f"\n{len(done)} promotions in {seconds:.0f} s, exact after each. {'; '.join(parts)}; {beside} batches "
+        f"lost beside them. The batches ended: {ended}."
     )
 
 
