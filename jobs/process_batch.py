@@ -12,6 +12,7 @@ from uuid import UUID
 from exactbatch.batch_job import process_batch
 from exactbatch.errors import ExactbatchError
 from exactbatch.exit_status import exit_status
+from exactbatch.own_errors import all_errors_own
 from exactbatch.pipeline import load_pipeline
 from exactbatch.session import spark_session
 from exactbatch.settings import Settings
@@ -31,10 +32,11 @@ def main() -> int:
     log = logging.getLogger("exactbatch")
     log.setLevel(logging.INFO)
     try:
-        pipeline = load_pipeline(arguments.pipeline)
-        settings = Settings.from_environment()
-        with spark_session(pipeline) as spark:
-            published = process_batch(spark, pipeline, arguments.batch_id, settings, arguments.plan_id)
+        with all_errors_own():
+            pipeline = load_pipeline(arguments.pipeline)
+            settings = Settings.from_environment()
+            with spark_session(pipeline) as spark:
+                published = process_batch(spark, pipeline, arguments.batch_id, settings, arguments.plan_id)
     except ExactbatchError as error:
         log.error("%s: %s", type(error).__name__, error)
         return exit_status(error)

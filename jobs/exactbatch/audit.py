@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import adbc_driver_postgresql.dbapi
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -22,7 +21,8 @@ from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed, TargetMismatch
 from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, check_schema, connect, transaction
+from exactbatch.ledger import Ledger, check_schema, connect, connect_arrow, transaction
+from exactbatch.own_errors import own_errors
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition
 from exactbatch.settings import Settings
@@ -127,6 +127,7 @@ class PartitionAudit:
         return not any(each.count for each in self.findings.values())
 
 
+@own_errors()
 def audit(
     pipeline: Pipeline,
     settings: Settings,
@@ -148,7 +149,9 @@ def audit(
     try:
         check_schema(connection)
         kafka = KafkaLog(settings.kafka)
-        with adbc_driver_postgresql.dbapi.connect(settings.postgres) as results_connection:
+        with connect_arrow(
+            settings.postgres, application="exactbatch audit", read_only=True
+        ) as results_connection:
             with transaction(connection) as cursor:
                 cursor.execute("set transaction isolation level repeatable read")
                 ledger = Ledger(connection)

@@ -17,6 +17,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Sum, Window
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.values import WithMessage, as_changes, connected
+from exactbatch.values.message import read_headers
 from exactbatch.values.storable import EARLIEST_TIMESTAMP
 
 _TABLE: Final = "exactbatch_expected"  # a temporary table
@@ -190,8 +191,8 @@ class _Beside:
         return pa.array([each.key() for each in self._messages], pa.binary())
 
     def headers(self) -> list[Any]:
-        """For each record its headers, a list of (name, bytes or None), or None."""
-        return [each.headers() for each in self._messages]
+        """For each record its headers, as read_headers() gives them."""
+        return read_headers(self._messages)
 
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that does not fit

@@ -8,7 +8,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import psycopg2
-import psycopg2.errors
 from psycopg2 import sql
 from pyspark.sql import SparkSession
 
@@ -23,18 +22,17 @@ from exactbatch.ledger import (
     check_schema,
     clear_errors,
     connect,
-    session_options,
     transaction,
-    with_timeouts,
 )
 from exactbatch.offsets import OffsetRange
+from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
 from exactbatch.session import end_of_jvm_told
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
-from exactbatch.sinks import Append
+from exactbatch.sinks import Aggregate, Append
 from exactbatch.staging import StagedBatch, StagingTables, create_tables, identifier
 from exactbatch.transform import Transformed
 
@@ -64,7 +62,7 @@ def process_batch(
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        with _failure_noted(settings, batch), end_of_jvm_told():
+        with _failure_noted(settings, batch), own_errors(), end_of_jvm_told():
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(spark, connection, pipeline, batch, epochs, settings)
             return _process(spark, connection, pipeline, batch, ranges, epochs, settings)
@@ -90,6 +88,8 @@ def _process(
     way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+        if isinstance(pipeline.sink, Aggregate):
+            pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
     with _launch(connection, settings, pipeline, tables, way.columns):
         failpoint("job.before_stage")
         staged = way.stage(connection)
@@ -163,12 +163,6 @@ def _process_ranges(
     if left:
         topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
         check_topic_ids(left, topic_ids)
-        postgres = with_timeouts(
-            settings.postgres,
-            application="exactbatch task",
-            timeout=pipeline.publish_timeout,
-            options=session_options(pipeline.publish_timeout),
-        )
         tasks = [
             RangeTask(
                 range=each,
@@ -177,7 +171,7 @@ def _process_ranges(
                 plan_id=batch.plan_id,
                 pipeline=pipeline,
                 kafka=settings.kafka,
-                postgres=postgres,
+                postgres=settings.postgres,
             )
             for each in left
         ]
@@ -239,13 +233,13 @@ def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
 
 
 def _drop(holder: Any, *tables: str) -> None:
-    """Drop staging tables; what a lock or a broken connection prevents is left to the next launch."""
+    """Drop staging tables; what Postgres prevents, by a lock or a lost connection, is left to the next launch."""
     try:
         with holder.cursor() as cursor:
             cursor.execute(f"set lock_timeout = '{_DROP_LOCK_TIMEOUT}'")
             for table in tables:
                 cursor.execute(sql.SQL("drop table if exists {}").format(identifier(table)))
-    except (psycopg2.errors.LockNotAvailable, psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+    except psycopg2.Error as error:
         log.warning("staging tables %s stay until the next launch drops them: %s", ", ".join(tables), error)
 
 
@@ -291,8 +285,8 @@ def _check_rejects(
         )
         shown = [f"{r.topic}[{r.partition}] offset {r.offset}: {r.reason}" for r in cursor.fetchall()]
     raise TooManyRejects(
-        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: expected at most {allowed} "
-        f"records that do not decode or do not fit the target, found {staged.rejected} or more. Nothing was "
-        f"written. The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
+        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: "
+        f"{pipeline.too_many_rejects(staged.rejected, staged.records)}. Nothing was written. "
+        f"The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
         f"keep such records in exactbatch.rejected_record."
     )

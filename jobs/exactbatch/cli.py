@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
 
+import click
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,6 +26,7 @@ from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, check_schema, connect, migrate, transaction
 from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
+from exactbatch.own_errors import all_errors_own
 from exactbatch.pipeline import Pipeline, load_pipeline
 from exactbatch.replay import preview_replay
 from exactbatch.replay_request import (
@@ -57,12 +59,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def _command(function: Callable[P, None]) -> Callable[P, None]:
-    """Register a command; an ExactbatchError becomes one message and an exit status, never a traceback."""
+    """Register a command: an error becomes one message and an exit status.
+
+    A traceback is shown of an error that nobody has foreseen, and of no other.
+    """
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            function(*args, **kwargs)
+            with all_errors_own(but=(typer.Exit, typer.Abort, click.ClickException)):
+                function(*args, **kwargs)
         except ExactbatchError as error:
             err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))
             raise typer.Exit(exit_status(error)) from None

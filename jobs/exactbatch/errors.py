@@ -68,7 +68,11 @@ class ReplayRefused(ExactbatchError):
 
 
 class TargetMismatch(ExactbatchError):
-    """The target's columns are not those that the pipeline writes."""
+    """The target's columns are not those that the pipeline writes, or it refuses what is written."""
+
+
+class StatementRefused(ExactbatchError):
+    """Postgres refused a statement, and will again until the database or the pipeline is changed."""
 
 
 class TransformRefused(ExactbatchError):
@@ -108,7 +112,7 @@ class ReadFailed(RetryableError):
 
 
 class PostgresUnavailable(RetryableError):
-    """Postgres cannot be reached, ended the connection, or did not grant a lock in time."""
+    """Postgres cannot be reached, ended the connection, did not grant a lock in time, or has its own trouble."""
 
 
 class StagedRowsDiffer(RetryableError):
@@ -121,3 +125,7 @@ class StoredOffsetsMoved(RetryableError):
 
 class TasksFailed(RetryableError):
     """Spark gave up on a task of the batch."""
+
+
+class UnexpectedError(RetryableError):
+    """An error that exactbatch does not know: its own, a library's, or one in the pipeline's code."""

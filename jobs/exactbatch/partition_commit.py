@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
@@ -25,8 +24,9 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, batch_lost, transaction
+from exactbatch.ledger import Ledger, batch_lost, connect_arrow, transaction
 from exactbatch.offsets import OffsetRange
+from exactbatch.own_errors import adbc_said
 from exactbatch.patience import Patience, within
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids
@@ -34,7 +34,16 @@ from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.target import COLUMNS_OF
-from exactbatch.staging import REJECT, collector_paused, decode_records, origins, reject_batch, rejects_of
+from exactbatch.sqlstates import refuses
+from exactbatch.staging import (
+    APPLICATION,
+    REJECT,
+    collector_paused,
+    decode_records,
+    origins,
+    reject_batch,
+    rejects_of,
+)
 from exactbatch.values import Decoded, connected
 
 _REJECTS: Final = "exactbatch_rejects"  # a temporary table
@@ -67,9 +76,6 @@ from (
     where n.nspname = $1 and c.relname = $2
 ) tables
 """
-# Classes of SQLSTATE in which a server refuses a row: its data, a constraint, a privilege that is missing, a value
-# that is too long for an index, a trigger that raises.
-_REFUSED: Final = ("22", "23", "42", "54", "P0")
 _INSERT_REJECTS: Final = f"""
 with inserted as (
     insert into exactbatch.rejected_record
@@ -137,12 +143,14 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     """
 
     def commit(patience: Patience) -> None:
-        with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+        with connect_arrow(
+            task.postgres, application=APPLICATION, timeout=task.pipeline.publish_timeout
+        ) as connection:
             _commit(connection, task, attempt, patience)
 
     try:
         with collector_paused():
-            within(task.pipeline.statement_timeout, commit)
+            within(task.pipeline.statement_timeout, commit, where=str(task))
     except ExactbatchError as error:
         if error.retryable:
             raise
@@ -297,16 +305,15 @@ class _Reading:
 
     def check_rejects(self) -> None:
         """Raise TooManyRejects, naming the first bad records, when there are more than the range may have."""
-        allowed = self._task.pipeline.rejects_allowed(self.records)
-        if self.rejects <= allowed:
+        if self.rejects <= self._task.pipeline.rejects_allowed(self.records):
             return
         bad = [row for batch in self.rejected for row in batch.slice(0, _REJECTS_SHOWN).to_pylist()]
         shown = "; ".join(f"offset {row['offset']}: {row['reason']}" for row in bad[:_REJECTS_SHOWN])
         raise TooManyRejects(
-            f"{self._task}: expected at most {allowed} records that do not decode, which holds for each range "
-            f'by itself with commit="partition", found {self.rejects} or more. Nothing of this range was '
-            f"written; other ranges of the batch may have been committed. The first: {shown}. Correct the "
-            f"pipeline's value format, or raise max_rejects to keep such records in exactbatch.rejected_record."
+            f"{self._task}: {self._task.pipeline.too_many_rejects(self.rejects, self.records)}, of each range "
+            f'by itself with commit="partition". Nothing of this range was written; other ranges of the batch '
+            f"may have been committed. The first: {shown}. Correct the pipeline's value format, or raise "
+            f"max_rejects to keep such records in exactbatch.rejected_record."
         )
 
     def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
@@ -334,11 +341,11 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
         if reading.error is not None:
             raise reading.error from error
-        if isinstance(error, AdbcError) and (error.sqlstate or "").startswith(_REFUSED):
+        if isinstance(error, AdbcError) and refuses(error.sqlstate):
             raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}: expected it to take every row, found: "
-                f"{' '.join(str(error).split())}. Nothing of this range was written. Correct the target, or what "
-                f"the pipeline writes."
+                f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
+                f"{adbc_said(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
+                f"target, or what the pipeline writes."
             ) from error
         raise
     reading.check_rejects()

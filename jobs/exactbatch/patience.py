@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from exactbatch.errors import PostgresUnavailable
+from exactbatch.own_errors import own_errors
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -64,18 +65,21 @@ class Patience:
         )
 
 
-def within(timeout: float, work: Callable[[Patience], Result]) -> Result:
+def within(timeout: float, work: Callable[[Patience], Result], *, where: str = "") -> Result:
     """Do work with Postgres in a thread; return or raise what it does.
 
-    Raises PostgresUnavailable when Postgres alone was waited for more than `timeout` seconds. The thread is left
-    behind then: it ends with the Python worker, which ends after an error.
+    An error of ADBC is raised as what it means; `where` comes first in its message. Raises PostgresUnavailable
+    when Postgres alone was waited for more than `timeout` seconds. The thread is left behind then: it ends with
+    the Python worker, which ends after an error.
     """
     patience = Patience(timeout)
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
-            future.set_result(work(patience))
+            with own_errors(where):
+                done = work(patience)
+            future.set_result(done)
         except BaseException as error:
             future.set_exception(error)  # to be raised where the result is waited for
 

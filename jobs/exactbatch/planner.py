@@ -42,6 +42,14 @@ class LogPartition:
         return f"topic {self.topic!r}, partition {self.partition}"
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRecord:
+    """The first committed record of a partition at or after a time: its offset, and its own time, in ms."""
+
+    offset: int
+    timestamp: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOffset:
     """Where a pipeline stands in one partition: every offset below `next_offset` is accounted for."""
@@ -94,11 +102,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One advance: where partitions start that have no stored offset yet, what is lost, what to process."""
+    """One advance: where partitions start that have no stored offset yet, what is lost, what to process.
+
+    `unnamed` are the partitions that start at their earliest because `start`, a mapping or what a group has
+    committed, has no offset for them.
+    """
 
     seeds: tuple[StoredOffset, ...]
     losses: tuple[OffsetRange, ...]
     ranges: tuple[OffsetRange, ...]
+    unnamed: tuple[TopicPartition, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -126,13 +139,19 @@ def plan_advance(
     known_topics = {each.topic for each in stored}
     _check_partitions_are_there(stored, log)
     _check_start_is_there(start, log, known_topics)
-    seeds, losses, positions = [], [], []
+    seeds, losses, positions, unnamed = [], [], [], []
     for partition in sorted(log, key=lambda p: (p.topic, p.partition)):
         offset = stored_at.get((partition.topic, partition.partition))
         if offset is None:
             first_run = partition.topic not in known_topics
             position = _start_of(partition, start) if first_run else partition.earliest
             seeds.append(_stored(partition, position))
+            if (
+                first_run
+                and isinstance(start, Mapping)
+                and (partition.topic, partition.partition) not in start
+            ):
+                unnamed.append((partition.topic, partition.partition))
         else:
             _check_same_log(offset, partition)
             position = max(offset.next_offset, partition.earliest)
@@ -145,7 +164,7 @@ def plan_advance(
         for (partition, position), take in zip(positions, takes, strict=True)
         if take
     )
-    return Plan(seeds=tuple(seeds), losses=tuple(losses), ranges=ranges)
+    return Plan(seeds=tuple(seeds), losses=tuple(losses), ranges=ranges, unnamed=tuple(unnamed))
 
 
 def check_same_logs(stored: Sequence[StoredOffset], log: Sequence[LogPartition]) -> None:

@@ -13,13 +13,13 @@ from exactbatch.ledger import Batch, Ledger, Run, transaction
 from exactbatch.ledger.ledger import Origin
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import LogPartition, StoredOffset, TopicPartition, covered_parts
-from exactbatch.replay_planner import ReplayPlan, plan_replay, window_ranges
+from exactbatch.planner import FoundRecord, LogPartition, StoredOffset, TopicPartition, covered_parts
+from exactbatch.replay_planner import ReplayPlan, check_not_from_the_future, plan_replay, window_ranges
 from exactbatch.replay_request import AskedRange, ReplayRequest
 
-# For each of the two times of a window, and for the beginning of all times, the first offset at or after it,
+# For each of the two times of a window, and for the beginning of all times, the first record at or after it,
 # where there is one.
-_Found = Mapping[datetime, Mapping[TopicPartition, int]]
+_Found = Mapping[datetime, Mapping[TopicPartition, FoundRecord]]
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -194,7 +194,7 @@ def _ask(
     """
     partitions = log.processed_partitions(pipeline.topics, stored)
     times = (*request.window, _BEGINNING) if request.window is not None else ()
-    return partitions, {at: log.offsets_at(partitions, at) for at in times}
+    return partitions, {at: log.records_at(partitions, at) for at in times}
 
 
 def _compacted(log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
@@ -271,14 +271,23 @@ def _window(
     now = datetime.now(UTC)
     if not request.available_only and request.window[0] <= now:
         _check_beginning(ledger, pipeline, request.window, stored, partitions, found)
+    if request.window[1] <= now:
+        check_not_from_the_future(stored, found[request.window[1]], request.window, now=now)
     offsets: list[dict[TopicPartition, int | None]] = []
     for at in request.window:
         offsets.append({})
         for partition in partitions:
             key = partition.topic, partition.partition
+            first = found[at].get(key)
             # A time that is still to come has no offset: what belongs to it may not be there yet.
             offsets[-1][key] = (
-                ledger.boundary(pipeline, partition, at, found[at].get(key, partition.last_stable), keep=keep)
+                ledger.boundary(
+                    pipeline,
+                    partition,
+                    at,
+                    partition.last_stable if first is None else first.offset,
+                    keep=keep,
+                )
                 if at <= now
                 else None
             )

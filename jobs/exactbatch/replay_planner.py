@@ -2,20 +2,26 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 from exactbatch.errors import OffsetsLost, ReplayRefused
 from exactbatch.offsets import Log, OffsetRange, union
 from exactbatch.planner import (
     Covered,
+    FoundRecord,
     LogPartition,
     StoredOffset,
     TopicPartition,
     check_same_logs,
 )
 from exactbatch.replay_request import AskedRange
+
+# How far ahead of the planner's clock a record's time may lie: what Kafka 4 lets producers write by default
+# (message.timestamp.after.max.ms).
+_AHEAD: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,32 @@ def window_ranges(
         if from_offset < until_offset:
             asked.append(AskedRange(*key, from_offset, until_offset))
     return asked
+
+
+def check_not_from_the_future(
+    stored: Sequence[StoredOffset],
+    ends: Mapping[TopicPartition, FoundRecord],
+    window: tuple[datetime, datetime],
+    *,
+    now: datetime,
+) -> None:
+    """Raise ReplayRefused where a window ends at a record whose time is yet to come, with others behind it.
+
+    `ends` gives the first record at or after the end of the window. For Kafka it stands before all of that time,
+    so what follows it, of whatever time, would be left out of this window and of each one after it.
+    """
+    latest = round((now + _AHEAD).timestamp() * 1000)
+    for each in stored:
+        record = ends.get((each.topic, each.partition))
+        if record is not None and record.timestamp > latest and record.offset + 1 < each.next_offset:
+            start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in window)
+            raise ReplayRefused(
+                f"topic {each.topic!r}, partition {each.partition}, offset {record.offset}: the record there has "
+                f"a time in the future, {_moment(record.timestamp)}, and {each.next_offset - record.offset - 1} "
+                f"processed offsets follow it. Kafka finds it for every time up to then, so the window {start} "
+                f"to {end} UTC would end there and leave out what follows. Replay by offsets instead: "
+                f"--range {each.topic}:{each.partition}:FROM-UNTIL."
+            )
 
 
 def plan_replay(
@@ -234,6 +266,14 @@ def _lost_message(range_: OffsetRange, lost: OffsetRange, left: OffsetRange | No
             else "Nothing of it can be replayed; its results stay as they are."
         )
     )
+
+
+def _moment(milliseconds: int) -> str:
+    """A time since 1970, where the calendar of Python reaches it: a producer may have sent nanoseconds."""
+    try:
+        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, OSError, ValueError):
+        return f"{milliseconds} ms since 1970"
 
 
 def _listed(numbers: Sequence[int]) -> str:

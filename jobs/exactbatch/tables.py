@@ -1,5 +1,6 @@
 """Plans, states and audits as tables that fit a terminal."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -36,8 +37,11 @@ def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> T
         numbers=("from", "until", "offsets", "left"),
     )
     stable = {(each.topic, each.partition): each.last_stable for each in log}
+    starts = defaultdict(
+        lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
+    )
     for seed in plan.seeds:
-        table.add_row(_partition(seed), "starts", str(seed.next_offset), "", "", "")
+        table.add_row(_partition(seed), starts[seed.topic, seed.partition], str(seed.next_offset), "", "", "")
     for loss in plan.losses:
         table.add_row(
             _partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""

@@ -122,14 +122,23 @@ class Transformed:
     def _stage_rows(self) -> dict[int, int]:
         """Stage the transformed rows; return how many each accepted attempt has staged."""
         task = self._tasks[0]
-        tables, postgres, timeout = task.tables, task.postgres, task.statement_timeout
+        tables, postgres = task.tables, task.postgres
+        publish_timeout, statement_timeout = task.publish_timeout, task.statement_timeout
         columns = self._pipeline.sink.staged_columns(self.columns)
         names = self._rows.columns
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
             named = (pa.RecordBatch.from_arrays(each.columns, names) for each in batches)
-            rows = stage_rows(named, tables, postgres, columns, attempt, timeout=timeout)
+            rows = stage_rows(
+                named,
+                tables,
+                postgres,
+                columns,
+                attempt,
+                publish_timeout=publish_timeout,
+                statement_timeout=statement_timeout,
+            )
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],

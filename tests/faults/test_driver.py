@@ -177,7 +177,7 @@ def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_lon
     line = late_driver.error_line("Fenced")
     assert f"expected it to be planned, found it superseded by batch {successor}" in line
     assert hung_driver.wait() == 1, hung_driver.output
-    assert "expected the connection to Postgres to last" in hung_driver.error_line("PostgresUnavailable")
+    assert "the connection to Postgres was lost" in hung_driver.error_line("PostgresUnavailable")
     for pipeline, batch_id in ((late, late_id), (hung, hung_id)):
         assert world.batch(batch_id).status == "superseded"
         world.assert_exact(pipeline, rows=30, rejected=2)
@@ -218,10 +218,7 @@ def test_a_driver_tells_by_its_status_whether_a_retry_can_help(
     )
     unreachable = world.launch(down, other_id, settings=settings)
     assert rejecting.wait() == 42, rejecting.output
-    assert (
-        "expected at most 2 records that do not decode or do not fit the target, found"
-        in rejecting.error_line("TooManyRejects")
-    )
+    assert "; max_rejects=2 allows 2. Nothing was written" in rejecting.error_line("TooManyRejects")
     world.assert_nothing_written(strict, batch_id)
     assert unreachable.wait() == 1, unreachable.output
     assert "expected Postgres to accept a connection" in unreachable.error_line("PostgresUnavailable")

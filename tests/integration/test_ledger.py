@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import psycopg2.errors
+import psycopg2
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
-from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, PostgresUnavailable
+from exactbatch.errors import (
+    ConfigurationError,
+    IdentityChanged,
+    NotRegistered,
+    PostgresUnavailable,
+    StatementRefused,
+)
 from exactbatch.ledger import Ledger, Run, check_schema, connect, migrate, transaction
 from exactbatch.ledger.schema import migrations
 from exactbatch.planner import Plan, StoredOffset
@@ -108,7 +114,7 @@ def test_a_ledger_moves_forward_and_keeps_what_it_knows(
 
 def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection: Any, tmp_path: Path) -> None:
     broken = with_another_version(tmp_path, "create table exactbatch.half (); select 1/0;")
-    with pytest.raises(psycopg2.errors.DivisionByZero):
+    with pytest.raises(StatementRefused, match="division by zero .SQLSTATE 22012."):
         migrate(connection, broken)
     assert query(connection, "select to_regclass('exactbatch.half') is null") == [(True,)]
     check_schema(connection)
@@ -181,7 +187,7 @@ def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: 
         ledger.cover(ledger.batch(first))
         second = ledger.write_advance(pipeline(), plan((9, 12)), origin="cli", run=None)
     with (
-        pytest.raises(psycopg2.errors.ExclusionViolation, match="coverage_counts_once"),
+        pytest.raises(StatementRefused, match="coverage_counts_once"),
         transaction(connection),
     ):
         ledger.cover(ledger.batch(second))
@@ -200,7 +206,7 @@ def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection: An
 
 
 def test_an_empty_coverage_is_refused(connection: Any, ledger: Ledger) -> None:
-    with pytest.raises(psycopg2.errors.CheckViolation), transaction(connection) as cursor:
+    with pytest.raises(StatementRefused, match="SQLSTATE 23514"), transaction(connection) as cursor:
         cursor.execute(
             "insert into exactbatch.coverage values ('flights', 't', %s, 0, '[5,5)', 'loss')", (ID,)
         )
@@ -214,7 +220,7 @@ def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: 
         assert [ledger.batch(each).status for each in (first, second)] == ["superseded", "planned"]
         assert ledger.successor(ledger.batch(first)) == second
     with (
-        pytest.raises(psycopg2.errors.UniqueViolation, match="batch_planned_advance"),
+        pytest.raises(StatementRefused, match="batch_planned_advance"),
         transaction(connection) as c,
     ):
         # Without the first statement the ledger refuses to change its past.
@@ -234,7 +240,7 @@ def test_one_life_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> Non
         assert ledger.batch_of_run(pipeline(), cleared) is None
         assert ledger.batch_of_run(pipeline(), anew) is None
         second = ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=cleared)
-    with pytest.raises(psycopg2.errors.UniqueViolation, match="batch_of_run"), transaction(connection):
+    with pytest.raises(StatementRefused, match="batch_of_run"), transaction(connection):
         ledger.write_advance(pipeline(), plan((0, 10)), origin="schedule", run=run)
     with transaction(connection):
         assert [each.generation for each in ledger.batches_of_run(pipeline(), run)] == [1, 0]
@@ -252,7 +258,7 @@ def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> N
 def test_a_committed_batch_has_its_counts(connection: Any, ledger: Ledger) -> None:
     with transaction(connection):
         first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
-    with pytest.raises(psycopg2.errors.CheckViolation), transaction(connection) as cursor:
+    with pytest.raises(StatementRefused, match="SQLSTATE 23514"), transaction(connection) as cursor:
         cursor.execute("update exactbatch.batch set status = 'committed' where batch_id = %s", (first,))
 
 
@@ -263,9 +269,7 @@ def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(
     begin = time.monotonic()
     with transaction(connection):
         ledger.lock(pipeline())
-        with pytest.raises(
-            PostgresUnavailable, match="expected a lock within the publish_timeout, found another"
-        ):
+        with pytest.raises(PostgresUnavailable, match="a lock was not granted within the publish_timeout"):
             lock(other)
     assert time.monotonic() - begin < 5
     lock(other)
@@ -284,7 +288,7 @@ def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
     connection: Any, ledger: Ledger, database: str
 ) -> None:
     hung = connect(database, application="tests", timeout=0.3)
-    with pytest.raises(PostgresUnavailable, match="expected the connection to Postgres to last"):
+    with pytest.raises(PostgresUnavailable, match="the connection to Postgres was lost"):
         lock(hung, sit_idle=1)
     lock(connection)
     hung.close()
@@ -296,7 +300,7 @@ def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> N
         cursor.execute("select 1")
 
     with (
-        pytest.raises(PostgresUnavailable, match="found: server closed the connection"),
+        pytest.raises(PostgresUnavailable, match="was lost: server closed the connection"),
         transaction(connection) as cursor,
     ):
         end_it(cursor)
@@ -305,7 +309,7 @@ def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> N
 def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(connection: Any) -> None:
     # Seen when a server was killed in the middle of an answer; the moment cannot be had at will.
     with (
-        pytest.raises(PostgresUnavailable, match="found: server closed the connection"),
+        pytest.raises(PostgresUnavailable, match="was lost: server closed the connection"),
         transaction(connection),
         connection.answered(),
     ):

@@ -41,7 +41,7 @@ from exactbatch.errors import (
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, Run, transaction
 from exactbatch.offsets import OffsetRange, split
-from exactbatch.planner import LogPartition
+from exactbatch.planner import FoundRecord, LogPartition
 from exactbatch.publish import Published, check_publishable, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
@@ -128,9 +128,11 @@ class FakeLog(KafkaLog):
             meanwhile()
         return answer
 
-    def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[Key, int]:
+    def records_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[Key, FoundRecord]:
         found = {(each.topic, each.partition): None for each in partitions}
-        return {key: offset for key in found if (offset := self.first_record(key, at)) is not None}
+        return {
+            key: FoundRecord(offset, 0) for key in found if (offset := self.first_record(key, at)) is not None
+        }
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         return {topic: TOPIC_IDS[topic] for topic in topics}

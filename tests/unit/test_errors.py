@@ -22,6 +22,7 @@ RETRYABLE = {
     "StagedRowsDiffer",
     "StoredOffsetsMoved",
     "TasksFailed",
+    "UnexpectedError",
 }
 
 

@@ -14,9 +14,10 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 TAKEN: Final = {
     "audit.py": {"form", "type_", "merge[str(measure).partition('(')[0]]"},
     "audit_values.py": {"column.type", "type_", "str(at + 1)"},
-    "sinks/cast.py": {"self.type", "self.column.staged_type", "length[1]"},
+    "sinks/cast.py": {"self.type", "target.written"},
     "sinks/measures.py": {"self.function", "type_"},
     "sinks/partials.py": {"column.type", "str(at + 1)"},
+    "sinks/pg_types.py": {"type_.written"},
     "sinks/refusal.py": {"row[0]"},
     "sinks/target.py": {"column.type"},
     "sinks/upsert.py": {"cast.type"},

@@ -12,7 +12,7 @@ from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.ending import errors_of_airflow
+from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.parameters import parameters, replay_of
 from exactbatch.pipeline import Pipeline, reference_of

@@ -14,7 +14,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.airflow.connections import Connections
-from exactbatch.airflow.ending import errors_of_airflow
+from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
@@ -55,7 +55,8 @@ class ProcessBatchOperator(SparkSubmitOperator):
     def execute(self, context: Any) -> None:
         """Submit the job and wait for it; a batch that is committed already needs none.
 
-        Raises AirflowFailException for a terminal error of the batch, AirflowException for any other.
+        Raises AirflowFailException for a terminal error of the batch, AirflowException or a retryable error of
+        exactbatch for any other.
         """
         plan_id = UUID(self.plan_id) if self.plan_id else None
         with errors_of_airflow():

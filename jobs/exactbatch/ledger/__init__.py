@@ -1,6 +1,6 @@
 """The ledger: the tables in which every offset is accounted for, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.connection import clear_errors, connect, session_options, transaction, with_timeouts
+from exactbatch.ledger.connection import clear_errors, connect, connect_arrow, transaction
 from exactbatch.ledger.ledger import (
     Batch,
     Failing,
@@ -25,8 +25,7 @@ __all__ = [
     "check_schema",
     "clear_errors",
     "connect",
+    "connect_arrow",
     "migrate",
-    "session_options",
     "transaction",
-    "with_timeouts",
 ]

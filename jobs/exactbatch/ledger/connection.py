@@ -3,16 +3,19 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg2
 import psycopg2.errors
 import psycopg2.extras
-from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, make_dsn, parse_dsn
 
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
+from exactbatch.ledger.session_settings import FOUND, Found, SessionSettings, refused_option
+from exactbatch.own_errors import adbc_said, own_error, psycopg2_said
+from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE, not_let_in
 
 CONNECT_TIMEOUT: Final = 10  # seconds
 STATEMENT_TIMEOUT: Final = 3600.0  # seconds
@@ -20,55 +23,6 @@ STATEMENT_TIMEOUT: Final = 3600.0  # seconds
 _GRACE: Final = 2.0
 # A peer that vanished without a word is noticed after about idle + interval × count seconds.
 _KEEPALIVES: Final = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-# An idle transaction that the server has ended is none of the operational errors.
-_BROKEN: Final = (
-    psycopg2.OperationalError,
-    psycopg2.InterfaceError,
-    psycopg2.errors.IdleInTransactionSessionTimeout,
-)
-
-_NO_ROOM: Final = (
-    "the server to have room",
-    "that it has none",
-    "This transaction wrote nothing. Give the server room, then try again.",
-)
-_INTERNAL: Final = (
-    "Postgres to carry out its statements",
-    "that it met an error of its own",
-    "This transaction wrote nothing. See the server's log, and its disks; then try again.",
-)
-# Errors that end a transaction, but not its connection: what was expected, what was found, and what to do.
-_ENDED: Final[Mapping[type[psycopg2.Error], tuple[str, str, str]]] = {
-    psycopg2.errors.LockNotAvailable: (
-        "a lock within the publish_timeout",
-        "another transaction that holds it",
-        "Try again; pg_locks and pg_stat_activity show who holds it.",
-    ),
-    psycopg2.errors.DeadlockDetected: (
-        "its locks to be granted",
-        "a deadlock with another session, which Postgres ended by rolling this transaction back",
-        "This transaction wrote nothing. Try again; if it comes back, find what else writes into the target and "
-        "let it lock fewer rows at a time.",
-    ),
-    psycopg2.errors.QueryCanceled: (
-        "every statement to end within the statement_timeout, and to be let end",
-        "one that was cancelled",
-        "This transaction wrote nothing. See in pg_stat_activity what holds the server up, or raise the "
-        "statement_timeout, or set limits for smaller batches; then try again.",
-    ),
-    psycopg2.errors.DiskFull: _NO_ROOM,
-    psycopg2.errors.OutOfMemory: _NO_ROOM,
-    psycopg2.errors.InternalError_: _INTERNAL,
-    psycopg2.errors.DataCorrupted: _INTERNAL,
-    psycopg2.errors.IndexCorrupted: _INTERNAL,
-    psycopg2.errors.ReadOnlySqlTransaction: (
-        "a server that can be written to",
-        "a standby, or one that was closed to writes",
-        "This transaction wrote nothing. Let the connection string name the primary "
-        "(target_session_attrs=read-write), or open the server again, then try again.",
-    ),
-}
-
 psycopg2.extras.register_uuid()
 
 
@@ -80,6 +34,7 @@ class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psyc
 
     answer_timeout = STATEMENT_TIMEOUT + _GRACE  # seconds
     hung_up = False
+    pins = ""  # statements that set, at the beginning of each transaction, what counts in it
 
     def commit(self) -> None:
         """As psycopg2's own."""
@@ -122,34 +77,121 @@ class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psyc
 
 class _Cursor(psycopg2.extras.NamedTupleCursor):  # type: ignore[misc]  # psycopg2 ships no types
     def execute(self, query: Any, vars: Any = None) -> None:
-        with self.connection.answered():
+        connection = self.connection
+        with connection.answered():
+            if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
+                super().execute(connection.pins)
             super().execute(query, vars)
 
 
 def connect(
     dsn: str, *, application: str, timeout: float = 60.0, statement_timeout: float = STATEMENT_TIMEOUT
 ) -> Any:
-    """Open a psycopg2 connection.
+    """Open a psycopg2 connection with the settings of exactbatch, and ask the server whether they took effect.
 
     `timeout`, in seconds, is how long a statement waits for a lock, how long the server lets a transaction
     sit idle before it ends the connection, and how long sent data may stay unacknowledged. `statement_timeout`,
     in seconds, is how long a statement may take: the server ends it then, and the client hangs up when the
     server does not say so.
 
-    Raises PostgresUnavailable.
+    Raises ConfigurationError where the server refuses the login, the password or the database, or where a server,
+    login or pooler does not let the settings take effect, and PostgresUnavailable where it cannot be reached or has
+    no session left to give.
     """
-    options = f"{session_options(timeout)} -c statement_timeout={_milliseconds(statement_timeout)}"
-    try:
+    settings = SessionSettings(
+        lock_timeout=_milliseconds(timeout),
+        statement_timeout=_milliseconds(statement_timeout),
+        idle_in_transaction=_milliseconds(timeout),
+    )
+    with _connection_errors():
         connection = psycopg2.connect(
-            with_timeouts(dsn, application=application, timeout=timeout, options=options),
+            _with_settings(dsn, settings, application=application, timeout=timeout),
             connection_factory=_Connection,
             cursor_factory=_Cursor,
         )
+    connection.answer_timeout = statement_timeout + _GRACE
+    try:
+        with clear_errors(connection):
+            _verify(connection, settings)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_arrow(
+    dsn: str,
+    *,
+    application: str,
+    timeout: float = 60.0,
+    statement_timeout: float = 0,
+    read_only: bool = False,
+) -> Any:
+    """Open an ADBC dbapi connection with the settings of exactbatch, and ask the server whether they took effect.
+
+    `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
+    server sets no limit: a COPY lasts as long as it takes to read what it copies, and patience.py watches over the
+    server alone. `read_only` is for a connection that sits in one transaction while something else is read.
+
+    Raises as connect() does; statements raise ADBC's own errors.
+    """
+    # Not at the top: a DAG file that is parsed has no use for it.
+    from adbc_driver_manager import Error as AdbcError
+
+    from exactbatch.ledger.arrow import open_arrow
+
+    settings = SessionSettings(
+        lock_timeout=_milliseconds(timeout),
+        statement_timeout=_milliseconds(statement_timeout) if statement_timeout else 0,
+        idle_in_transaction=0 if read_only else _milliseconds(timeout),
+        read_only=read_only,
+    )
+    with _connection_errors():
+        complete = _with_settings(dsn, settings, application=application, timeout=timeout)
+        try:
+            return open_arrow(complete, settings)
+        except AdbcError as error:
+            if (refusal := refused_option(adbc_said(error)) or own_error(error)) is None:
+                raise
+            raise refusal from None
+
+
+def _verify(connection: Any, settings: SessionSettings) -> None:
+    """Raise ConfigurationError unless a transaction has all settings; from here on every one does."""
+    version = connection.server_version
+    connection.pins = settings.statements(version)
+    with connection.cursor() as cursor:
+        cursor.execute(FOUND)
+        found = Found.of(cursor.fetchall())
+    connection.rollback()
+    found.check(settings.all(version))
+    connection.pins = settings.statements(version, found)
+
+
+def _with_settings(dsn: str, settings: SessionSettings, *, application: str, timeout: float) -> str:
+    """A connection string with all that the client sets, whose connection notices, after `timeout` seconds, that
+    its server has vanished. Server options that the string has already come first: the last one counts."""
+    own = parse_dsn(dsn).get("options", "")
+    return str(
+        make_dsn(
+            dsn,
+            application_name=application,
+            client_encoding="UTF8",
+            connect_timeout=CONNECT_TIMEOUT,
+            tcp_user_timeout=_milliseconds(timeout),
+            options=f"{own} {settings.options()}".strip(),
+            **_KEEPALIVES,
+        )
+    )
+
+
+@contextmanager
+def _connection_errors() -> Iterator[None]:
+    try:
+        yield
     except psycopg2.OperationalError as error:
-        raise PostgresUnavailable(
-            f"expected Postgres to accept a connection, found: {_text(error)}. Check the connection string "
-            f"(EXACTBATCH_POSTGRES, or Airflow's postgres_default) and that the server is up."
-        ) from None
+        said = psycopg2_said(error)
+        raise refused_option(said) or not_let_in(said) from None
     except psycopg2.ProgrammingError:
         # libpq quotes what it could not parse, which may be a part of the password.
         raise ConfigurationError(
@@ -157,44 +199,15 @@ def connect(
             "does not parse (not shown: it may hold a password). Quote a value that has spaces, as "
             "password='a b', and percent-encode special characters in a URL."
         ) from None
-    connection.answer_timeout = statement_timeout + _GRACE
-    return connection
-
-
-def session_options(timeout: float) -> str:
-    """Server options of a session that writes into the ledger: it waits for a lock, and sits idle in its
-    transaction, for `timeout` seconds at most."""
-    ms = _milliseconds(timeout)
-    return (
-        f"-c lock_timeout={ms} -c idle_in_transaction_session_timeout={ms} "
-        f"-c default_transaction_isolation=read\\ committed -c timezone=UTC"
-    )
-
-
-def with_timeouts(dsn: str, *, application: str, timeout: float, options: str = "") -> str:
-    """A connection string whose connection notices, after `timeout` seconds, that its server has vanished.
-
-    Server options that the string has already are kept.
-    """
-    own = parse_dsn(dsn).get("options", "")
-    return str(
-        make_dsn(
-            dsn,
-            application_name=application,
-            connect_timeout=CONNECT_TIMEOUT,
-            tcp_user_timeout=_milliseconds(timeout),
-            options=f"{own} {options}".strip(),
-            **_KEEPALIVES,
-        )
-    )
 
 
 @contextmanager
 def transaction(connection: Any) -> Iterator[Any]:
     """Yield a cursor inside one transaction: committed at the end, rolled back on any error.
 
-    Raises ConfigurationError where a privilege is missing, and PostgresUnavailable where the connection broke,
-    or where the server ended the transaction: a lock was not granted in time, a deadlock, a timeout, no room.
+    Raises what sqlstates.MEANINGS says of the server's answer: ConfigurationError where a privilege is missing,
+    StatementRefused where no retry helps, and PostgresUnavailable where the connection was lost, or where the
+    server ended the transaction: a lock was not granted in time, a deadlock, a timeout, no room.
     When the connection breaks during the commit, the outcome is unknown: ask the ledger.
     """
     with clear_errors(connection), connection, connection.cursor() as cursor:
@@ -206,32 +219,18 @@ def clear_errors(connection: Any) -> Iterator[None]:
     """Raise what transaction() raises, without a transaction of its own."""
     try:
         yield
-    except psycopg2.errors.InsufficientPrivilege as error:
-        raise ConfigurationError(
-            f"expected the login {connection.info.user!r} to have the privileges of its role, found: "
-            f"{_text(error)}. docs/roles.sql grants what each role needs; those on targets are yours to grant."
-        ) from error
-    except tuple(_ENDED) as error:
-        expected, found, what_to_do = _ENDED[type(error)]
-        raise PostgresUnavailable(
-            f"expected {expected}, found {found}: {_text(error)}. {what_to_do}"
-        ) from error
-    except _BROKEN as error:
+    except psycopg2.Error as error:
         if connection.hung_up:
             raise PostgresUnavailable(
                 f"expected Postgres to answer within {connection.answer_timeout:g} s, found that it said nothing: "
                 f"the connection was given up. Check the server, and the network and proxies before it. The next "
                 f"try finds in the ledger whether the transaction was committed."
             ) from error
-        raise PostgresUnavailable(
-            f"expected the connection to Postgres to last through the transaction, found: {_text(error)}. "
-            f"The next try finds in the ledger whether it was committed."
-        ) from error
+        login = f"login {connection.info.user!r}" if error.pgcode == INSUFFICIENT_PRIVILEGE else ""
+        if (own := own_error(error, login)) is None:
+            raise
+        raise own from error
 
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
-
-
-def _text(error: Exception) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip()).rstrip(".")

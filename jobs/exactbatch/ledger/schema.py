@@ -50,15 +50,15 @@ def migrate(connection: Any, folder: Traversable = _MIGRATIONS) -> list[int]:
 def check_schema(connection: Any) -> None:
     """Raise NotRegistered unless the database has a ledger of the version that this program knows."""
     expected = migrations()[-1][0]
-    try:
-        with transaction(connection) as cursor:
+    with transaction(connection) as cursor:
+        try:
             found = _version(cursor)
-    except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
-        raise NotRegistered(
-            f"expected a ledger in the database {connection.info.dbname!r}, found none (no table "
-            f"exactbatch.schema_version). Check the connection string; if this is the right database, run "
-            f"`exactbatch init` once."
-        ) from None
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
+            raise NotRegistered(
+                f"expected a ledger in the database {connection.info.dbname!r}, found none (no table "
+                f"exactbatch.schema_version). Check the connection string; if this is the right database, run "
+                f"`exactbatch init` once."
+            ) from None
     if found < expected:
         raise NotRegistered(
             f"expected version {expected} of the ledger, found version {found}. Run `exactbatch init` to "

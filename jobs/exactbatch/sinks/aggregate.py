@@ -13,7 +13,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
 from exactbatch.sinks.append import LINEAGE, Append, Part
-from exactbatch.sinks.cast import Cast, Misfit, misfits
+from exactbatch.sinks.cast import Misfit, misfits, own_casts
 from exactbatch.sinks.finality import FINAL, REVISIONS, Finality
 from exactbatch.sinks.groups import listed, same_group
 from exactbatch.sinks.measures import Measure
@@ -170,14 +170,14 @@ class Aggregate:
         """What a staged row has beside its lineage."""
         return tuple(columns)
 
-    def misfits(self, _cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
+    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
         """What is true of a batch's staged rows that do not fit.
 
         A row has no time of the event, holds text that its column's type does not take, or comes late where
         that makes it a reject. In a replay, what was late before is late again, and nothing else is.
         """
         used = {each.column for each in self.measures.values()} | {*self.by}
-        found = misfits(Cast(column, column.type) for column in columns if column.name in used)
+        found = misfits(own_casts(cursor, [column for column in columns if column.name in used]))
         if self.window is not None:
             found.append(_without_time(self.window))
         if self.finality is not None and self.late == "reject":
@@ -212,6 +212,16 @@ class Aggregate:
         )
         if self.finality is not None:
             self.finality.prepare(cursor, self._target)
+
+    def leave_topics(self, cursor: Any, pipeline: str, topics: Sequence[str]) -> None:
+        """Let windows wait no longer for topics that were taken out of the pipeline, which now has these."""
+        if self.watermark is None or not (left := self.watermark.left_topics(cursor, pipeline, topics)):
+            return
+        self._target.lock(cursor)
+        self.watermark.remember(cursor)
+        self.watermark.forget(cursor, left)
+        if self.finality is not None:
+            self.finality.mark(cursor, self._target)
 
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many rows the partial results are of that take_back() would delete."""

@@ -8,6 +8,7 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
+from exactbatch.own_errors import psycopg2_said
 from exactbatch.sinks.cast import Cast
 
 _SHOWN: Final = 5  # offsets
@@ -23,12 +24,12 @@ def refusal(
     `candidates` is a query of the rows that were to be written, with the target's columns and their lineage;
     None where rows have no lineage. The transaction must be usable: rolled back to a savepoint.
     """
-    diag = error.diag
-    what = f"{diag.message_primary or error}" + (f" ({diag.message_detail})" if diag.message_detail else "")
-    offsets = _offenders(cursor, error, candidates) if candidates is not None else ""
+    columns = _columns_of_domain(cursor, target, error)
+    where = f", column {' or '.join(columns)}" if columns else ""
+    offsets = _offenders(cursor, error, candidates, columns) if candidates is not None else ""
     return TargetMismatch(
-        f"target {target}: expected it to take every row of the batch, found: {what}{offsets}. Nothing was "
-        f"written. Correct the target, or what the pipeline writes."
+        f"target {target}{where}: it refuses what the batch writes: {psycopg2_said(error)}{offsets} (SQLSTATE "
+        f"{error.pgcode}). Nothing was written. Correct the target, or what the pipeline writes."
     )
 
 
@@ -46,8 +47,21 @@ def candidates(casts: Sequence[Cast], staging: sql.Composable, attempts: Sequenc
     )
 
 
-def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable) -> str:
-    condition = _condition(cursor, error)
+def _columns_of_domain(cursor: Any, target: str, error: psycopg2.Error) -> list[str]:
+    """The columns of the target whose domain refuses a value: Postgres names the domain alone."""
+    if error.diag.datatype_name is None or error.diag.column_name is not None:
+        return []
+    cursor.execute(
+        "select a.attname from pg_attribute a join pg_type t on t.oid = a.atttypid "
+        "join pg_namespace n on n.oid = t.typnamespace where a.attrelid = to_regclass(%s) and a.attnum > 0 "
+        "and not a.attisdropped and t.typname = %s and n.nspname = %s order by a.attnum",
+        (target, error.diag.datatype_name, error.diag.schema_name),
+    )
+    return [name for (name,) in cursor.fetchall()]
+
+
+def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable, columns: Sequence[str]) -> str:
+    condition = _condition(cursor, error, columns)
     if condition is None:
         return ""
     cursor.execute("savepoint offenders")
@@ -69,11 +83,13 @@ def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable) -
     return f"; {found[0][3]} rows of the batch are such, the first at {shown}"
 
 
-def _condition(cursor: Any, error: psycopg2.Error) -> sql.Composable | None:
+def _condition(cursor: Any, error: psycopg2.Error, of_domain: Sequence[str]) -> sql.Composable | None:
     """What is true of the candidates that break the constraint, as far as Postgres tells."""
     diag = error.diag
     if isinstance(error, psycopg2.errors.NotNullViolation):
-        return sql.SQL("{} is null").format(sql.Identifier(diag.column_name))
+        names = of_domain or [name for name in (diag.column_name,) if name is not None]
+        null = [sql.SQL("{} is null").format(sql.Identifier(name)) for name in names]
+        return sql.SQL(" or ").join(null) if null else None
     if isinstance(error, psycopg2.errors.CheckViolation) and diag.constraint_name:
         cursor.execute(
             "select pg_get_expr(c.conbin, c.conrelid) from pg_constraint c "

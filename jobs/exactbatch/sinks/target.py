@@ -1,7 +1,7 @@
 """The table that a sink writes to: its name, its columns, and what it refuses."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -11,17 +11,10 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.sinks.cast import Cast
+from exactbatch.sinks.pg_types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.refusal import refusal
+from exactbatch.sqlstates import refuses
 
-# What a target may answer to a row: a constraint, a trigger that raises, a missing partition or privilege, a
-# value that is too long for an index.
-_REFUSED: Final = (
-    psycopg2.IntegrityError,
-    psycopg2.DataError,
-    psycopg2.InternalError,
-    psycopg2.ProgrammingError,
-    psycopg2.errors.ProgramLimitExceeded,
-)
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 
@@ -29,24 +22,20 @@ _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 Evolve = Literal["refuse", "add"]
 
 # The columns of a table, with placeholders for its schema and name.
-# format_type() leaves out a schema that is in the search path: types that are no built-in ones are
-# spelt with it here, as a pipeline has to write them.
-COLUMNS_OF: Final = """
-select c.relkind, a.attname,
-       case when b.typnamespace = 'pg_catalog'::regnamespace then format_type(a.atttypid, a.atttypmod)
-            else quote_ident(bn.nspname) || '.' || quote_ident(b.typname)
-                 || case when t.typelem <> 0 and t.typlen = -1 then '[]' else '' end
-       end as type,
+COLUMNS_OF: Final = f"""
+select c.relkind, a.attname, {WRITTEN.format(modifier="a.atttypmod")} as type,
        a.attnotnull and not a.atthasdef and a.attidentity = '' as required,
-       a.attgenerated <> '' or a.attidentity = 'a' as generated
+       a.attgenerated <> '' or a.attidentity = 'a' as generated,
+       t.oid::bigint as type_oid, a.atttypmod as modifier,
+       (select quote_ident(cn.nspname) || '.' || quote_ident(co.collname) from pg_collation co
+        join pg_namespace cn on cn.oid = co.collnamespace where co.oid = a.attcollation) as collation
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 join pg_type t on t.oid = a.atttypid
-join pg_type b on b.oid = case when t.typelem <> 0 and t.typlen = -1 then t.typelem else t.oid end
-join pg_namespace bn on bn.oid = b.typnamespace
-where n.nspname = {} and c.relname = {}
-"""
+{WRITTEN_FROM}
+where n.nspname = {{}} and c.relname = {{}}
+"""  # noqa: S608  # constants, and placeholders
 
 
 @dataclass(frozen=True)
@@ -136,6 +125,8 @@ class TargetTable:
         cursor.execute(
             sql.SQL("create table {} ({})").format(self.identifier, sql.SQL(", ").join(definitions))
         )
+        # A type of the owner's own may be one that text cannot become.
+        self._check_columns(cursor, (*columns, *lineage), exact=exact)
         return True
 
     def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
@@ -221,9 +212,8 @@ class TargetTable:
             written = int(cursor.rowcount)
             # A deferred constraint would speak at the commit, when nobody could tell which rows are meant.
             cursor.execute("set constraints all immediate")
-        except _REFUSED as error:
-            # The server's own trouble, as a file that may not grow or a page that is damaged, refuses no row.
-            if (error.pgcode or "").startswith("XX"):
+        except psycopg2.Error as error:
+            if not refuses(error.pgcode):
                 raise
             cursor.execute("rollback to savepoint write")
             raise refusal(cursor, self.written, error, candidates) from error
@@ -231,9 +221,20 @@ class TargetTable:
         return written
 
     def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
-        """How each staged column becomes a column of the table, which prepare() has seen."""
-        found = self._columns_found(cursor)
-        return tuple(Cast(column, found[column.name].type) for column in columns)
+        """How each staged column becomes a column of the table, which prepare() has seen.
+
+        Casts that are made of the same columns later are equal to these unless a type has changed.
+        """
+        return tuple(self._casts(cursor, columns, self._columns_found(cursor)))
+
+    def _casts(
+        self, cursor: Any, columns: Sequence[Column], found: "Mapping[str, _FoundColumn]"
+    ) -> Iterator[Cast]:
+        types = pg_types(cursor, {found[column.name].its_type for column in columns})
+        for column in columns:
+            its = found[column.name]
+            type_ = types[its.its_type]
+            yield Cast(column, type_, refusal_of_null(cursor, type_), its.collation)
 
     def _add(self, cursor: Any, columns: Sequence[Column]) -> None:
         there = self._columns_found(cursor)
@@ -246,9 +247,9 @@ class TargetTable:
                 )
 
     def _check_columns(self, cursor: Any, columns: Sequence[Column], *, exact: bool) -> None:
-        found = self._columns_found(cursor)
+        there = self._columns_found(cursor)
         for column in columns:
-            actual = found.pop(column.name, None)
+            actual = there.get(column.name)
             if actual is None:
                 raise TargetMismatch(
                     f"target {self.written}: expected a column {column.name} of type {column.type}, found none. "
@@ -260,14 +261,16 @@ class TargetTable:
                     f"target {self.written}, column {column.name}: expected a column that can be written, found "
                     f"one that is generated always. Leave it out of the pipeline's schema."
                 )
-            cast = Cast(column, actual.type)
+        for cast in self._casts(cursor, columns, there):
+            column, actual = cast.column, there[cast.column.name]
             if not (cast.is_plain or actual.type == column.type if exact else cast.is_possible):
                 raise TargetMismatch(
                     f"target {self.written}, column {column.name}: expected type {column.type}, as the pipeline "
                     f"writes it, found {actual.type}. Change the pipeline's schema or the column's type."
                 )
-        for name, actual in found.items():
-            if actual.required:
+        written = {column.name for column in columns}
+        for name, actual in there.items():
+            if actual.required and name not in written:
                 raise TargetMismatch(
                     f"target {self.written}, column {name}: expected a column that the pipeline writes, one "
                     f"with a default or one that may be null, found {actual.type} not null without a default. "
@@ -290,6 +293,13 @@ class _FoundColumn:
     type: str
     required: bool
     generated: bool
+    oid: int
+    modifier: int
+    collation: str | None
+
+    @property
+    def its_type(self) -> tuple[int, int]:
+        return self.oid, self.modifier
 
 
 def _quoted(name: str) -> str:

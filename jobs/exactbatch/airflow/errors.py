@@ -1,21 +1,23 @@
-"""How errors of exactbatch end an Airflow task."""
+"""Errors of exactbatch as Airflow takes them."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.errors import ExactbatchError
+from exactbatch.own_errors import all_errors_own
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def errors_of_airflow() -> Iterator[None]:
-    """A terminal error ends the task at once; a retryable one goes on to Airflow's retries."""
+    """A terminal error ends the task at once; any other goes on to Airflow's retries."""
     try:
-        yield
+        with all_errors_own(but=(AirflowException,)):
+            yield
     except ExactbatchError as error:
         if error.retryable:
             raise

@@ -1,0 +1,234 @@
+"""What each SQLSTATE means: every code of Postgres has an error, and the documentation says the same."""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+import psycopg2.errorcodes
+import pytest
+
+from exactbatch import errors
+from exactbatch.errors import (
+    ConfigurationError,
+    ExactbatchError,
+    PostgresUnavailable,
+    StagedRowsDiffer,
+    StatementRefused,
+    TasksFailed,
+    UnexpectedError,
+)
+from exactbatch.own_errors import all_errors_own, own_error, own_errors
+from exactbatch.sqlstates import (
+    LOST,
+    MEANINGS,
+    UNLISTED,
+    UNTOLD,
+    Meaning,
+    meaning,
+    not_let_in,
+    refused,
+    refuses,
+)
+
+DOCS: Final = Path(__file__).parents[2] / "docs" / "errors.md"
+# Postgres 18 has these, and psycopg2 does not know them.
+CODES: Final = {
+    code
+    for code in vars(psycopg2.errorcodes).values()
+    if isinstance(code, str) and re.fullmatch(r"[0-9A-Z]{5}", code)
+} | {"25P04", "57P05", "55P04", "42P10"}
+RETRYABLE: Final = {"08", "40", "53", "58", "72", "F0", "XX"}
+ALSO_RETRYABLE: Final = {
+    "25006", "25P03", "25P04", "55P03", "57000", "57014", "57P01", "57P02", "57P03", "57P05",
+    "42701", "42710", "42P06", "42P07", "HV001", "HV00N",
+}  # fmt: skip
+LOST_CODES: Final = {"40003", "57P01", "57P02"}
+
+
+@pytest.mark.parametrize("code", sorted(CODES))
+def test_every_code_of_postgres_is_retryable_or_terminal_and_says_what_it_is(code: str) -> None:
+    error = refused(code, "what the server said", where="batch 7")
+    assert error.retryable == (code[:2] in RETRYABLE or code in ALSO_RETRYABLE)
+    assert str(error).startswith(f"batch 7: {meaning(code).what}: what the server said (SQLSTATE {code}). ")
+    assert str(error).endswith(meaning(code).remedy)
+    is_lost = code.startswith("08") or code in LOST_CODES
+    assert ("connection to Postgres was lost" in str(error)) == is_lost
+    # Successes and warnings are no errors, but for somebody's `raise`.
+    assert (meaning(code) is UNLISTED) == (code[:2] in ("00", "01", "02", "0F", "10"))
+
+
+def test_a_code_that_nobody_knows_is_terminal() -> None:
+    assert type(refused("MY001", "because")) is StatementRefused
+    assert type(refused("99999", "because")) is StatementRefused
+
+
+def test_only_a_staging_table_that_is_gone_is_read_again() -> None:
+    gone = refused("42P01", 'relation "exactbatch_staging.batch_1_a_rows" does not exist')
+    assert type(gone) is StagedRowsDiffer
+    assert type(refused("42P01", 'relation "public.flights" does not exist')) is StatementRefused
+
+
+def test_what_refuses_rows_is_told_from_the_servers_own_trouble() -> None:
+    assert all(
+        map(refuses, ("22003", "23505", "42501", "42P01", "44000", "54000", "55000", "0A000", "P0001"))
+    )
+    assert not any(
+        map(refuses, (None, "08006", "25006", "40001", "53100", "55P03", "57014", "57P01", "XX000"))
+    )
+
+
+CONNECTING: Final = [
+    ('connection to server at "h", port 1 failed: FATAL:  password authentication failed for user "u"', "28P01"),
+    ('connection to server at "h", port 1 failed: fe_sendauth: no password supplied', "28P01"),
+    ('connection to server at "h", port 1 failed: FATAL:  no pg_hba.conf entry for host "::1"', "28000"),
+    ('connection to server at "h", port 1 failed: FATAL:  role "r" does not exist', "28000"),
+    ('connection to server at "h", port 1 failed: FATAL:  role "r" is not permitted to log in', "28000"),
+    ('Failed to connect: connection to server at "h" failed: FATAL:  database "d" does not exist', "3D000"),
+    ('connection to server at "h", port 1 failed: FATAL:  permission denied for database "d"', "42501"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "code"), CONNECTING)
+def test_a_login_that_is_refused_is_terminal(said: str, code: str) -> None:
+    error = not_let_in(said)
+    assert type(error) is ConfigurationError
+    assert f"{said} (SQLSTATE {code})" in str(error)
+    # Of two servers one may still let it in.
+    both = not_let_in(f'connection to server at "a", port 1 failed: Connection refused; {said}')
+    assert type(both) is PostgresUnavailable
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        'connection to server at "h", port 1 failed: Connection refused',
+        'connection to server at "h", port 1 failed: FATAL:  sorry, too many clients already',
+        'connection to server at "h", port 1 failed: FATAL:  the database system is starting up',
+        'could not translate host name "h" to address: Name or service not known',
+    ],
+)
+def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said: str) -> None:
+    assert type(not_let_in(said)) is PostgresUnavailable
+    assert f"expected Postgres to accept a connection, found: {said}. " in str(not_let_in(said))
+
+
+class FromAdbc(Exception):
+    """As the error of ADBC's driver manager, which is a test's own class elsewhere."""
+
+    __module__ = "adbc_driver_manager"
+
+    def __init__(self, message: str, sqlstate: str | None = None, **details: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.details = [(name.encode(), value.encode()) for name, value in details.items()]
+
+
+def adbc(message: str, sqlstate: str | None = None, **details: str) -> ExactbatchError:
+    error = own_error(FromAdbc(message, sqlstate, **details), "t[0] 0..5")
+    assert error is not None
+    return error
+
+
+def test_what_adbc_raises_is_told_by_what_the_server_said() -> None:
+    check = adbc(
+        "INTEGRITY: [libpq] Failed …",
+        "23514",
+        PG_DIAG_MESSAGE_PRIMARY="new row violates",
+        PG_DIAG_MESSAGE_DETAIL="Failing row contains (40).",
+    )
+    assert "t[0] 0..5: a constraint refuses what the statement writes: new row violates " in str(check)
+    assert "(Failing row contains (40).) (SQLSTATE 23514)" in str(check)
+    lost = adbc("IO: Failed to prepare query: FATAL:  terminating connection\nserver closed the connection\n")
+    assert "the connection to Postgres was lost: Failed to prepare query: FATAL: " in str(lost)
+    untold = adbc("NOT_FOUND: [libpq] Failed to execute query: ERROR:  relation does not exist\nQuery was: x")
+    assert str(untold).startswith(f"t[0] 0..5: {UNTOLD.what}: ")
+    assert "Query was" not in str(untold)
+    assert "lost" not in str(untold)
+    assert type(adbc("IO: [libpq] Failed to connect: connection to server at x failed: timeout")) is (
+        PostgresUnavailable
+    )
+    assert type(adbc('IO: [libpq] Failed to connect: database "x" does not exist')) is ConfigurationError
+
+
+def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection() -> None:
+    wrapped = adbc(
+        "IO: nanoarrow call failed: (22) Invalid argument. Type error: a bug. Detail: Python exception: Traceback "
+        '(most recent call last):\n  File "x.py", line 9, in gen\nTypeError: a bug in the decoder\n'
+    )
+    assert type(wrapped) is UnexpectedError
+    assert (
+        "this is an error in exactbatch, or in the pipeline's own code: TypeError: a bug in the decoder"
+        in (str(wrapped))
+    )
+
+
+def test_errors_of_other_libraries_become_our_own_and_none_other_does() -> None:
+    from confluent_kafka import KafkaException
+    from kafka.errors import KafkaError
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkRuntimeError
+
+    found: list[Any] = [
+        PySparkRuntimeError("no JVM"),
+        Py4JError("gone"),
+        KafkaError("x"),
+        KafkaException("y"),
+    ]
+    names = [type(own_error(each)).__name__ for each in found]
+    assert names == ["TasksFailed", "TasksFailed", "KafkaUnavailable", "KafkaUnavailable"]
+    assert own_error(ValueError("x")) is None
+    assert own_error(psycopg2.ProgrammingError("no results to fetch")) is None
+    with pytest.raises(TasksFailed), own_errors():
+        raise Py4JError("gone")
+    with pytest.raises(KeyError), own_errors():
+        raise KeyError("x")
+
+
+def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(UnexpectedError) as caught, all_errors_own():
+        len(3)  # type: ignore[arg-type]
+    assert "TypeError: object of type 'int' has no len(), raised in test_sqlstates.py, line " in str(
+        caught.value
+    )
+    assert "Traceback" in caplog.text
+    caplog.clear()
+    for passes in (StatementRefused("x"), LookupError("y")):
+        with pytest.raises(type(passes)), all_errors_own(but=(LookupError,)):
+            raise passes
+    assert not caplog.text
+
+
+def table() -> str:
+    """The table of the documentation, as the code makes it."""
+    lines = ["| SQLSTATE | what you see | error | tried again | what to do |", "|---|---|---|---|---|"]
+    places: dict[int, list[str]] = {}
+    found: dict[int, Meaning] = {}
+    for code, each in itertools.chain(MEANINGS.items(), [("none", LOST), ("any other", UNLISTED)]):
+        places.setdefault(id(each), []).append(f"{code}xxx" if len(code) == 2 else code)
+        found[id(each)] = each
+    for key, codes in places.items():
+        each = found[key]
+        again = "yes" if each.error.retryable else "no"
+        lines.append(
+            f"| {', '.join(codes)} | {each.what} | `{each.error.__name__}` | {again} | {each.remedy} |"
+        )
+    return "\n".join(lines)
+
+
+def classes() -> str:
+    """The table of the error classes, as the code makes it."""
+    lines = ["| error | meaning | tried again |", "|---|---|---|"]
+    for name, each in vars(errors).items():
+        if isinstance(each, type) and issubclass(each, ExactbatchError) and each.__subclasses__() == []:
+            meaning_ = " ".join((each.__doc__ or "").split())
+            lines.append(f"| `{name}` | {meaning_} | {'yes' if each.retryable else 'no'} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("expected", [table, classes])
+def test_the_documentation_has_the_tables_of_the_code(expected: Any) -> None:
+    assert expected() in DOCS.read_text(encoding="utf-8"), f"put this into {DOCS}:\n{expected()}"
