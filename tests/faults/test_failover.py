@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-import adbc_driver_postgresql.dbapi
 import psycopg2
 import pytest
 from drivers import wait_for
@@ -29,16 +28,7 @@ from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.batch_job import process_batch
 from exactbatch.errors import BatchLost, OffsetsLost, PostgresUnavailable
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import (
-    Batch,
-    Ledger,
-    Run,
-    connect,
-    migrate,
-    session_options,
-    transaction,
-    with_timeouts,
-)
+from exactbatch.ledger import Batch, Ledger, Run, connect, connect_arrow, migrate, transaction
 from exactbatch.ledger import connection as connections
 from exactbatch.ledger.schema import migrations
 from exactbatch.partition_commit import RangeTask, commit_range
@@ -218,10 +208,10 @@ def range_task(life: Life, batch: Batch, until: int) -> RangeTask:
             (range_,) = (each for each in Ledger(connection).ranges(batch.batch_id) if each.partition == 0)
         with transaction(connection) as cursor:
             life.pipeline.sink.prepare(cursor, life.pipeline.value.columns)
-    postgres = with_timeouts(life.case.dsn, application="a task", timeout=10, options=session_options(10))
     range_ = replace(range_, until_offset=until)
+    settings = life.case.settings
     return RangeTask(
-        range_, None, batch.batch_id, batch.plan_id, life.pipeline, life.case.settings.kafka, postgres
+        range_, None, batch.batch_id, batch.plan_id, life.pipeline, settings.kafka, settings.postgres
     )
 
 
@@ -352,10 +342,13 @@ def test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones(
         )
         with closing(connect(dsn, application="tests")) as connection:
             assert connection.info.port == pair.primary.port
-        timed = with_timeouts(dsn, application="tests", timeout=10, options=session_options(10))
-        with adbc_driver_postgresql.dbapi.connect(timed) as connection, connection.cursor() as cursor:
-            cursor.execute("select pg_is_in_recovery(), inet_server_port()")
-            assert cursor.fetchall() == [(False, pair.primary.port)]
+        for read_only in (False, True):  # the second is the auditor's
+            with (
+                connect_arrow(dsn, application="tests", read_only=read_only) as connection,
+                connection.cursor() as cursor,
+            ):
+                cursor.execute("select inet_server_port()")
+                assert cursor.fetchall() == [(pair.primary.port,)]
 
 
 def test_a_migration_that_is_killed_in_the_middle_leaves_the_ledger_as_it_was(
