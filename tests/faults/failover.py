@@ -1,13 +1,13 @@
 """Batches of one pipeline while its primary is lost and a replica takes its place."""
 
-import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Final
 
 import pytest
@@ -16,13 +16,13 @@ from held import InProcess, acting, held
 from replicas import Pair
 
 from conftest import Topic
-from exactbatch import Upsert
-from exactbatch.advance import plan
+from exactbatch import Upsert, advance, replay
 from exactbatch.batch_job import process_batch
-from exactbatch.errors import BatchLost, ExactbatchError
+from exactbatch.errors import BatchLost, ExactbatchError, RetryableError
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, connect, transaction
 from exactbatch.publish import Published
+from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.report import load_report
 
 PLANNING: Final = ("plan.before_commit", "plan.after_commit")
@@ -36,6 +36,7 @@ STAGED: Final = (
     "publish.before_commit",
     "publish.after_commit",
 )
+REPLAYED: Final = tuple(moment.replace("after_advance", "after_take_back") for moment in STAGED)
 BY_RANGE: Final = (
     "job.before_ranges",
     "partition.before_locks",
@@ -47,20 +48,20 @@ BY_RANGE: Final = (
     "partition.after_batch_commit",
 )
 ANY_TIME: Final = "any time"
-_TRIES: Final = 6
+_TIMEOUT: Final = 120.0  # seconds
 
 
 @dataclass(frozen=True)
 class Promotion:
-    """What one promotion took back. `read_again` counts offsets, `lost` batches that were acknowledged before."""
+    """What one promotion took back: `lost` batches that were committed, with `read_again` records."""
 
     sink: str
     synchronous: bool
+    kind: str
     moment: str
     lost: int
     read_again: int
     ended: str
-    seconds: float
 
 
 class Life:
@@ -74,15 +75,24 @@ class Life:
         self._told: list[Batch] = []
         self._number = 0
 
-    @property
-    def moments(self) -> tuple[str, ...]:
+    def moments(self, kind: str) -> tuple[str, ...]:
         """Where a promotion can meet a batch."""
+        if kind == "replay":
+            return (*PLANNING, *REPLAYED, ANY_TIME)
         return (*PLANNING, *(BY_RANGE if self.pipeline.commit == "partition" else STAGED), ANY_TIME)
 
-    def plan(self) -> Batch | None:
-        """What plan_batch does: the batch goes into XCom, by its number and its plan."""
+    def plan(self, kind: str = "advance") -> Batch | None:
+        """What plan_batch does: its number and its plan go into XCom. A replay is of all there is."""
+        kafka = KafkaLog(self.case.settings.kafka)
         with closing(connect(self.case.dsn, application="tests")) as connection:
-            batch_id = plan(connection, KafkaLog(self.case.settings.kafka), self.pipeline, origin="schedule")
+            if kind == "advance":
+                batch_id = advance.plan(connection, kafka, self.pipeline, origin="schedule")
+            else:
+                with transaction(connection):
+                    stored = Ledger(connection).stored_offsets(self.pipeline)
+                ranges = tuple(AskedRange(each.topic, each.partition, 0, each.next_offset) for each in stored)
+                request = ReplayRequest(ranges=ranges)
+                batch_id = replay.plan(connection, kafka, self.pipeline, request, origin="manual")
             if batch_id is None:
                 return None
             with transaction(connection):
@@ -90,20 +100,21 @@ class Life:
 
     def process(self, batch: Batch) -> Published:
         """What process_batch does."""
-        published = process_batch(
-            self.spark, self.pipeline, batch.batch_id, self.case.settings, batch.plan_id
-        )
+        number, settings = batch.batch_id, self.case.settings
+        published = process_batch(self.spark, self.pipeline, number, settings, batch.plan_id)
         self._told.append(published.batch)
         return published
 
     def retried(self, batch: Batch) -> str:
         """What Airflow's retries do; how they end."""
-        for _ in range(_TRIES):
+        deadline = time.monotonic() + _TIMEOUT
+        while time.monotonic() < deadline:
             try:
                 return "committed" if self.process(batch).wrote else "was committed"
             except ExactbatchError as error:
                 if not error.retryable:
                     return type(error).__name__
+                time.sleep(0.2)
         raise AssertionError(f"{batch} does not end")
 
     def run(self) -> Batch:
@@ -112,12 +123,35 @@ class Life:
         assert batch is not None
         return self.process(batch).batch
 
-    def promoted(self, moment: str, *, synchronous: bool, lost: int = 1, chance: float = 0.0) -> Promotion:
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Produce, plan and process batch after batch meanwhile, whatever fails; end exact."""
+        ended = Event()
+
+        def work() -> None:
+            while not ended.is_set():
+                self.case.produce()
+                with suppress(RetryableError):
+                    if (batch := self.plan()) is not None:
+                        self.retried(batch)
+
+        self._told.clear()
+        with ThreadPoolExecutor(1) as pool:
+            worker = pool.submit(work)
+            try:
+                yield
+            finally:
+                ended.set()
+            worker.result(_TIMEOUT)
+        self._catch_up()
+
+    def promoted(
+        self, moment: str, *, synchronous: bool, kind: str = "advance", lost: int = 1, chance: float = 0.0
+    ) -> Promotion:
         """Promote a replica while a batch is at a moment, after `lost` batches that it has not received.
 
-        `chance` is after what share of a second, where the moment is any time. Checks everything afterwards.
+        `chance` is after how many seconds, where the moment is any time. Checks everything afterwards.
         """
-        began = time.monotonic()
         self._told.clear()
         self.case.produce()
         self.run()
@@ -127,17 +161,21 @@ class Life:
             self.case.produce()
             self.run()
         self.case.produce()
-        ended = self._overtaken(moment, chance)
-        gone = self._gone()
+        ended = self._overtaken(moment, partial(self.plan, kind), chance)
+        gone = self.gone()
         assert not gone or not synchronous, f"synchronous replication has lost {gone}"
         assert synchronous or len(gone) >= lost
-        again = sum(each.records or 0 for each in gone)
+        again = sum(each.records or 0 for each in gone if each.kind == "advance")
         self._check_refused(gone)
         self.case.produce()
-        while (batch := self.plan()) is not None:
-            assert self.retried(batch) == "committed"
-        self.assert_exact()
-        return Promotion(self.sink, synchronous, moment, len(gone), again, ended, time.monotonic() - began)
+        self._catch_up()
+        return Promotion(self.sink, synchronous, kind, moment, len(gone), again, ended)
+
+    def gone(self) -> list[Batch]:
+        """Batches that a driver was told are committed, and that are not."""
+        query = "select plan_id::text from exactbatch.batch where status = 'committed'"
+        committed = {plan_id for (plan_id,) in self.case.rows(query)}
+        return [each for each in self._told if str(each.plan_id) not in committed]
 
     def assert_exact(self) -> None:
         """By the audit, by sums, and each record by itself: none twice."""
@@ -147,48 +185,47 @@ class Life:
             twice = "group by kafka_partition, kafka_offset having count(*) > 1"
             assert self.case.rows(f"select from public.{table} {twice}") == []
             assert self.case.rows(f"select count(*) from public.{table}") == [(self.case.sent,)]
+        advances = "status = 'committed' and kind = 'advance'"
         assert isinstance(self.pipeline.sink, Upsert) or self.case.rows(
-            "select sum(rows)::int from exactbatch.batch where status = 'committed'"
+            f"select sum(records)::int from exactbatch.batch where {advances}"
         ) == [(self.case.sent,)]
 
-    def _overtaken(self, moment: str, chance: float) -> str:
+    def act(self, what: Callable[[], Any], moment: str, action: str) -> Any:
+        """Do something that does an action at a moment."""
+        with acting(self.spark, moment, action):
+            return what()
+
+    def gate(self, moment: str) -> Path:
+        """A file that does not exist yet."""
+        self._number += 1
+        return self.case.folder / f"{self.pipeline.name}-{self._number}-{moment}"
+
+    def _catch_up(self) -> None:
+        """What a scheduler does in time, and then the account."""
+        while (batch := self.plan()) is not None:
+            assert self.retried(batch) == "committed"
+        self.assert_exact()
+
+    def _overtaken(self, moment: str, plan: Callable[[], Batch | None], chance: float) -> str:
         """Fail over while a batch is at a moment; how the batch ends."""
+        if moment in PLANNING:
+            with held(partial(self.act, plan, moment), self.gate(moment)) as planning:
+                self.pair.fail_over()
+                return _outcome(planning.result) or "planned again"
+        batch = plan()
+        assert batch is not None
         if moment == ANY_TIME:
-            batch = self.plan()
-            assert batch is not None
             with ThreadPoolExecutor(1) as pool:
                 started = pool.submit(self.process, batch)
                 time.sleep(chance)
                 self.pair.fail_over()
                 return _outcome(started.result) or self.retried(batch)
-        if moment in PLANNING:
-            with held(partial(self._act, self.plan, moment), self._gate(moment)) as planning:
-                self.pair.fail_over()
-                return _outcome(planning.result)
-        batch = self.plan()
-        assert batch is not None
-        with held(partial(self._act, partial(self.process, batch), moment), self._gate(moment)) as running:
+        with held(partial(self.act, partial(self.process, batch), moment), self.gate(moment)) as running:
             self.pair.fail_over()
             return _outcome(running.result) or self.retried(batch)
 
-    def _act(self, what: Callable[[], Any], moment: str, action: str) -> Any:
-        with acting(self.spark, moment, action):
-            return what()
-
-    def _gate(self, moment: str) -> Path:
-        self._number += 1
-        return self.case.folder / f"{self.pipeline.name}-{self._number}-{moment}"
-
-    def _gone(self) -> list[Batch]:
-        """Batches that a driver was told are committed, and that are not."""
-        committed = {
-            row[0]
-            for row in self.case.rows("select plan_id::text from exactbatch.batch where status = 'committed'")
-        }
-        return [each for each in self._told if str(each.plan_id) not in committed]
-
     def _check_refused(self, gone: list[Batch]) -> None:
-        """Whoever still speaks of a batch that is gone is told so."""
+        """Whoever still speaks of a batch that is gone hears so."""
         kafka = KafkaLog(self.case.settings.kafka)
         for each in gone:
             if self.case.rows(f"select from exactbatch.batch where plan_id = '{each.plan_id}'"):
@@ -197,11 +234,6 @@ class Life:
                 self.process(each)
             with pytest.raises(BatchLost, match="nothing is half done"):
                 load_report(self.case.dsn, kafka, self.pipeline, each.batch_id, each.plan_id)
-
-
-def drawn(chance: random.Random, life: Life) -> tuple[str, float, int]:
-    """A moment, when any time is, and how many batches are to be lost."""
-    return chance.choice(life.moments), chance.uniform(0.0, 1.0), chance.randrange(0, 3)
 
 
 def _outcome(result: Callable[[], Any]) -> str:

@@ -1,9 +1,11 @@
-"""`python tests/faults/promotions.py 100`: a replica takes the place of the primary, again and again, under batches.
+"""`python tests/faults/promotions.py 100`: a replica takes the place of the primary, again and again, under load.
 
-Half of the replicas are synchronous, the others have been made to fall behind. Exit status 0 only when after each
-promotion the next batches made every target exact. The table goes to standard output, as Markdown.
+Half of the replicas are synchronous, the others have been made to fall behind. One pipeline is at a chosen moment
+of a batch then, another one works without a break. Exit status 0 only when after each promotion the next batches
+made both targets exact. The table goes to standard output, as Markdown.
 """
 
+import logging
 import os
 import random
 import secrets
@@ -18,13 +20,15 @@ from typing import Annotated
 import typer
 from cases import SINKS
 from confluent_kafka.admin import AdminClient, NewTopic
-from failover import Life, Promotion, drawn
+from failover import Life, Promotion
 from pyspark.sql import SparkSession
 from replicas import Pair
 
 from conftest import HOME, Topic
 from exactbatch.local import LocalStack
 from jvm import quick_kafka, quick_spark
+
+_HEAD = "| # | sink | replica | batch | moment | batches lost | records read again | the batch | beside it |"
 
 
 def main(
@@ -34,7 +38,7 @@ def main(
     """Promote, check, and print what was lost and read again."""
     seed = secrets.randbits(32) if seed is None else seed
     chance = random.Random(seed)
-    _say(f"seed {seed}")
+    logging.disable()  # each broken connection is told of, by us and by Spark
     os.environ["KAFKA_OPTS"] = quick_kafka(HOME)
     with ExitStack() as until:
         folder = Path(until.enter_context(tempfile.TemporaryDirectory()))
@@ -49,17 +53,35 @@ def main(
         lives = [
             Life(spark, pair, _topic(stack, f"t{n}{sink}"), folder, sink) for n, sink in enumerate(SINKS)
         ]
-        print("| # | sink | replica | moment | batches lost | records read again | the batch | seconds |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
-        done = []
+        _say(f"seed {seed}\n\n{_HEAD}\n{'| --- ' * _HEAD.count(' | ')}| --- |")
+        done: list[Promotion] = []
+        beside, began = 0, time.monotonic()
         for number in range(promotions):
-            life, synchronous = lives[number % len(lives)], number % 2 == 0
-            moment, after, lost = drawn(chance, life)
-            began = time.monotonic()
-            pair.attach(synchronous=synchronous)
-            done.append(life.promoted(moment, synchronous=synchronous, lost=lost, chance=after))
-            print(_row(number + 1, done[-1], time.monotonic() - began), flush=True)
-        print(_summary(done))
+            life, other = lives[number % len(lives)], lives[(number + chance.randrange(1, 5)) % len(lives)]
+            found, lost = _promoted(chance, life, other, pair, synchronous=number % 2 == 0)
+            done.append(found)
+            beside += lost
+            _say(_row(number + 1, found, f"{other.sink}: {lost} lost"))
+        _say(_summary(done, beside, time.monotonic() - began))
+
+
+def _promoted(
+    chance: random.Random, life: Life, other: Life, pair: Pair, *, synchronous: bool
+) -> tuple[Promotion, int]:
+    """One promotion, and how many batches the pipeline beside it has lost."""
+    kind = chance.choice(("advance", "advance", "replay"))
+    pair.attach(synchronous=synchronous)
+    with other.working():
+        found = life.promoted(
+            chance.choice(life.moments(kind)),
+            synchronous=synchronous,
+            kind=kind,
+            lost=chance.randrange(3),
+            chance=chance.uniform(0.0, 1.0),
+        )
+    lost = len(other.gone())
+    assert not (lost and synchronous), f"synchronous replication has lost {other.gone()}"
+    return found, lost
 
 
 def _spark() -> SparkSession:
@@ -69,6 +91,7 @@ def _spark() -> SparkSession:
     session = (
         SparkSession.builder.master("local[2, 2]")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.python.daemon.module", "warm_daemon")
         .config("spark.driver.extraJavaOptions", quick_spark(HOME))
@@ -86,28 +109,30 @@ def _topic(stack: LocalStack, name: str) -> Topic:
     return Topic(name, dict(stack.kafka_properties))
 
 
-def _row(number: int, each: Promotion, seconds: float) -> str:
+def _row(number: int, each: Promotion, beside: str) -> str:
     replica = "synchronous" if each.synchronous else "behind"
     return (
-        f"| {number} | {each.sink} | {replica} | {each.moment} | {each.lost} | {each.read_again} | "
-        f"{each.ended} | {seconds:.1f} |"
+        f"| {number} | {each.sink} | {replica} | {each.kind} | {each.moment} | {each.lost} | {each.read_again} | "
+        f"{each.ended} | {beside} |"
     )
 
 
-def _summary(done: list[Promotion]) -> str:
-    ended = Counter(each.ended for each in done)
+def _summary(done: list[Promotion], beside: int, seconds: float) -> str:
+    ended = ", ".join(f"{count} {how}" for how, count in Counter(each.ended for each in done).most_common())
     parts = []
     for synchronous, name in ((True, "synchronous"), (False, "behind")):
         these = [each for each in done if each.synchronous is synchronous]
         lost, again = sum(each.lost for each in these), sum(each.read_again for each in these)
         parts.append(f"{len(these)} {name}: {lost} batches lost, {again} records read again")
     return (
-        f"\n{len(done)} promotions, exact after each. {'; '.join(parts)}. The batches ended: {dict(ended)}."
+        f"\n{len(done)} promotions in {seconds:.0f} s, exact after each. {'; '.join(parts)}; {beside} batches "
+        f"lost beside them. The batches ended: {ended}."
     )
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

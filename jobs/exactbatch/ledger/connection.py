@@ -171,7 +171,12 @@ def _verify(connection: Any, settings: SessionSettings) -> None:
 def _with_settings(dsn: str, settings: SessionSettings, *, application: str, timeout: float) -> str:
     """A connection string with all that the client sets, whose connection notices, after `timeout` seconds, that
     its server has vanished. Server options that the string has already come first: the last one counts."""
-    own = parse_dsn(dsn).get("options", "")
+    given = parse_dsn(dsn)
+    own = given.get("options", "")
+    server = given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
+    if settings.read_only and server == "read-write":
+        # libpq would take our session, which writes nothing, for a server that cannot be written to.
+        dsn = make_dsn(dsn, target_session_attrs="primary")
     return str(
         make_dsn(
             dsn,
