@@ -1,8 +1,8 @@
 """Is a derived target what its changes or partial results make? All of it is computed again, and compared.
 
 Values are compared as the bytes that Postgres stores, since its `=` takes values for equal that differ: text
-in another case, an interval of 30 days and a month, 1.0 and 1.00. Only the keys that bring two rows together
-are compared by `=`, because that is what a unique constraint does.
+in another case, an interval of 30 days and a month, 1.0 and 1.00. Keys bring rows together by `=`, as a unique
+constraint does; the groups of an Aggregate are compared by that alone.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,13 @@ from exactbatch.sinks import Aggregate, Upsert
 from exactbatch.sinks.finality import Finality
 from exactbatch.sinks.groups import listed, same_group
 
-# Rows m that should be there, and rows t that are: each is where the other has none, or other bytes.
+# Of the rows that should be there and of those that are: how many have no counterpart or other bytes, and how many
+# have more counterparts than one.
 _DIFFERENT: Final = (
-    "select count(*) from (select *, true as {there} from made) m "
-    "full join (select *, true as {there} from found) t on {same} "
-    "where m.{there} is null or t.{there} is null or {differ}"
+    "select count(*) filter (where m.{there} is null or t.{there} is null or {differ}) "
+    "+ count(*) filter (where m.{there}) - (select count(*) from made) "
+    "+ count(*) filter (where t.{there}) - ({counted}) "
+    "from (select *, true as {there} from made) m full join (select *, true as {there} from found) t on {same}"
 )
 _THERE: Final = sql.Identifier("exactbatch there")
 
@@ -56,9 +58,10 @@ def stale_rows(results: Any, connection: Any, pipeline: Pipeline) -> int:
         version=version,
         change=sink.contributions.table,
         target=sink.table,
-        different=_different(
+        different=different(
             sql.SQL(" and ").join(sql.SQL("m.{0} = t.{0}").format(sql.Identifier(name)) for name in sink.key),
-            [name for name in types if name not in sink.key],
+            [*types],
+            counted=sql.SQL("select count(*) from {}").format(sink.table),
         ),
     )
     return _count(results, connection, query)
@@ -74,7 +77,7 @@ def stale_aggregates(results: Any, connection: Any, pipeline: Pipeline) -> int:
         for name, measure in sink.measures.items()
     }
     compared = [*sink.measures]
-    also = sql.SQL("")
+    also = None
     names = [*sink.by_names, *sink.measures]
     if sink.finality is not None:
         measures["final"] = _is_final(sink.finality)
@@ -83,7 +86,7 @@ def stale_aggregates(results: Any, connection: Any, pipeline: Pipeline) -> int:
         also = _impossible_revisions(pipeline, sink.finality)
     query = sql.SQL(
         "with made as (select {by}, {measures} from {partial} group by {by}), "
-        "found as (select {names} from {target}) {different}{also}"
+        "found as (select {names} from {target}) {different}"
     ).format(
         by=listed(sink.by_names),
         measures=sql.SQL(", ").join(
@@ -93,21 +96,35 @@ def stale_aggregates(results: Any, connection: Any, pipeline: Pipeline) -> int:
         partial=sink.contributions.table,
         names=listed(names),
         target=sink.table,
-        different=_different(same_group(sink.by_names, "m", "t"), compared),
-        also=also,
+        different=different(
+            same_group(sink.by_names, "m", "t"),
+            compared,
+            counted=sql.SQL("select count(*) from {}").format(sink.table),
+            also=also,
+        ),
     )
     return _count(results, connection, query)
 
 
-def differ(one: str, other: str, names: Sequence[str]) -> sql.Composable:
+def _differ(one: str, other: str, names: Sequence[str]) -> sql.Composable:
     """Whether columns of two rows hold other bytes; nulls are equal."""
     return sql.SQL("record_image_ne(row({}), row({}))").format(listed(names, of=one), listed(names, of=other))
 
 
-def _different(same: sql.Composable, names: Sequence[str]) -> sql.Composable:
-    return sql.SQL(_DIFFERENT).format(
-        there=_THERE, same=same, differ=differ("m", "t", names) if names else sql.SQL("false")
-    )
+def different(
+    same: sql.Composable,
+    names: Sequence[str],
+    *,
+    counted: sql.Composable,
+    also: sql.Composable | None = None,
+) -> sql.Composable:
+    """How many rows m of `made` and t of `found` have no counterpart of the same bytes in these columns.
+
+    `counted` is a query for the number of rows in `found`; `also` is true of rows that differ besides.
+    """
+    conditions = [_differ("m", "t", names)] if names else [sql.SQL("false")]
+    differ = sql.SQL(" or ").join([*conditions, also] if also is not None else conditions)
+    return sql.SQL(_DIFFERENT).format(there=_THERE, same=same, differ=differ, counted=counted)
 
 
 def _impossible_revisions(pipeline: Pipeline, finality: Finality) -> sql.Composable:
@@ -117,7 +134,7 @@ def _impossible_revisions(pipeline: Pipeline, finality: Finality) -> sql.Composa
     a replay the watermark never goes back by itself: a window beyond every event time was never final.
     """
     return sql.SQL(
-        " or t.revisions is null or t.revisions < 0 or t.revisions > greatest(0, (select count(*) - 1 "
+        "t.revisions is null or t.revisions < 0 or t.revisions > greatest(0, (select count(*) - 1 "
         "from exactbatch.batch b join exactbatch.pipeline p on p.name = b.pipeline "
         "where b.status = 'committed' and p.target = {target})) "
         "or t.revisions > 0 and not exists (select from exactbatch.batch b join exactbatch.pipeline p "

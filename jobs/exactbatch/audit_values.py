@@ -11,7 +11,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 from psycopg2 import sql
 
-from exactbatch.audit_derived import differ
+from exactbatch.audit_derived import different
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import transaction
@@ -105,7 +105,7 @@ class ExpectedValues:
 
         A row differs also where its record, or a value of it, would be a reject: what stands there was rounded,
         cut, or taken for what it is not. Forgets what was added so far. Rows and records that have no counterpart
-        are told by the comparison of offsets, and so is a row of another batch than the one that covers its offset.
+        are told by the comparison of offsets, and so is a row of another batch than the one that covers it.
         """
         contributions = self._pipeline.sink.contributions.table
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
@@ -163,14 +163,11 @@ class ExpectedValues:
         query = sql.SQL(
             "with e as materialized (select e.*, c.batch_id as {batch} from {expected} e "
             "join exactbatch.coverage c on {covered} where c.batch_id = any({whole}) and {not_rejected}), "
-            "made as (select {made}, count(*) as records, {batch} as batch_id, true as {there} from e "
+            "made as (select {made}, count(*) as records, {batch} as batch_id from e "
             "group by {numbers}, {batch}), "
-            "found as (select {names}, batch_id, true as {there} from {partial} where batch_id = any({whole})) "
-            "select count(*) from made m full join found t on m.batch_id = t.batch_id and {same} "
-            "where m.{there} is null or t.{there} is null or {differ}"
+            "found as (select {names}, batch_id from {partial} where batch_id = any({whole})) {different}"
         ).format(
             batch=sql.Identifier("exactbatch batch"),
-            there=sql.Identifier("exactbatch there"),
             expected=_EXPECTED,
             covered=_COVERED,
             not_rejected=_NOT_REJECTED,
@@ -182,8 +179,11 @@ class ExpectedValues:
             numbers=sql.SQL(", ").join(sql.SQL(str(at + 1)) for at in range(len(groups))),
             names=listed(names),
             partial=sink.contributions.table,
-            same=same_group(sink.by_names, "m", "t"),
-            differ=differ("m", "t", [*measures, "records"]),
+            different=different(
+                sql.SQL("m.batch_id = t.batch_id and {}").format(same_group(sink.by_names, "m", "t")),
+                [*measures, "records"],
+                counted=sql.SQL("select count(*) from found"),
+            ),
         )
         return int(self._fetch(query)[0][0])
 
