@@ -1,19 +1,21 @@
 """The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from conftest import Topic, record
 from exactbatch import Append, Pipeline, audit
 from exactbatch.advance import plan
 from exactbatch.audit import PartitionAudit
-from exactbatch.errors import TargetMismatch, TopicRecreated
+from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.settings import Settings
@@ -486,3 +488,86 @@ def test_tables_that_cannot_keep_what_is_committed_are_named(
     found = world.audit()
     assert findings(found) == {"unsafe": (1, [])}
     assert found.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
+
+
+def test_a_foreign_partition_is_named(make_world: Callable[..., World], topic: Topic, database: str) -> None:
+    world = make_world(topic)
+    far = parse_dsn(database)
+    columns = (
+        "id int, name text, kafka_topic text, kafka_partition int, kafka_offset bigint, "
+        "kafka_timestamp timestamptz, batch_id bigint"
+    )
+    world.execute(
+        f"create table {{t}} ({columns}) partition by list (kafka_partition); "
+        "create table near partition of {t} default; "
+        f"create table far_away ({columns}); create extension postgres_fdw; "
+        "create server far foreign data wrapper postgres_fdw "
+        f"options (host '{far['host']}', port '{far['port']}', dbname '{far['dbname']}'); "
+        f"create user mapping for current_user server far options (user '{far['user']}'); "
+        "create foreign table cold partition of {t} for values in (7) server far options (table_name 'far_away')"
+    )
+    world.load()
+    found = world.audit()
+    assert findings(found) == {"unsafe": (1, [])}
+    assert "cold is a foreign table, which commits by itself" in found.notes[0]
+
+
+@pytest.fixture
+def reader(make_world: Callable[..., World], topic: Topic, database: str) -> Iterator[tuple[World, Settings]]:
+    """A sound target, and a login that may read it and the ledger."""
+    world = make_world(topic)
+    world.load()
+    login = f"reader_{topic.name}"
+    world.execute(
+        f"create role {login} login; grant usage on schema exactbatch to {login}; "
+        f"grant select on all tables in schema exactbatch to {login}; grant select on {{t}} to {login}"
+    )
+    yield world, replace(world.settings, postgres=make_dsn(database, user=login))
+    world.execute(f"drop owned by {login}; drop role {login}")
+
+
+@pytest.mark.parametrize("table", ["{t}", "exactbatch.coverage"])
+def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader: tuple[World, Settings], table: str) -> None:
+    world, settings = reader
+    assert findings(audit.audit(world.pipeline, settings)[0]) == {}
+    world.execute(
+        f"alter table {table} enable row level security; create policy hidden on {table} using (false)"
+    )
+    with pytest.raises(ConfigurationError, match=r"row security on \S+ hides rows from the login 'reader_"):
+        audit.audit(world.pipeline, settings)
+    assert findings(world.audit()) == {}
+
+
+def test_a_privilege_that_is_missing_is_named(reader: tuple[World, Settings]) -> None:
+    world, settings = reader
+    name = parse_dsn(settings.postgres)["dbname"]
+    world.execute(f"revoke temporary on database {name} from public")
+    assert findings(audit.audit(world.pipeline, settings)[0]) == {}
+    with pytest.raises(ConfigurationError, match="may not create temporary tables in the database"):
+        audit.audit(world.pipeline, settings, values=True)
+    world.execute("revoke select on {t} from " + parse_dsn(settings.postgres)["user"])
+    with pytest.raises(ConfigurationError, match="may not read .*: grant select on"):
+        audit.audit(world.pipeline, settings)
+
+
+def test_two_pipelines_that_share_a_target_see_each_others_faults_only_where_they_are(
+    make_world: Callable[..., World], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    """Over topics that overlap; each row is the fault of the pipeline whose batch it names."""
+    more = make_topic()
+    more.produce(*map(record, range(5)))
+    world = make_world(topic)
+    world.load()
+    other = World(
+        world.connection,
+        world.settings,
+        make_pipeline(
+            topic, name="other", topics=(topic.name, more.name), sink=Append(world.pipeline.sink.target)
+        ),
+    )
+    second = other.load()
+    assert findings(world.audit()) == {}
+    assert findings_of(audit.audit(other.pipeline, other.settings)) == set()
+    world.execute("update {t} set kafka_offset = 30 where kafka_offset = 7 and batch_id = %s", second)
+    assert findings(world.audit()) == {"unexpected": (1, [30])}
+    assert findings_of(audit.audit(other.pipeline, other.settings)) == {"missing", "unexpected"}

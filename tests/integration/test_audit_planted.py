@@ -40,11 +40,13 @@ THIRD: Final = f'{{"id": 3, "name": "abc", "word": "y", "amount": 7, {_AT}}}'
 ANOTHER_BATCH: Final = (
     "insert into exactbatch.batch (batch_id, pipeline, kind, origin, status, records, rows, rejected, tombstones, "
     "dropped, committed_at) overriding system value "
-    "select 900, {pipeline}, 'advance', 'cli', status, records, rows, rejected, tombstones, dropped, committed_at from exactbatch.batch; "
+    "select 900, {pipeline}, 'advance', 'cli', status, records, rows, rejected, tombstones, dropped, committed_at "
+    "from exactbatch.batch; "
 )
 ITS_RANGES: Final = (
     "insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, topic_id, "
-    "records) select 900, topic, partition, from_offset, until_offset, topic_id, records from exactbatch.batch_range; "
+    "records) select 900, topic, partition, from_offset, until_offset, topic_id, records "
+    "from exactbatch.batch_range; "
 )
 ANOTHER_PIPELINE: Final = (
     "insert into exactbatch.pipeline (name, target, sink, lineage) values ('o', 'o', 'append', 'record'); "
@@ -214,6 +216,21 @@ AGGREGATED: Final = (
         stale(1),
     ),
 )
+# What decides, where nothing else is set, how values are written and read, and which statements succeed.
+SETTINGS: Final = (
+    "timezone = 'America/New_York'",
+    "datestyle = 'SQL, DMY'",
+    "intervalstyle = 'sql_standard'",
+    "extra_float_digits = -15",
+    "bytea_output = 'escape'",
+    "client_encoding = 'LATIN1'",
+    "search_path = ''",
+    "default_transaction_isolation = 'serializable'",
+    "default_transaction_read_only = on",
+    "statement_timeout = '1s'",
+    "idle_in_transaction_session_timeout = '1s'",
+    "quote_all_identifiers = on",
+)
 KINDS: Final[dict[str, tuple[Callable[[str], Any], tuple[Planted, ...], tuple[str | None, ...]]]] = {
     "Append": (Append, APPENDED, (NEW, SECOND, THIRD, "no JSON")),
     "Upsert": (
@@ -295,6 +312,26 @@ def test_what_is_planted_is_found(world: World, make_sound: Callable[[str], Pipe
         if (found := found_after(pipeline, world.settings, planted.statement)) != planted.found
     }
     assert wrong == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_login_and_a_database_have_set_decides_nothing(
+    world: World, make_sound: Callable[[str], Pipeline], kind: str
+) -> None:
+    """An audit of sound results is exact whatever the settings are."""
+    name = f"{parse_dsn(world.settings.postgres)['dbname']}_copy"
+    pipeline = make_sound(kind)
+    statement = "".join(f"alter database {name} set {setting}; " for setting in SETTINGS)
+    assert found_after(pipeline, world.settings, statement) == {}
+
+
+def test_a_column_that_the_schema_has_lost_is_not_compared(
+    world: World, make_sound: Callable[[str], Pipeline]
+) -> None:
+    """The target keeps its old values, and newer changes have none."""
+    pipeline = replace(make_sound("Upsert"), value=Json("id int, name text"))
+    assert found_after(pipeline, world.settings, "update {c} set word = null, price = null") == {}
+    assert found_after(pipeline, world.settings, "update {t} set name = 'x'") == {"stale": 2}
 
 
 def test_the_documentation_has_what_is_found() -> None:
