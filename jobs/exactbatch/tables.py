@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
 # Findings that are named only where there are some.
-_RARE = ("changed", "stale", "gaps")
+_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "unsafe")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -190,15 +190,22 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
         f"{count} {name}" for name, count in _totals(results).items() if count or name not in _RARE
     )
     summary = f"{records} records in the log, {rows} rows: {differences}"
+    if not_ours := sum(each.not_ours for each in results):
+        summary += f"; {not_ours} rows besides that exactbatch has not written"
     if all(each.is_exact for each in results):
         return Text(f"exact: {summary}", style="bold green")
     lines = [
-        f"{each.topic}[{each.partition}] {name}: {finding.count}, at offset {', '.join(map(str, finding.first))}"
+        f"{each.topic}[{each.partition}] {name}: {finding.count}{_at(finding)}"
         for each in results
         for name, finding in each.findings.items()
         if finding.count
     ]
-    return Text("\n".join([f"NOT exact: {summary}", *lines]), style="bold red")
+    notes = [note for each in results for note in each.notes]
+    return Text("\n".join([f"NOT exact: {summary}", *lines, *notes]), style="bold red")
+
+
+def _at(finding: "Finding") -> str:
+    return f", at offset {', '.join(map(str, finding.first))}" if finding.first else ""
 
 
 def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:

@@ -12,8 +12,9 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # of such a type, the text that Postgres itself keeps of a constraint, a number of a column, and what the class or
 # function has itself chosen from constants.
 TAKEN: Final = {
-    "audit.py": {"form", "type_", "merge[str(measure).partition('(')[0]]"},
-    "audit_values.py": {"column.type", "type_", "str(at + 1)"},
+    "audit.py": {"form"},
+    "audit_derived.py": {"type_", "types[name]"},
+    "audit_values.py": {"column.type", "types[name]", "str(at + 1)"},
     "sinks/cast.py": {"self.type", "target.written"},
     "sinks/measures.py": {"self.function", "type_"},
     "sinks/partials.py": {"column.type", "str(at + 1)"},
