@@ -29,7 +29,7 @@ from exactbatch.ledger import (
 from exactbatch.offsets import OffsetRange
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
-from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
+from exactbatch.publish import Published, check_publishable, check_topic_ids, facts_of, publish
 from exactbatch.session import end_of_jvm_told
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
@@ -61,7 +61,7 @@ def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settin
         with _failure_noted(settings, batch_id), end_of_jvm_told():
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
-            return _process(spark, connection, pipeline, batch_id, ranges, epochs, settings)
+            return _process(spark, connection, pipeline, batch, ranges, epochs, settings)
     finally:
         connection.close()
 
@@ -70,7 +70,7 @@ def _process(
     spark: SparkSession,
     connection: Any,
     pipeline: Pipeline,
-    batch_id: int,
+    batch: Batch,
     ranges: Sequence[OffsetRange],
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
@@ -79,11 +79,14 @@ def _process(
     kafka = KafkaLog(settings.kafka)
     topics = sorted({each.topic for each in ranges})
     check_topic_ids(ranges, kafka.topic_ids(topics))
-    tables = StagingTables(batch_id, secrets.randbits(62))
+    tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
     way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+        if batch.kind == "replay":
+            pipeline.sink.check_replay(cursor)
+        seen = facts_of(cursor, pipeline.sink)
     with _launch(connection, settings, pipeline, tables, way.columns):
         failpoint("job.before_stage")
         staged = way.stage(connection)
@@ -97,6 +100,7 @@ def _process(
             staged=staged,
             # Asked after the last record was read: if the ids are the plan's now, they were all along.
             topic_ids=kafka.topic_ids(topics),
+            seen=seen,
         )
 
 
@@ -152,6 +156,7 @@ def _process_ranges(
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
+        seen = facts_of(cursor, pipeline.sink)
         left = Ledger(connection).uncommitted_ranges(batch_id)
     if left:
         topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
@@ -170,6 +175,7 @@ def _process_ranges(
                 pipeline=pipeline,
                 kafka=settings.kafka,
                 postgres=postgres,
+                seen=seen,
             )
             for each in left
         ]

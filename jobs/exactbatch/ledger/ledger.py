@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import resources
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 from uuid import UUID
 
 import aiosql
@@ -15,6 +15,9 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
+
+# What uncover gives of each batch that was cut.
+_UNCOVERED: Final = ("topic", "topic_id", "partition", "kind", "batch_id", "rest")
 
 _queries = aiosql.from_str(
     (resources.files("exactbatch.ledger") / "queries.sql").read_text(encoding="utf-8"),
@@ -314,8 +317,8 @@ class Ledger:
         """Take the batch's ranges out of the coverage; other batches keep their other offsets."""
         cut = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
         # Put back only now: the database checks at once that no offset is covered twice.
-        for row in cut:
-            _queries.cover_rest(self._connection, pipeline=batch.pipeline, **row._asdict())
+        columns = {name: [getattr(row, name) for row in cut] for name in _UNCOVERED}
+        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **columns)
 
     def rejects(self, pipeline: Pipeline, *, most: int | None = None) -> list[Reject]:
         """Rejected records in the order of the log, the first `most` of them or all."""
@@ -327,9 +330,18 @@ class Ledger:
         rows = _queries.rejects_by_reason(self._connection, pipeline=pipeline.name)
         return [RejectReason(**row._asdict()) for row in rows]
 
-    def delete_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> None:
-        """Delete the rejects of these batches in a range."""
-        _queries.delete_rejects(self._connection, **_part(pipeline, range_, batch_ids))
+    def delete_rejects(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
+        """Delete the rejects of batches in ranges."""
+        ranges = [range_ for range_, _ in parts]
+        _queries.delete_rejects(
+            self._connection,
+            pipeline=pipeline.name,
+            topic_ids=[each.topic_id for each in ranges],
+            partitions=[each.partition for each in ranges],
+            from_offsets=[each.from_offset for each in ranges],
+            until_offsets=[each.until_offset for each in ranges],
+            batch_ids=sorted({batch_id for _, batch_ids in parts for batch_id in batch_ids}),
+        )
 
     def count_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> int:
         """How many rejects of these batches lie in a range."""
