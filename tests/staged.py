@@ -96,8 +96,8 @@ class Batches:
         for offset, row in enumerate(rows, range_.from_offset):
             cursor.execute(
                 sql.SQL(
-                    "insert into {} (task_attempt, kafka_partition, kafka_offset, kafka_timestamp, kafka_topic, {}) "
-                    "values ({})"
+                    "insert into {} (task_attempt, kafka_partition, kafka_offset, kafka_timestamp, "
+                    "kafka_topic, {}) values ({})"
                 ).format(
                     identifier(tables.rows),
                     sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),

@@ -324,8 +324,8 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
     if updated > updated_before:
         raise TargetMismatch(
             f"{task}, target {task.pipeline.sink.target}: {updated - updated_before} rows were updated after they "
-            f"had arrived, by a trigger. Nothing of this range was written. Drop the trigger, or use commit='batch', "
-            f"which compares what is stored with what was written."
+            f"had arrived, by a trigger. Nothing of this range was written. Drop the trigger, or use "
+            f"commit='batch', which compares what is stored with what was written."
         )
 
 

@@ -219,8 +219,8 @@ def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) 
     }
     if covered != wanted:
         raise TargetMismatch(
-            f"batch {batch.batch_id}: exactbatch.coverage does not hold what was written into it: a trigger, a rule "
-            f"or a policy of the ledger's tables alters it. Nothing was written. Drop it."
+            f"batch {batch.batch_id}: exactbatch.coverage does not hold what was written into it: a trigger, a "
+            f"rule or a policy of the ledger's tables alters it. Nothing was written. Drop it."
         )
 
 

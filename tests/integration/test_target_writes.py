@@ -319,7 +319,8 @@ def test_two_upserts_that_share_a_target_see_each_other(
         thread.join(1)
         assert thread.is_alive()
         cursor.execute(
-            "insert into t_change values (1, 'NEW', 5, false, 't', 0, 7, now(), 1); insert into t values (1, 'NEW', 5)"
+            "insert into t_change values (1, 'NEW', 5, false, 't', 0, 7, now(), 1); "
+            "insert into t values (1, 'NEW', 5)"
         )
     thread.join(20)
     other.close()

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import aiosql
 
-from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
+from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered, TargetMismatch
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
@@ -420,7 +420,7 @@ class Ledger:
                 from_offset=range_.from_offset,
                 records=count,
             )
-        _queries.commit_batch(
+        committed = _queries.commit_batch(
             self._connection,
             batch_id=batch.batch_id,
             records=total,
@@ -429,6 +429,11 @@ class Ledger:
             tombstones=tombstones,
             dropped=dropped,
         )
+        if committed != 1:
+            raise TargetMismatch(
+                f"batch {batch.batch_id}: exactbatch.batch did not take the commit: a trigger, a rule or a policy of "
+                f"the ledger's tables keeps it back. Nothing was written. Drop it."
+            )
 
     def commit_ranges(self, batch: Batch) -> None:
         """Mark a batch committed, each of whose ranges is, with the sums of their counts."""

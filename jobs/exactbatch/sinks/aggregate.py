@@ -387,8 +387,8 @@ class Aggregate:
         missing, differ = cursor.fetchone()
         if differ:
             raise TargetMismatch(
-                f"target {self.target}: of the rows of this batch {missing} did not arrive and {differ - missing} are "
-                f"not stored as they were computed: {guards} alters them. Nothing was written. Drop it, or let it "
+                f"target {self.target}: of the rows of this batch {missing} did not arrive and "
+                f"{differ - missing} are not stored as they were computed: {guards} alters them. Nothing was written. Drop it, or let it "
                 f"change only columns that the pipeline does not write."
             )
 

@@ -21,7 +21,8 @@ union all select 'row security', named, '', case when row_security_active(oid) t
 union all select 'replica identity', named, '', relreplident::text from tables
 union all
 select 'column', t.named, a.attname::text, format_type(a.atttypid, a.atttypmod)
-    || case when a.attcollation <> y.typcollation then ' collate ' || a.attcollation::regcollation::text else '' end
+    || case when a.attcollation <> y.typcollation then ' collate ' || a.attcollation::regcollation::text
+            else '' end
     || case when a.attnotnull then ' not null' else '' end
     || case when a.attgenerated <> '' or a.attidentity <> '' then ' generated' else '' end
 from tables t join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped
@@ -150,15 +151,15 @@ def _refused(fact: Fact) -> str | None:
             return "this is one of Postgres's own tables. Choose another table."
         case "kind", "f":
             return (
-                f"{fact.table} is a foreign table, which commits apart from the batch: after a failure between the "
-                f"two commits its rows would be there twice. Use local tables; move data elsewhere afterwards."
+                f"{fact.table} is a foreign table, which commits apart from the batch: after a failure between "
+                f"the two commits its rows would be there twice. Use local tables; move data elsewhere afterwards."
             )
         case "kind", kind if kind in _KINDS:
             return f"{fact.table} is {_KINDS[kind]}, not a table. Give the pipeline another target."
         case "persistence", "u":
             return (
-                f"{fact.table} is unlogged: a crash of Postgres empties it, while the ledger says that its rows are "
-                f"committed. Make it a logged one: alter table {fact.table} set logged;"
+                f"{fact.table} is unlogged: a crash of Postgres empties it, while the ledger says that its rows "
+                f"are committed. Make it a logged one: alter table {fact.table} set logged;"
             )
         case "persistence", "t":
             return f"{fact.table} is a temporary table, which ends with its session. Use a permanent one."

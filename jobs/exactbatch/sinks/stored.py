@@ -49,7 +49,8 @@ def check_stored(
     what = f", column {', '.join(columns)}" if columns else ""
     raise TargetMismatch(
         f"target {target.written}{what}: {differ} of {rows} rows are not stored as they were written: {guards} "
-        f"alters them. Nothing was written. Drop it, or let it change only columns that the pipeline does not write."
+        f"alters them. Nothing was written. Drop it, or let it change only columns that the pipeline does not "
+        f"write."
     )
 
 
@@ -64,7 +65,8 @@ def _difference(
     cursor.execute(
         sql.SQL(
             "select coalesce(greatest(sum(greatest(w.n - coalesce(s.n, 0), 0)), "
-            "sum(greatest(s.n - coalesce(w.n, 0), 0))), 0)::bigint as differ, coalesce(sum(w.n), 0)::bigint as wanted "
+            "sum(greatest(s.n - coalesce(w.n, 0), 0))), 0)::bigint as differ, "
+            "coalesce(sum(w.n), 0)::bigint as wanted "
             "from ({image} ({wanted}) wanted group by 1) w "
             "full join ({image} ({stored}) stored group by 1) s using (image)"
         ).format(image=image, wanted=wanted, stored=stored)

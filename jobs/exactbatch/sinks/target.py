@@ -64,7 +64,8 @@ _CASCADES: Final = """
 with recursive family as (
     select %(table)s::regclass::oid as oid union select relid::oid from pg_partition_tree(%(table)s::regclass)
 ), carried as (
-    select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k join family f on f.oid = k.confrelid
+    select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k
+    join family f on f.oid = k.confrelid
     where k.contype = 'f' and k.confdeltype in ('c', 'n', 'd') and k.conparentid = 0
     union
     select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k
@@ -290,7 +291,8 @@ class TargetTable:
     def check_collations(self, cursor: Any, key: Sequence[str]) -> None:
         """Raise TargetMismatch where a collation takes different keys for equal."""
         cursor.execute(
-            "select a.attname::text, c.collname::text from pg_attribute a join pg_collation c on c.oid = a.attcollation "
+            "select a.attname::text, c.collname::text "
+            "from pg_attribute a join pg_collation c on c.oid = a.attcollation "
             "where a.attrelid = %s::regclass and a.attname = any(%s) and not c.collisdeterministic",
             (self.identifier.as_string(cursor), list(key)),
         )
@@ -334,8 +336,8 @@ class TargetTable:
             cursor.execute("rollback to savepoint write")
             raise TargetMismatch(
                 f"target {self.written}: rows that have to go are referenced: {error.diag.message_detail} Nothing "
-                f"was written. Where a replay writes these rows again, let the foreign key wait for it: alter table "
-                f"… alter constraint {_quoted(error.diag.constraint_name or '…')} deferrable initially deferred; "
+                f"was written. Where a replay writes these rows again, let the foreign key wait for it: alter "
+                f"table … alter constraint {_quoted(error.diag.constraint_name or '…')} deferrable initially deferred; "
                 f"otherwise delete the rows that reference them first."
             ) from error
         except _REFUSED as error:
@@ -349,7 +351,7 @@ class TargetTable:
             cause = self.guards(cursor) or "a trigger, a rule or a policy of the table"
             raise TargetMismatch(
                 f"target {self.written}: {remaining} rows that were deleted are still there: {cause} keeps them. "
-                f"They would be there twice, or for good. Nothing was written. Let the rows be deleted by this login."
+                f"They would be there twice, or for good. Nothing was written. Let this login delete them."
             )
         return gone
 
@@ -459,14 +461,14 @@ class TargetTable:
             cursor.execute("release savepoint change")
             return
         cursor.execute(
-            "select string_agg(distinct format('%%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)), "
-            "', ') from pg_locks l join pg_stat_activity a using (pid) "
+            "select string_agg(distinct "
+            "format('%%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)), ', ') from pg_locks l join pg_stat_activity a using (pid) "
             "where l.relation = %s::regclass and l.granted and l.pid <> pg_backend_pid()",
             (self.identifier.as_string(cursor),),
         )
         raise PostgresUnavailable(
-            f"target {self.written} is in use by {cursor.fetchone()[0] or 'another session'}, so no column could be "
-            f"added to it in {_DDL_TRIES} tries of {_DDL_LOCK_TIMEOUT}; waiting longer would hold up its readers. "
+            f"target {self.written} is in use by {cursor.fetchone()[0] or 'another session'}, so no column could "
+            f"be added to it in {_DDL_TRIES} tries of {_DDL_LOCK_TIMEOUT}; waiting longer would hold up its readers. "
             f"Nothing was written. Try again when these sessions of pg_stat_activity have ended."
         )
 
@@ -475,8 +477,8 @@ class TargetTable:
         cursor.execute(_NOT_REPLICATED, (self.identifier.as_string(cursor),) * 2)
         if (found := cursor.fetchone()) is not None:
             raise TargetMismatch(
-                f"target {self.written}: the publication {found[1]} sends deletes and updates of {found[0]} on, and "
-                f"the table has no replica identity, so Postgres refuses them. Nothing was written. Give it one: "
+                f"target {self.written}: the publication {found[1]} sends deletes and updates of {found[0]} on, "
+                f"and the table has no replica identity, so Postgres refuses them. Nothing was written. Give it one: "
                 f"alter table {found[0]} replica identity full;"
             )
 

@@ -93,8 +93,8 @@ class Upsert:
         ordered = [*self.key, *([] if self.version is None else [self.version])]
         if plain := [c.name for c in columns if c.name in ordered and (c.element or c.type) == "json"]:
             raise ConfigurationError(
-                f"{self.target}: key and version have to be values that can be compared, and {', '.join(plain)} is "
-                f"json: write jsonb"
+                f"{self.target}: key and version have to be values that can be compared, and {', '.join(plain)} "
+                f"is json: write jsonb"
             )
         if DELETED.name in names:
             raise ConfigurationError(
@@ -395,9 +395,10 @@ class Upsert:
         if differ or left:
             cause = self._target.guards(cursor) or "something in the database"
             raise TargetMismatch(
-                f"target {self.target}: of the rows of this batch {missing} did not arrive, {differ - missing} are "
-                f"not stored as they were written, and {left} that were deleted are still there: {cause} alters "
-                f"them. Nothing was written. Drop it, or let it change only columns that the pipeline does not write."
+                f"target {self.target}: of the rows of this batch {missing} did not arrive, {differ - missing} "
+                f"are not stored as they were written, and {left} that were deleted are still there: {cause} "
+                f"alters them. Nothing was written. Drop it, or let it change only columns that the pipeline does "
+                f"not write."
             )
 
     @property
