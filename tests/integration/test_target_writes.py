@@ -1,14 +1,18 @@
 """What was written is what is there: triggers, rules and policies of a target, and equality to the byte."""
 
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from psycopg2 import sql
 
-from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Upsert
-from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
+from exactbatch import Aggregate, Append, Count, Json, Max, Min, OffsetRange, Pipeline, Sum, Upsert
+from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.ledger import connect, transaction
-from staged import Batches
+from staged import ID, Batches
 
 LINEAGE = (
     "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint"
@@ -165,7 +169,8 @@ def test_a_column_that_is_altered_is_named(db: Database, batches: MakeBatches) -
     with pytest.raises(TargetMismatch) as caught:
         made.run(*((row[0], 7) for row in ROWS))
     assert str(caught.value).startswith(
-        "target public.t, column v: 3 of 5 rows are not stored as they were written: trigger audit_row (BEFORE INSERT)"
+        "target public.t, column v: 3 of 5 rows are not stored as they were written: trigger audit_row "
+        "(BEFORE INSERT)"
     )
 
 
@@ -275,7 +280,8 @@ def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(
         ("create table c () inherits (t)", "inheritance child c"),
         ("alter table t set unlogged", "t is unlogged"),
         ("create table o (t bigint); alter table t add unique (kafka_offset); "
-         "alter table o add foreign key (t) references t (kafka_offset) on delete cascade", "foreign key from elsewhere"),
+         "alter table o add foreign key (t) references t (kafka_offset) on delete cascade", "foreign key "
+         "from elsewhere"),
     ],
 )  # fmt: skip
 def test_a_target_that_changes_while_a_batch_runs_is_noticed(
@@ -304,8 +310,6 @@ def test_two_upserts_that_share_a_target_see_each_other(
     db: Database, batches: MakeBatches, database: str, connection: Any
 ) -> None:
     """While one has derived a newer version and not committed, the other waits with the older one."""
-    import threading
-
     sink = Upsert("public.t", key=("id",), version="version")
     first = batches("id int, name text, version int", sink)
     other = connect(database, application="second", timeout=10)
@@ -325,3 +329,151 @@ def test_two_upserts_that_share_a_target_see_each_other(
     thread.join(20)
     other.close()
     assert db.rows("select name from t where id = 1") == [("NEW",)]
+
+
+def test_a_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(
+    db: Database, batches: MakeBatches, database: str
+) -> None:
+    """A long SELECT holds the table: the batch gives up, and a second reader waits for a second at most."""
+    db.execute(f"create table t (id int, {LINEAGE})")
+    made = batches("id int, v int", Append("public.t"), evolve="add")
+    reader, second = (connect(database, application=name, timeout=20) for name in ("a report", "a reader"))
+    waits = []
+
+    def read() -> None:
+        for _ in range(4):
+            started = time.monotonic()
+            with transaction(second) as cursor:
+                cursor.execute("select count(*) from t")
+            waits.append(time.monotonic() - started)
+            time.sleep(0.3)
+
+    with transaction(reader) as cursor:
+        cursor.execute("select count(*) from t")
+        thread = threading.Thread(target=read)
+        thread.start()
+        with pytest.raises(PostgresUnavailable, match=r"is in use by \d+ \(a report\), so no column could"):
+            made.run((1, 2))
+    thread.join()
+    assert max(waits) < 2
+    made.run((1, 2))
+    assert db.rows("select id, v from t") == [(1, 2)]
+    # What the statement waits for otherwise has stayed as it was.
+    assert db.rows("select current_setting('lock_timeout')") == [("10s",)]
+    reader.close()
+    second.close()
+
+
+def test_a_cascade_that_is_allowed_by_name_is_carried_out(db: Database, batches: MakeBatches) -> None:
+    db.execute(f"create table t (id int primary key, {LINEAGE})")
+    db.execute("create table note (id int primary key references t on delete cascade)")
+    db.execute("create table reply (id int references note on delete set null)")
+    made = batches("id int", Append("public.t"))
+    made.run((1,))
+    db.execute("insert into note values (1); insert into reply values (1)")
+    with pytest.raises(
+        TargetMismatch, match="note_id_fkey of public.note .on delete|foreign key note_id_fkey"
+    ):
+        made.replay()
+    assert db.rows("select * from note") == [(1,)]
+    made.pipeline = replace(made.pipeline, sink=Append("public.t", cascade=("public.note",)))
+    with pytest.raises(TargetMismatch, match=r"on delete set null\) would change rows of public.reply"):
+        made.replay()
+    made.pipeline = replace(made.pipeline, sink=Append("public.t", cascade=("public.note", "public.reply")))
+    made.replay()
+    assert db.rows("select * from note") == []
+    with pytest.raises(ConfigurationError, match="cascade of public.t as a tuple"):
+        Append("public.t", cascade="public.note")
+
+
+OTHERWISE = {
+    "citext": ("id citext primary key", "the key has the type public.citext here and text in"),
+    "char": ("id char(5) primary key", "the key has the type character"),
+    "uuid": ("id uuid primary key", "the key has the type uuid here and text in"),
+    "collation": (
+        'id text collate "loose" primary key',
+        "its collation loose takes different texts for equal",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", OTHERWISE)
+def test_a_key_that_the_target_compares_otherwise_is_refused(
+    db: Database, batches: MakeBatches, way: str
+) -> None:
+    db.execute("create extension if not exists citext")
+    db.execute(
+        # Not every build of Postgres has ICU, the only provider of such collations.
+        "create collation loose (provider = libc, locale = 'C'); "
+        "update pg_collation set collisdeterministic = false where collname = 'loose'"
+        if way == "collation"
+        else "select 1"
+    )
+    key, said = OTHERWISE[way]
+    db.execute(f"create table t ({key}, v int)")
+    with pytest.raises(TargetMismatch, match=said):
+        batches("id text, v int", Upsert("public.t", key=("id",))).run(("bob", 1, False))
+
+
+def test_a_replay_of_many_ranges_reads_the_target_once(db: Database, batches: MakeBatches) -> None:
+    """100 ranges without an index are one scan, and with one no scan at all."""
+    db.execute(f"create table t (id int, {LINEAGE}) with (autovacuum_enabled = off)")
+    db.execute(
+        "insert into t select n, 'other', n % 100, n, now(), 7 from generate_series(1, 200000) n; analyze t"
+    )
+    made = batches("id int", Append("public.t"))
+    for partition in range(100):
+        made.log[partition] = []
+    parts = [(OffsetRange("t", partition, 0, 10, ID), [1, 2]) for partition in range(100)]
+    (table,) = made.pipeline.sink.tables
+    with transaction(db.connection) as cursor:
+        assert table.missing_index(cursor) == "create index concurrently on public.t (batch_id);"
+        source, condition = made.pipeline.sink.found(parts)
+        explain = sql.SQL("explain delete from t using {} where {}").format(source, condition)
+        cursor.execute(explain)
+        plan = [row[0] for row in cursor.fetchall()]
+        assert sum("Seq Scan on t" in line for line in plan) == 1, plan
+    db.execute("create index on t (batch_id)")
+    with transaction(db.connection) as cursor:
+        assert table.missing_index(cursor) is None
+        cursor.execute(explain)
+        plan = [row[0] for row in cursor.fetchall()]
+        assert not any("Seq Scan on t" in line for line in plan), plan
+
+
+def test_many_ranges_are_taken_back_at_once(db: Database, batches: MakeBatches) -> None:
+    made = batches("id int", Append("public.t"))
+    for partition in range(3):
+        made.run(*((number,) for number in range(6)), partition=partition)
+    made.run((99,), partition=1)
+    for partition in range(3):
+        made.log[partition] = [(row[0] + 100,) for row in made.log[partition]]
+    parts = [(OffsetRange("t", 0, 1, 2, ID), [1]), (OffsetRange("t", 0, 4, 6, ID), [1])]
+    with transaction(db.connection) as cursor:
+        assert made.pipeline.sink.counts(cursor, [*parts, (OffsetRange("t", 1, 0, 9, ID), [2, 4])]) == [
+            1,
+            2,
+            7,
+        ]
+        assert made.pipeline.sink.count(cursor, parts) == 3
+    made.replay((0, 1, 2), (0, 4, 6), (2, 0, 3))
+    found = db.rows("select kafka_partition, id from t order by kafka_partition, kafka_offset")
+    assert [id_ for partition, id_ in found if partition == 0] == [0, 101, 2, 3, 104, 105]
+    assert [id_ for partition, id_ in found if partition == 1] == [0, 1, 2, 3, 4, 5, 99]
+    assert [id_ for partition, id_ in found if partition == 2] == [100, 101, 102, 3, 4, 5]
+    assert db.rows(
+        "select partition, offsets::text, batch_id from exactbatch.coverage order by partition, offsets"
+    ) == [
+        *((0, f"[{a},{b})", batch) for a, b, batch in ((0, 1, 1), (1, 2, 5), (2, 4, 1), (4, 6, 5))),
+        *((1, f"[{a},{b})", batch) for a, b, batch in ((0, 6, 2), (6, 7, 4))),
+        *((2, f"[{a},{b})", batch) for a, b, batch in ((0, 3, 5), (3, 6, 3))),
+    ]
+
+
+def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db: Database) -> None:
+    found = db.rows(
+        "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where n.nspname = 'exactbatch' and c.relkind = 'r' and c.relreplident <> 'f' "
+        "and pg_get_replica_identity_index(c.oid) is null"
+    )
+    assert found == []

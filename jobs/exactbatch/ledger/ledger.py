@@ -431,8 +431,8 @@ class Ledger:
         )
         if committed != 1:
             raise TargetMismatch(
-                f"batch {batch.batch_id}: exactbatch.batch did not take the commit: a trigger, a rule or a policy of "
-                f"the ledger's tables keeps it back. Nothing was written. Drop it."
+                f"batch {batch.batch_id}: exactbatch.batch did not take the commit: a trigger, a rule or a "
+                f"policy of the ledger's tables keeps it back. Nothing was written. Drop it."
             )
 
     def commit_ranges(self, batch: Batch) -> None:

@@ -388,8 +388,9 @@ class Aggregate:
         if differ:
             raise TargetMismatch(
                 f"target {self.target}: of the rows of this batch {missing} did not arrive and "
-                f"{differ - missing} are not stored as they were computed: {guards} alters them. Nothing was written. Drop it, or let it "
-                f"change only columns that the pipeline does not write."
+                f"{differ - missing} are not stored as they were computed: {guards} "
+                f"alters them. Nothing was written. Drop it, or let it change only columns that the "
+                f"pipeline does not write."
             )
 
     @contextmanager

@@ -49,11 +49,12 @@ class Append:
     cascade: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _ = self._target, [TargetTable(each) for each in self.cascade]
+        _ = self._target
         if isinstance(self.cascade, str):
             raise ConfigurationError(
                 f'expected cascade of {self.target} as a tuple of tables, ("public.note",), found {self.cascade!r}'
             )
+        _ = [TargetTable(table) for table in self.cascade]
         if self.lineage not in ("record", "batch"):
             raise ConfigurationError(
                 f"expected the lineage of {self.target} to be 'record' or 'batch', found {self.lineage!r}"

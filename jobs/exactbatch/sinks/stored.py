@@ -38,9 +38,15 @@ def check_stored(
         sql.Literal(list(attempts)),
     )
     stored = sql.SQL("select * from {} where batch_id = {}").format(target.identifier, sql.Literal(batch_id))
-    differ, rows = _difference(cursor, wanted, stored, (*names, *lineage))
+    differ, rows, there = _difference(cursor, wanted, stored, (*names, *lineage))
     if not differ:
         return
+    if there != rows:
+        raise TargetMismatch(
+            f"target {target.written}: {there} rows have arrived of {rows} that were written: {guards} leaves "
+            f"some out or adds others. Nothing was written. Drop it, or let it leave the "
+            f"pipeline's rows alone."
+        )
     columns: list[str] = []
     for name in (*names, *lineage):
         beside = [each for each in lineage if each != name]
@@ -56,9 +62,9 @@ def check_stored(
 
 def _difference(
     cursor: Any, wanted: sql.Composable, stored: sql.Composable, names: Sequence[str]
-) -> tuple[int, int]:
-    """How many rows are in one of two queries and not in the other, the greater of both numbers; and how many
-    are wanted."""
+) -> tuple[int, int, int]:
+    """How many rows are in one of two queries and not in the other, the greater of both numbers; how many
+    are wanted, and how many are there."""
     image = sql.SQL("select row({})::text as image, count(*) as n from").format(
         sql.SQL(", ").join(map(sql.Identifier, names))
     )
@@ -66,10 +72,10 @@ def _difference(
         sql.SQL(
             "select coalesce(greatest(sum(greatest(w.n - coalesce(s.n, 0), 0)), "
             "sum(greatest(s.n - coalesce(w.n, 0), 0))), 0)::bigint as differ, "
-            "coalesce(sum(w.n), 0)::bigint as wanted "
+            "coalesce(sum(w.n), 0)::bigint as wanted, coalesce(sum(s.n), 0)::bigint as there "
             "from ({image} ({wanted}) wanted group by 1) w "
             "full join ({image} ({stored}) stored group by 1) s using (image)"
         ).format(image=image, wanted=wanted, stored=stored)
     )
-    differ, rows = cursor.fetchone()
-    return int(differ), int(rows)
+    differ, rows, there = cursor.fetchone()
+    return int(differ), int(rows), int(there)

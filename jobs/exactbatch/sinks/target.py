@@ -337,8 +337,8 @@ class TargetTable:
             raise TargetMismatch(
                 f"target {self.written}: rows that have to go are referenced: {error.diag.message_detail} Nothing "
                 f"was written. Where a replay writes these rows again, let the foreign key wait for it: alter "
-                f"table … alter constraint {_quoted(error.diag.constraint_name or '…')} deferrable initially deferred; "
-                f"otherwise delete the rows that reference them first."
+                f"table … alter constraint {_quoted(error.diag.constraint_name or '…')} deferrable "
+                f"initially deferred; otherwise delete the rows that reference them first."
             ) from error
         except _REFUSED as error:
             if (error.pgcode or "").startswith("XX"):
@@ -462,14 +462,15 @@ class TargetTable:
             return
         cursor.execute(
             "select string_agg(distinct "
-            "format('%%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)), ', ') from pg_locks l join pg_stat_activity a using (pid) "
+            "format('%%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)), ', ') "
+            "from pg_locks l join pg_stat_activity a using (pid) "
             "where l.relation = %s::regclass and l.granted and l.pid <> pg_backend_pid()",
             (self.identifier.as_string(cursor),),
         )
         raise PostgresUnavailable(
             f"target {self.written} is in use by {cursor.fetchone()[0] or 'another session'}, so no column could "
-            f"be added to it in {_DDL_TRIES} tries of {_DDL_LOCK_TIMEOUT}; waiting longer would hold up its readers. "
-            f"Nothing was written. Try again when these sessions of pg_stat_activity have ended."
+            f"be added to it in {_DDL_TRIES} tries of {_DDL_LOCK_TIMEOUT}; waiting longer would hold up its "
+            f"readers. Nothing was written. Try again when these sessions of pg_stat_activity have ended."
         )
 
     def _check_replicated(self, cursor: Any) -> None:
@@ -478,8 +479,8 @@ class TargetTable:
         if (found := cursor.fetchone()) is not None:
             raise TargetMismatch(
                 f"target {self.written}: the publication {found[1]} sends deletes and updates of {found[0]} on, "
-                f"and the table has no replica identity, so Postgres refuses them. Nothing was written. Give it one: "
-                f"alter table {found[0]} replica identity full;"
+                f"and the table has no replica identity, so Postgres refuses them. Nothing was written. Give it "
+                f"one: alter table {found[0]} replica identity full;"
             )
 
     def _check_columns(self, cursor: Any, columns: Sequence[Column], *, exact: bool) -> None:
