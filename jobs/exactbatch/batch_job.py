@@ -28,7 +28,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
-from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
+from exactbatch.publish import Published, check_publishable, check_topic_ids, facts_of, publish
 from exactbatch.session import end_of_jvm_told, set_time_zone
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
@@ -91,6 +91,9 @@ def _process(
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
         if isinstance(pipeline.sink, Aggregate):
             pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
+        if batch.kind == "replay":
+            pipeline.sink.check_replay(cursor)
+        seen = facts_of(cursor, pipeline.sink)
     with _launch(connection, settings, pipeline, tables, way.columns):
         failpoint("job.before_stage")
         staged = way.stage(connection)
@@ -105,6 +108,7 @@ def _process(
             staged=staged,
             # Asked after the last record was read: if the ids are the plan's now, they were all along.
             topic_ids=kafka.topic_ids(topics),
+            seen=seen,
         )
 
 
@@ -160,6 +164,7 @@ def _process_ranges(
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
+        seen = facts_of(cursor, pipeline.sink)
         left = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if left:
         topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
@@ -173,6 +178,7 @@ def _process_ranges(
                 pipeline=pipeline,
                 kafka=settings.kafka,
                 postgres=settings.postgres,
+                seen=seen,
             )
             for each in left
         ]

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ParamSpec
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -28,7 +29,7 @@ from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.own_errors import all_errors_own
 from exactbatch.pipeline import Pipeline, load_pipeline
-from exactbatch.replay import preview_replay
+from exactbatch.replay import missing_index, preview_replay
 from exactbatch.replay_request import (
     ReplayRequest,
     parse_age,
@@ -91,6 +92,8 @@ def init(
         versions = migrate(connection)
         with transaction(connection):
             registered = Ledger(connection).register(pipeline, accept_identity=accept_identity)
+        with transaction(connection) as cursor:
+            index = missing_index(cursor, pipeline)
     if as_json:
         _print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
         return
@@ -98,6 +101,8 @@ def init(
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
+    if index is not None:
+        out.print(escape(tables.index_note(index)), highlight=False, soft_wrap=True)
     pool = f"exactbatch_{pipeline.name}"
     out.print(
         f"For Airflow: airflow pools set {pool} 1 'moves {pipeline.name} forward'\n"

@@ -33,7 +33,7 @@ from exactbatch.publish import Published, check_publishable, check_topic_ids
 from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
-from exactbatch.sinks.target import COLUMNS_OF
+from exactbatch.sinks.catalog import FACTS_OF, Fact, changes, check_kinds
 from exactbatch.sqlstates import refuses
 from exactbatch.staging import (
     APPLICATION,
@@ -66,7 +66,8 @@ for update
 # Rows that this transaction has put into a table or its partitions, as the server itself counts them: what
 # ADBC says that it sent is not what has arrived, and counting in the target would read much of it.
 _ARRIVED: Final = """
-select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid) - pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint
+select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid) - pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint,
+       coalesce(sum(pg_stat_get_xact_tuples_updated(relid)), 0)::bigint
 from (
     select c.oid as relid from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1 and c.relname = $2
@@ -115,7 +116,8 @@ select (select count(*) from covered), (select count(*) from counted), (select c
 class RangeTask:
     """What one Spark task does; it travels in the task's closure, secrets and all.
 
-    `leader_epoch` is the epoch up to which the log was processed at the range's start.
+    `leader_epoch` is the epoch up to which the log was processed at the range's start, and `seen` what the
+    database said of the target when the batch began.
     """
 
     range: OffsetRange
@@ -125,6 +127,7 @@ class RangeTask:
     pipeline: Pipeline
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: str = field(repr=False)
+    seen: tuple[Fact, ...] = field(repr=False)
 
     @property
     def key(self) -> tuple[int, str, int, int]:
@@ -333,7 +336,7 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
     """COPY the rows of a range into the target, and check that they have arrived."""
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
     schema, table = task.pipeline.sink.table_name
-    (before,) = _row(cursor, _ARRIVED, (schema, table))
+    before, updated_before = _row(cursor, _ARRIVED, (schema, table))
     rows = pa.RecordBatchReader.from_batches(reading.schema, patience.between(reading.batches()))
     try:
         sent = cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
@@ -349,29 +352,35 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
             ) from error
         raise
     reading.check_rejects()
-    _check_types(cursor, task)
-    (after,) = _row(cursor, _ARRIVED, (schema, table))
+    _check_seen(cursor, task)
+    after, updated = _row(cursor, _ARRIVED, (schema, table))
     if not reading.rows == sent == after - before:
         raise TargetMismatch(
             f"{task}, target {task.pipeline.sink.target}: expected the {reading.rows} rows that were decoded, "
             f"found that {sent} were sent and {after - before} have arrived. Nothing of this range was written. "
             f"Does a trigger drop rows? Remove it: what is not in the target cannot be accounted for."
         )
+    if updated > updated_before:
+        raise TargetMismatch(
+            f"{task}, target {task.pipeline.sink.target}: {updated - updated_before} rows were updated after they "
+            f"had arrived, by a trigger. Nothing of this range was written. Drop the trigger, or use "
+            f"commit='batch', which compares what is stored with what was written."
+        )
 
 
-def _check_types(cursor: Any, task: RangeTask) -> None:
-    """The types that the driver has seen are those that were copied into: from here on the COPY keeps them."""
-    assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
-    cursor.execute(COLUMNS_OF.format("$1", "$2"), task.pipeline.sink.table_name)
-    found = {name: type_ for _, name, type_, *_ in cursor.fetchall()}
-    for column in (*task.pipeline.value.columns, *LINEAGE):
-        if found.get(column.name) != column.type:
-            raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}, column {column.name}: expected exactly the type "
-                f"{column.type} until the range is committed, found "
-                f"{found.get(column.name, 'no such column')}: it was changed while the batch ran. "
-                f"Nothing of this range was written. Change it back, or use commit='batch'."
-            )
+def _check_seen(cursor: Any, task: RangeTask) -> None:
+    """The target is what it was when the batch began; what was copied into it keeps it from being changed now."""
+    sink = task.pipeline.sink
+    assert isinstance(sink, Append)  # the pipeline takes no other
+    table = '"{}"."{}"'.format(*(part.replace('"', '""') for part in sink.table_name))
+    cursor.execute(FACTS_OF.format("$1", "$1"), (table,))
+    found = [Fact(*row) for row in cursor.fetchall()]
+    check_kinds(sink.target, found)
+    if changed := changes(task.seen, found):
+        raise TargetMismatch(
+            f"{task}, target {sink.target}: it was changed while the batch ran: {changed}. Nothing of this range "
+            f"was written. The next try checks the target as it is then."
+        )
 
 
 def _expect(task: RangeTask, what: str, found: tuple[Any, ...], expected: tuple[int, ...]) -> None:

@@ -38,11 +38,20 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do; `rows` is what it would take back altogether."""
+    """What a replay would do; `rows` is what it would take back altogether.
+
+    `missing_index` is the statement that creates an index for it, where the target has none.
+    """
 
     plan: ReplayPlan
     taken_back: tuple[TakenBack, ...]
     rows: int
+    missing_index: str | None = None
+
+
+def missing_index(cursor: Any, pipeline: Pipeline) -> str | None:
+    """The statement that creates an index for replays, where the table with lineage is there and has none."""
+    return pipeline.sink.contributions.tables[0].missing_index(cursor)
 
 
 def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> Preview:
@@ -60,19 +69,15 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
         _check_compacted(planned, compacted)
         parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
-        by_range = pipeline.sink.lineage == "record"
+        counts = pipeline.sink.counts(cursor, parts)
         taken_back = tuple(
-            TakenBack(
-                range_,
-                batch_ids,
-                pipeline.sink.count(cursor, [(range_, batch_ids)]) if by_range else None,
-                ledger.count_rejects(pipeline, range_, batch_ids),
-            )
-            for range_, batch_ids in parts
+            TakenBack(range_, batch_ids, count, ledger.count_rejects(pipeline, range_, batch_ids))
+            for (range_, batch_ids), count in zip(parts, counts, strict=True)
         )
         # Where rows do not tell their offsets, all ranges are counted at once; else they have been.
-        rows = sum(each.rows or 0 for each in taken_back) if by_range else pipeline.sink.count(cursor, parts)
-        return Preview(planned, taken_back, rows)
+        by_range = pipeline.sink.lineage == "record"
+        rows = sum(each or 0 for each in counts) if by_range else pipeline.sink.count(cursor, parts)
+        return Preview(planned, taken_back, rows, missing_index(cursor, pipeline))
 
 
 def plan(

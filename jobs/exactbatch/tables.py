@@ -84,7 +84,14 @@ def replay_notes(preview: "Preview") -> list[str]:
         f"{each.range}: taken in, because batch {each.batch_id} can only be replayed as a whole (lineage='batch')"
         for each in preview.plan.widened
     ]
+    if preview.missing_index is not None:
+        notes.append(index_note(preview.missing_index))
     return notes
+
+
+def index_note(statement: str) -> str:
+    """What to do so that replays need not read a whole table."""
+    return f"no index finds the rows of a replay, so it reads the whole table; to create one: {statement}"
 
 
 def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:

@@ -42,7 +42,7 @@ from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, Run, transaction
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.planner import FoundRecord, LogPartition
-from exactbatch.publish import Published, check_publishable, publish
+from exactbatch.publish import Published, check_publishable, facts_of, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
 
@@ -539,6 +539,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 Ledger(self.connection).register(pipeline)
                 self.models.append(Model(pipeline))
             sink.prepare(cursor, pipeline.value.columns)
+            self.seen = facts_of(cursor, sink)
         for model in self.models if first else ():
             self._process_what_is_new(model, program=0)
 
@@ -951,6 +952,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 columns=model.pipeline.value.columns,
                 staged=StagedBatch.of(launch.staged),
                 topic_ids=self.log.topic_ids(sorted({topic for topic, _ in batch.ranges})),
+                seen=self.seen,
             ),
             crash,
         )

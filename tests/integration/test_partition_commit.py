@@ -27,6 +27,7 @@ from exactbatch.errors import (
 )
 from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
+from exactbatch.publish import facts_of
 from exactbatch.replay_request import ReplayRequest
 from exactbatch.status import load_status
 from exactbatch.tables import batches_table
@@ -84,7 +85,11 @@ def task_of(world: World, pipeline: Pipeline, batch_id: int, partition: int = 0)
         plan_id = ledger.batch(batch_id).plan_id
     with transaction(world.connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns)
-    return RangeTask(range_, None, batch_id, plan_id, pipeline, world.settings.kafka, world.settings.postgres)
+    with transaction(world.connection) as cursor:
+        seen = facts_of(cursor, pipeline.sink)
+    return RangeTask(
+        range_, None, batch_id, plan_id, pipeline, world.settings.kafka, world.settings.postgres, seen
+    )
 
 
 def waiting(world: World) -> bool:
@@ -427,8 +432,8 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
     world.execute(
         f"create table {pipeline.sink.target} (id int, name text, {LINEAGE}); "
         "create function swallow() returns trigger language plpgsql as "
-        "'begin return case when new.id <> 3 then new end; end'; "
-        f"create trigger swallow before insert on {pipeline.sink.target} for each row execute function swallow()"
+        f"$$ begin delete from {pipeline.sink.target} where id = 3; return null; end $$; "
+        f"create trigger swallow after insert on {pipeline.sink.target} for each row execute function swallow()"
     )
     with pytest.raises(TargetMismatch) as caught:
         world.process(tolerant(pipeline), batch_id)
@@ -445,7 +450,7 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
         f"alter table {pipeline.sink.target} drop constraint not_three; "
         "create function refuse() returns trigger language plpgsql as "
         "$$ begin if new.id = 3 then raise 'not on a Sunday'; end if; return new; end $$; "
-        f"create trigger refuse before insert on {pipeline.sink.target} for each row execute function refuse()"
+        f"create trigger refuse after insert on {pipeline.sink.target} for each row execute function refuse()"
     )
     with pytest.raises(TargetMismatch, match="not on a Sunday"):
         world.process(tolerant(pipeline), batch_id)
@@ -467,7 +472,8 @@ def test_a_type_that_is_changed_after_the_check_is_noticed(
 
     monkeypatch.setattr(batch_job, "failpoint", change)
     message = world.refused(TargetMismatch, tolerant(pipeline), batch_id)
-    assert "column id: expected exactly the type integer until the range is committed, found real" in message
+    assert "it was changed while the batch ran: " in message
+    assert ": column id is now real, was integer" in message
     monkeypatch.undo()
     world.execute(f"alter table {pipeline.sink.target} alter id type int")
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8

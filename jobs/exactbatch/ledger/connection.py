@@ -95,8 +95,8 @@ def connect(
     server does not say so.
 
     Raises ConfigurationError where the server refuses the login, the password or the database, or where a server,
-    login or pooler does not let the settings take effect, and PostgresUnavailable where it cannot be reached or has
-    no session left to give.
+    login or pooler does not let the settings take effect, and PostgresUnavailable where it cannot be reached or
+    has no session left to give.
     """
     settings = SessionSettings(
         lock_timeout=_milliseconds(timeout),
@@ -171,12 +171,7 @@ def _verify(connection: Any, settings: SessionSettings) -> None:
 def _with_settings(dsn: str, settings: SessionSettings, *, application: str, timeout: float) -> str:
     """A connection string with all that the client sets, whose connection notices, after `timeout` seconds, that
     its server has vanished. Server options that the string has already come first: the last one counts."""
-    given = parse_dsn(dsn)
-    own = given.get("options", "")
-    server = given.get("target_session_attrs") or os.environ.get("PGTARGETSESSIONATTRS")
-    if settings.read_only and server == "read-write":
-        # libpq would take our session, which writes nothing, for a server that cannot be written to.
-        dsn = make_dsn(dsn, target_session_attrs="primary")
+    own = parse_dsn(dsn).get("options", "")
     return str(
         make_dsn(
             dsn,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import resources
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 from uuid import UUID
 
 import aiosql
@@ -15,12 +15,16 @@ from exactbatch.errors import (
     IdentityChanged,
     NotRegistered,
     PostgresUnavailable,
+    TargetMismatch,
 )
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
+
+# What uncover gives of each batch that was cut.
+_UNCOVERED: Final = ("topic", "topic_id", "partition", "kind", "batch_id", "rest")
 
 _queries = aiosql.from_str(
     (resources.files("exactbatch.ledger") / "queries.sql").read_text(encoding="utf-8"),
@@ -345,8 +349,8 @@ class Ledger:
         """Take the batch's ranges out of the coverage; other batches keep their other offsets."""
         cut = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
         # Put back only now: the database checks at once that no offset is covered twice.
-        for row in cut:
-            _queries.cover_rest(self._connection, pipeline=batch.pipeline, **row._asdict())
+        columns = {name: [getattr(row, name) for row in cut] for name in _UNCOVERED}
+        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **columns)
 
     def rejects(self, pipeline: Pipeline, *, most: int | None = None) -> list[Reject]:
         """Rejected records in the order of the log, the first `most` of them or all."""
@@ -358,9 +362,18 @@ class Ledger:
         rows = _queries.rejects_by_reason(self._connection, pipeline=pipeline.name)
         return [RejectReason(**row._asdict()) for row in rows]
 
-    def delete_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> None:
-        """Delete the rejects of these batches in a range."""
-        _queries.delete_rejects(self._connection, **_part(pipeline, range_, batch_ids))
+    def delete_rejects(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
+        """Delete the rejects of batches in ranges."""
+        ranges = [range_ for range_, _ in parts]
+        _queries.delete_rejects(
+            self._connection,
+            pipeline=pipeline.name,
+            topic_ids=[each.topic_id for each in ranges],
+            partitions=[each.partition for each in ranges],
+            from_offsets=[each.from_offset for each in ranges],
+            until_offsets=[each.until_offset for each in ranges],
+            batch_ids=sorted({batch_id for _, batch_ids in parts for batch_id in batch_ids}),
+        )
 
     def count_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> int:
         """How many rejects of these batches lie in a range."""
@@ -439,7 +452,7 @@ class Ledger:
                 from_offset=range_.from_offset,
                 records=count,
             )
-        _queries.commit_batch(
+        committed = _queries.commit_batch(
             self._connection,
             batch_id=batch.batch_id,
             records=total,
@@ -448,6 +461,11 @@ class Ledger:
             tombstones=tombstones,
             dropped=dropped,
         )
+        if committed != 1:
+            raise TargetMismatch(
+                f"batch {batch.batch_id}: exactbatch.batch did not take the commit: a trigger, a rule or a "
+                f"policy of the ledger's tables keeps it back. Nothing was written. Drop it."
+            )
 
     def commit_ranges(self, batch: Batch) -> None:
         """Mark a batch committed, each of whose ranges is, with the sums of their counts."""

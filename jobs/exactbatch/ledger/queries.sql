@@ -209,16 +209,20 @@ returning c.topic, c.topic_id, c.partition, c.kind, c.batch_id,
           (int8multirange(c.offsets) - r.offsets)::text as rest;
 
 -- name: cover_rest!
--- A batch keeps the offsets that were not taken from it.
+-- Batches keep the offsets that were not taken from them.
 insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
-select :pipeline, :topic, :topic_id, :partition, piece, :kind, :batch_id
-from unnest(:rest::int8multirange) piece;
+select :pipeline, c.topic, c.topic_id, c.partition, piece, c.kind, c.batch_id
+from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :kind::text[], :batch_id::bigint[],
+            :rest::text[]) c (topic, topic_id, partition, kind, batch_id, rest)
+cross join lateral unnest(c.rest::int8multirange) piece;
 
 -- name: delete_rejects!
--- Take back the rejects of some batches in one range.
-delete from exactbatch.rejected_record
-where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
-  and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
+-- Take back the rejects of some batches in ranges.
+delete from exactbatch.rejected_record j
+using unnest(:topic_ids::uuid[], :partitions::integer[], :from_offsets::bigint[], :until_offsets::bigint[])
+    p (topic_id, partition, from_offset, until_offset)
+where j.pipeline = :pipeline and j.topic_id = p.topic_id and j.partition = p.partition
+  and j."offset" >= p.from_offset and j."offset" < p.until_offset and j.batch_id = any(:batch_ids::bigint[]);
 
 -- name: count_rejects$
 -- How many rejects of some batches lie in one range.

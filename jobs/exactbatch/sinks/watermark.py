@@ -63,6 +63,12 @@ class Watermark:
         if self._table.prepare(cursor, _COLUMNS, required=names, key=names[:3]):
             cursor.execute(sql.SQL("create index on {} (topic, partition, event_time)").format(self.table))
             cursor.execute(sql.SQL("create index on {} (batch_id)").format(self.table))
+        self._table.check_plain(cursor)
+
+    @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The table, in the order in which tables are locked."""
+        return (self._table,)
 
     def remember(self, cursor: Any) -> None:
         """Note the watermark as the transaction finds it, unless that is done."""
@@ -95,8 +101,7 @@ class Watermark:
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> None:
         """Forget the event times of the batches that stand for these ranges."""
-        for condition in Append(self.written, lineage="batch").conditions(parts):
-            cursor.execute(sql.SQL("delete from {} where {}").format(self.table, condition))
+        Append(self.written, lineage="batch").take_back(cursor, parts)
 
     def insert_staged(
         self,
