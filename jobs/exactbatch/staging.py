@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
+import exactbatch.ledger.arrow  # noqa: F401 - connect_arrow() would import it while the server's time runs
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, PostgresUnavailable, TransformFailed
 from exactbatch.failpoints import failpoint
