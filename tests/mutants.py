@@ -25,6 +25,7 @@ _UNSHRUNK: Final = "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
+_SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 
 
@@ -168,6 +169,41 @@ MUTANTS: Final = (
         "        if ledger.try_lock_launch(launch):\n",
         "        if ledger.try_lock_launch(launch) or True:\n",
         (f"{_BATCH}::test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never",),
+    ),
+    Mutant(
+        "a launch is no transaction that stays open",
+        "batch_job.py",
+        "    ledger.try_lock_launch(launch)\n    with",
+        "    ledger.try_lock_launch(launch)\n    holder.commit()\n    with",
+        (f"{_SETTINGS}::test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing",),
+    ),
+    Mutant(
+        "a transaction of the driver does not have its settings",
+        "ledger/connection.py",
+        "                super().execute(connection.pins)\n",
+        "                pass\n",
+        (f"{_SETTINGS}::test_a_function_that_changes_the_session_changes_one_transaction[connect]",),
+    ),
+    Mutant(
+        "a transaction of a task does not have its settings",
+        "ledger/arrow.py",
+        "            statement.execute_update()",
+        "            pass",
+        (f"{_SETTINGS}::test_a_function_that_changes_the_session_changes_one_transaction[connect_arrow]",),
+    ),
+    Mutant(
+        "nobody asks what the server has made of the settings",
+        "ledger/session_settings.py",
+        "            if (actual := self.values.get(setting.name)) != setting.value:\n",
+        "            if (actual := self.values.get(setting.name)) != setting.value and False:\n",
+        ("tests/integration/test_settings_matrix.py::test_a_database_that_is_not_utf_8_is_refused[LATIN1]",),
+    ),
+    Mutant(
+        "a transform sees the time of the machine that it is on",
+        "batch_job.py",
+        "            set_time_zone(spark, pipeline)\n",
+        "",
+        ("tests/integration/test_transform.py::test_a_transform_gives_the_same_rows_in_every_time_zone",),
     ),
     Mutant(
         "rows that the target swallows are not missed",

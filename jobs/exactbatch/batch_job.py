@@ -239,7 +239,8 @@ def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
         if (launch := StagingTables.launch_of(table)) is not None:
             by_launch.setdefault(launch, []).append(table)
     for launch, names in by_launch.items():
-        if ledger.try_lock_launch(launch):  # it held its lock before it had tables: it does not come back
+        # A launch holds its lock before it has tables: one whose lock is free does not come back.
+        if ledger.try_lock_launch(launch):
             _drop(holder, *names)
     holder.rollback()
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 import pyarrow as pa
 from psycopg2 import sql
 
+import exactbatch.ledger.arrow  # noqa: F401 - connect_arrow() would import it while the server's time runs
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint

@@ -57,9 +57,9 @@ _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
 ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
-    Moment("Postgres, COPY", "postgres", ("append", "transform"), b"COPY ", b"COPY "),
+    Moment("Postgres, COPY", "postgres", ("append", "transform"), b'COPY "', b'COPY "'),
     Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
-    Moment("Postgres, COPY of a range", "postgres", ("partition",), b"COPY "),
+    Moment("Postgres, COPY of a range", "postgres", ("partition",), b'COPY "'),
     Moment("Postgres, locks of a range", "postgres", ("partition",), b"for share"),
     Moment("Postgres, accounts of a range", "postgres", ("partition",), _RANGE, _RANGE),
     Moment("Postgres, end of the batch", "postgres", ("partition",), _BATCH, _BATCH),

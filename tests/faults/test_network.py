@@ -46,12 +46,12 @@ FAULTS: Final = (
 MOMENTS: Final = {
     "direct": {
         "plan": b"insert into exactbatch.batch ",
-        "copy": b"COPY ",
+        "copy": b'COPY "',
         "publish": b"update exactbatch.stored_offset",
     },
-    "transformed": {"copy": b"COPY ", "publish": b"update exactbatch.stored_offset"},
+    "transformed": {"copy": b'COPY "', "publish": b"update exactbatch.stored_offset"},
     "partition": {
-        "copy": b"COPY ",
+        "copy": b'COPY "',
         "locks": b"for share",
         "publish": b"with this as",
         "batch": b"update exactbatch.batch b",
@@ -69,7 +69,7 @@ COMMITS: Final = {
     "partition": b"update exactbatch.batch b",
     "a range of partition": b"with this as",
     "plan": b"insert into exactbatch.batch ",
-    "copy": b"COPY ",
+    "copy": b'COPY "',
 }
 
 

@@ -22,8 +22,12 @@ from exactbatch.ledger.session_settings import SessionSettings
 from exactbatch.settings import Settings
 from exactbatch.staging import StagingTables
 
-DOCUMENTED: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 OPENERS: Final = (connect, connect_arrow)
+
+
+def documented() -> str:
+    """What docs/settings.md says."""
+    return (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
 
 
 def asked(connection: Any, query: str) -> list[tuple[Any, ...]]:
@@ -49,7 +53,7 @@ def set_for_all(database: str, **settings: str) -> Iterator[None]:
 
 def test_every_setting_that_a_client_can_change_is_decided_on(connection: Any) -> None:
     """New ones come with each version of Postgres: then docs/settings.md says what becomes of them."""
-    patterns = [name for line in DOCUMENTED.splitlines() for name in re.findall(r"`([\w.*]+)`", line)]
+    patterns = [name for line in documented().splitlines() for name in re.findall(r"`([\w.*]+)`", line)]
     names = [
         name
         for (name,) in asked(connection, "select name from pg_settings where context = 'user' order by 1")
@@ -62,9 +66,9 @@ def test_the_documentation_names_each_setting_with_its_value() -> None:
     for setting in session_settings._FIXED:
         name = setting.name
         if setting.scope == "server" and name != "client_encoding":
-            assert f"`{name}`" in DOCUMENTED
+            assert f"`{name}`" in documented()
         else:
-            assert re.search(rf"^\| `{name}` \| {re.escape(setting.value)}", DOCUMENTED, re.MULTILINE), name
+            assert re.search(rf"^\| `{name}` \| {re.escape(setting.value)}", documented(), re.MULTILINE), name
 
 
 @pytest.mark.parametrize("opener", OPENERS)

@@ -109,7 +109,7 @@ ROLE: Final = {
     "lock_timeout": "1ms",
     "statement_timeout": "3s",
     "idle_in_transaction_session_timeout": "20ms",
-    "idle_session_timeout": "20ms",
+    "idle_session_timeout": "2s",
     "transaction_timeout": "3s",
     "quote_all_identifiers": "on",
     "standard_conforming_strings": "off",

@@ -160,13 +160,15 @@ class SessionSettings:
 
 
 _ASKED: Final = "', '".join([*(setting.name for setting in _FIXED), *_TIMEOUTS, "synchronous_commit"])
-# What a session has, and the path on which it looks names up, without schemas that there are not.
+# What a session has, and the path on which it looks names up, without schemas that there are not. It is asked
+# while that path holds, on which anything may come before pg_catalog.
 FOUND: Final = f"""
 select s.name, s.setting,
-       (select string_agg(quote_ident(name), ', ' order by at)
-        from unnest(current_schemas(false)) with ordinality path (name, at) where name <> 'pg_catalog')
-from pg_settings s
-where s.name in ('{_ASKED}')
+       (select pg_catalog.string_agg(pg_catalog.quote_ident(name), ', ' order by at)
+        from pg_catalog.unnest(pg_catalog.current_schemas(false)) with ordinality path (name, at)
+        where name operator(pg_catalog.<>) 'pg_catalog')
+from pg_catalog.pg_settings s
+where s.name operator(pg_catalog.=) any (array['{_ASKED}'])
 """  # noqa: S608 - constants of this module
 
 
