@@ -7,6 +7,7 @@ that no retry can mend, 1 any other.
 import argparse
 import logging
 import sys
+from uuid import UUID
 
 from exactbatch.batch_job import process_batch
 from exactbatch.errors import ExactbatchError
@@ -22,6 +23,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pipeline", required=True, metavar="MODULE:NAME")
     parser.add_argument("--batch-id", required=True, type=int)
+    parser.add_argument(
+        "--plan-id", type=UUID, help="the plan that is meant; without it, whichever has the number"
+    )
     arguments = parser.parse_args()
     # Others tell at INFO of each connection that they close, py4j with a trace.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -32,7 +36,7 @@ def main() -> int:
             pipeline = load_pipeline(arguments.pipeline)
             settings = Settings.from_environment()
             with spark_session(pipeline) as spark:
-                published = process_batch(spark, pipeline, arguments.batch_id, settings)
+                published = process_batch(spark, pipeline, arguments.batch_id, settings, arguments.plan_id)
     except ExactbatchError as error:
         log.error("%s: %s", type(error).__name__, error)
         return exit_status(error)

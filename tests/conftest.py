@@ -178,8 +178,14 @@ class Topic:
 
 
 @pytest.fixture
-def make_topic(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
+def make_topic(make_topic_once: Callable[..., Topic]) -> Callable[..., Topic]:
     """Create a topic with a name of its own: make_topic(partitions=4, **config)."""
+    return make_topic_once
+
+
+@pytest.fixture(scope="session")
+def make_topic_once(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
+    """The same, for fixtures that many tests share."""
 
     def make(partitions: int = 1, name: str | None = None, **config: str) -> Topic:
         name = name or f"t{uuid.uuid4().hex[:12]}"

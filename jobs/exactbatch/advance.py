@@ -1,5 +1,6 @@
 """Planning an advance: ask Kafka, lock the pipeline, plan, and freeze the plan in the ledger."""
 
+import logging
 from typing import Any, Final
 
 from exactbatch.errors import StoredOffsetsMoved
@@ -10,7 +11,10 @@ from exactbatch.ledger.ledger import Origin, Run
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, Plan, Start, StoredOffset, plan_advance
 
+log_ = logging.getLogger(__name__)
+
 _TRIES: Final = 5
+_SHOWN: Final = 10
 
 
 def preview_advance(
@@ -58,6 +62,14 @@ def plan(
             batch_id = ledger.write_advance(pipeline, planned, origin=origin, run=run)
             failpoint("plan.before_commit")
         failpoint("plan.after_commit")
+        if planned.unnamed:
+            shown = ", ".join(f"{topic}[{partition}]" for topic, partition in planned.unnamed[:_SHOWN])
+            log_.warning(
+                "%s partitions begin at their earliest offset, because start=%r has none for them: %s",
+                len(planned.unnamed),
+                pipeline.start,
+                shown,
+            )
         return batch_id
     raise StoredOffsetsMoved(
         f"pipeline {pipeline.name!r}: expected its stored offsets to rest while a batch is planned, found that "

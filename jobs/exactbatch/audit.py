@@ -12,23 +12,24 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import adbc_driver_postgresql.dbapi
 import numpy as np
 import numpy.typing as npt
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from psycopg2 import sql
 
+from exactbatch.audit_access import check_visible, unsafe_tables
+from exactbatch.audit_derived import stale_aggregates, stale_rows
+from exactbatch.audit_places import Places, find_places, pipeline_counts_batches, sharing_pipelines
 from exactbatch.audit_values import ExpectedValues
-from exactbatch.errors import ReadFailed, TargetMismatch
+from exactbatch.errors import ReadFailed
 from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, check_schema, connect, transaction
+from exactbatch.ledger import Ledger, check_schema, connect, connect_arrow, transaction
 from exactbatch.own_errors import own_errors
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition
 from exactbatch.settings import Settings
 from exactbatch.sinks import Aggregate, Upsert
-from exactbatch.sinks.finality import Finality
 
 # Of the changes or rows of a batch, how many records they come from.
 _RECORDS: Final = "count(distinct (kafka_topic, kafka_partition, kafka_offset))"
@@ -86,6 +87,16 @@ class PartitionAudit:
                   say: their number, in the first partition
     gaps          offsets, from where the pipeline began to the stored one, that the ledger accounts for
                   neither as processed nor as lost
+    misplaced     rows and rejects that claim a topic, partition or offset at which no batch of theirs can have
+                  put them, or a batch that has not written to this target: their number, in the first partition
+    miscounted    batches that have another number of rows or rejects than when they were committed: their
+                  number, in the first partition
+    contradictory statements of the ledger that contradict each other: their number, in the first partition
+    unsafe        tables that can lose committed rows, or commit without their transaction: unlogged and foreign
+                  ones; their number, in the first partition
+    not_ours      rows of the target that exactbatch has not written, since they name no batch and none of the
+                  pipeline's topics: no finding, and told in the first partition
+    notes         the first of what these count, in words; in the first partition
 
     With lineage="batch" rows do not tell their offsets: their numbers are compared batch by batch, and a
     difference is told at the first offset that the batch covers. So it is with a transform, which may give
@@ -109,6 +120,12 @@ class PartitionAudit:
     changed: Finding = field(default_factory=Finding)
     stale: Finding = field(default_factory=Finding)
     gaps: Finding = field(default_factory=Finding)
+    misplaced: Finding = field(default_factory=Finding)
+    miscounted: Finding = field(default_factory=Finding)
+    contradictory: Finding = field(default_factory=Finding)
+    unsafe: Finding = field(default_factory=Finding)
+    not_ours: int = 0
+    notes: list[str] = field(default_factory=list)
 
     @property
     def findings(self) -> dict[str, Finding]:
@@ -120,6 +137,10 @@ class PartitionAudit:
             "changed": self.changed,
             "stale": self.stale,
             "gaps": self.gaps,
+            "misplaced": self.misplaced,
+            "miscounted": self.miscounted,
+            "contradictory": self.contradictory,
+            "unsafe": self.unsafe,
         }
 
     @property
@@ -150,7 +171,9 @@ def audit(
     try:
         check_schema(connection)
         kafka = KafkaLog(settings.kafka)
-        with adbc_driver_postgresql.dbapi.connect(settings.postgres) as results_connection:
+        with connect_arrow(
+            settings.postgres, application="exactbatch audit", read_only=True
+        ) as results_connection:
             with transaction(connection) as cursor:
                 cursor.execute("set transaction isolation level repeatable read")
                 ledger = Ledger(connection)
@@ -158,7 +181,8 @@ def audit(
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
                 began = ledger.first_advanced(pipeline)
                 horizons = ledger.horizons(pipeline)
-                _check_target(cursor, pipeline)
+                check_visible(cursor, pipeline, values=values)
+                unsafe = unsafe_tables(cursor, pipeline)
                 _share_snapshot(cursor, results_connection)
             # The log is asked after the ledger: it holds every stored offset that was seen.
             partitions = kafka.processed_partitions(pipeline.topics, stored)
@@ -184,25 +208,38 @@ def audit(
                 # Whatever was processed has a stored offset, unless somebody has deleted it.
                 if (each.topic, each.partition) in heads or (each.topic_id, each.partition) in began
             ]
+            sharing = sharing_pipelines(results_connection, pipeline)
             total, done = sum(read.span for read in reads), 0
             results = []
             for read in reads:
-                for span in read.run(results_connection):
+                for span in read.run(results_connection, sharing):
                     done += span
                     progress(done, total)
                 results.append(read.result)
-            if pipeline.sink.lineage == "batch" or pipeline.is_transformed:
+            if results:
+                audited = [(each.topic, each.partition) for each in results]
+                _note(results[0], find_places(results_connection, connection, pipeline, audited), unsafe)
+            if pipeline_counts_batches(pipeline):
                 _compare_batches(results_connection, connection, pipeline, coverage, results)
             if isinstance(pipeline.sink, Upsert) and results:
-                results[0].stale.count = _stale_rows(results_connection, connection, pipeline.sink)
+                results[0].stale.count = stale_rows(results_connection, connection, pipeline)
             if isinstance(pipeline.sink, Aggregate) and results:
-                results[0].stale.count = _stale_aggregates(results_connection, connection, pipeline.sink)
+                results[0].stale.count = stale_aggregates(results_connection, connection, pipeline)
                 if expected is not None:
                     whole = _whole_batches(coverage, partitions, compacted)
                     results[0].changed.count = expected.differing_partials(whole)
         return results
     finally:
         connection.close()
+
+
+def _note(first: PartitionAudit, places: Places, unsafe: Sequence[str]) -> None:
+    first.not_ours = places.not_ours
+    first.misplaced.count = places.misplaced
+    first.miscounted.count = places.miscounted
+    first.contradictory.count = places.contradictory
+    first.unsafe.count = len(unsafe)
+    first.notes = [*places.notes, *unsafe]
 
 
 def _whole_batches(
@@ -216,17 +253,6 @@ def _whole_batches(
         if each.topic in compacted or each.from_offset < earliest.get((each.topic, each.partition), math.inf)
     }
     return sorted({each.batch_id for each in coverage if each.batch_id is not None} - cut)
-
-
-def _check_target(cursor: Any, pipeline: Pipeline) -> None:
-    for table in (pipeline.sink.table, pipeline.sink.contributions.table):
-        name = table.as_string(cursor)
-        cursor.execute("select to_regclass(%s) is null", (name,))
-        if cursor.fetchone()[0]:
-            raise TargetMismatch(
-                f"pipeline {pipeline.name!r}: expected the table {name}, found none: either no batch of it was "
-                f"processed yet, or somebody dropped it. `exactbatch status {pipeline.name}` shows the batches."
-            )
 
 
 def _share_snapshot(cursor: Any, results: Any) -> None:
@@ -290,95 +316,6 @@ def _compare_batches(
                 finding.count += count - len(at)
 
 
-def _stale_rows(results: Any, connection: Any, sink: Upsert) -> int:
-    """How many rows are in the target and not the latest of their key's changes, or the other way round."""
-    common = _common_columns(results, connection, sink)
-    names = sql.SQL(", ").join(sql.Identifier(name) for name, _ in common)
-    version = sql.SQL("null::int") if sink.version is None else sql.Identifier(sink.version)
-    query = sql.SQL(
-        "with ranked as (select {names}, deleted, row_number() over (partition by {key} order by "
-        "{version} is null, {version} desc, kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
-        "from {change}), latest as (select {values} from ranked where rank = 1 and not deleted) "
-        "select count(*) from ((table latest except all select {names} from {target}) "
-        "union all (select {names} from {target} except all table latest)) different"
-    ).format(
-        names=names,
-        # The target's types may be narrower than those of the changes.
-        values=sql.SQL(", ").join(
-            sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in common
-        ),
-        key=sql.SQL(", ").join(map(sql.Identifier, sink.key)),
-        version=version,
-        change=sink.contributions.table,
-        target=sink.table,
-    )
-    with results.cursor() as cursor:
-        cursor.execute(query.as_string(connection))
-        return int(cursor.fetchone()[0])
-
-
-def _common_columns(results: Any, connection: Any, sink: Upsert) -> list[tuple[str, str]]:
-    """The columns that the target has from the changes, with their types in the target."""
-    query = (
-        "select a.attname, format_type(a.atttypid, a.atttypmod) from pg_attribute a "
-        "join pg_attribute c on c.attname = a.attname and c.attnum > 0 "
-        "where a.attrelid = $1::regclass and c.attrelid = $2::regclass and a.attnum > 0 "
-        "and not a.attisdropped and not c.attisdropped"
-    )
-    tables = (sink.table.as_string(connection), sink.contributions.table.as_string(connection))
-    with results.cursor() as cursor:
-        cursor.execute(query, tables)
-        return list(cursor.fetchall())
-
-
-def _stale_aggregates(results: Any, connection: Any, sink: Aggregate) -> int:
-    """How many rows are in the target and not what its partial results make, or the other way round."""
-    by = sql.SQL(", ").join(map(sql.Identifier, sink.by_names))
-    merge = {
-        "count": "sum({0})",
-        # Floating point numbers are added up in one order, here and there.
-        "sum": "sum({0} order by batch_id)",
-        "min": "min({0})",
-        "max": "max({0})",
-    }
-    measures = [
-        sql.SQL(merge[str(measure).partition("(")[0]]).format(sql.Identifier(name))
-        for name, measure in sink.measures.items()
-    ]
-    names = [*sink.by_names, *sink.measures]
-    if sink.finality is not None:
-        names.append("final")
-        measures.append(_is_final(sink.finality))
-    query = sql.SQL(
-        "with merged as (select {by}, {measures} from {partial} group by {by}), "
-        "found as (select {names} from {target}) "
-        "select count(*) from ((table merged except all table found) union all "
-        "(table found except all table merged)) different"
-    ).format(
-        by=by,
-        measures=sql.SQL(", ").join(measures),
-        partial=sink.contributions.table,
-        names=sql.SQL(", ").join(map(sql.Identifier, names)),
-        target=sink.table,
-    )
-    with results.cursor() as cursor:
-        cursor.execute(query.as_string(connection))
-        return int(cursor.fetchone()[0])
-
-
-def _is_final(finality: Finality) -> sql.Composable:
-    """Whether the least of the partitions' greatest event times is at or past a window's end by so much."""
-    return sql.SQL(
-        "coalesce({start} + {length} + {wait} <= (select min(greatest) from (select max(event_time) as greatest "
-        "from {watermark} group by topic, partition) partitions), false)"
-    ).format(
-        start=sql.Identifier(finality.window.start.name),
-        length=sql.Literal(finality.window.length),
-        wait=sql.Literal(finality.wait),
-        watermark=finality.watermark.table,
-    )
-
-
 class _Audit:
     """The comparison of one partition."""
 
@@ -410,8 +347,12 @@ class _Audit:
         """How many offsets there are to compare."""
         return self.result.until_offset - self.result.from_offset
 
-    def run(self, results: Any) -> Iterator[int]:
-        """Compare window by window, each time telling how many offsets that was."""
+    def run(self, results: Any, sharing: Sequence[str]) -> Iterator[int]:
+        """Compare window by window, each time telling how many offsets that was.
+
+        `sharing` are the pipelines whose rows may lie in the same table.
+        """
+        self._sharing = sharing
         begin, head = self.result.from_offset, self.result.until_offset
         self._outside(results, begin, head)
         self._gaps(begin, head)
@@ -491,18 +432,19 @@ class _Audit:
         return value.null_is_tombstone and not (value.tombstone_deletes and self._pipeline.sink.keeps_deletes)
 
     def _rows(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
-        """Offset and batch of the rows that this pipeline wrote for this life of the topic; none where rows
-        do not tell their offsets."""
+        """Offset and batch of the rows, but those that another pipeline with this target may have written, and
+        those of an earlier life of the topic; none where rows do not tell their offsets."""
         if self._pipeline.sink.lineage == "batch":
             return np.array([], np.int64), np.array([], np.int64)
         query = sql.SQL(
             "select t.kafka_offset, coalesce(t.batch_id, -1) from {} t "
             "where t.kafka_topic = $1 and t.kafka_partition = $2 and t.kafka_offset >= $3 "
             "and t.kafka_offset < $4 and not exists ("
-            "select from exactbatch.batch b left join exactbatch.batch_range r on r.batch_id = b.batch_id "
+            "select from exactbatch.batch b join exactbatch.batch_range r on r.batch_id = b.batch_id "
             "and r.topic = $1 and r.partition = $2 where b.batch_id = t.batch_id "
-            "and (b.pipeline <> $5 or r.topic_id <> $6::uuid))"
-        ).format(self._pipeline.sink.contributions.table)
+            "and t.kafka_offset >= r.from_offset and t.kafka_offset < r.until_offset "
+            "and (b.pipeline = any({}::text[]) or b.pipeline = $5 and r.topic_id <> $6::uuid))"
+        ).format(self._pipeline.sink.contributions.table, sql.Literal(list(self._sharing)))
         identity = (self._pipeline.name, str(self._log.topic_id))
         return self._fetch(
             results, query, (self._log.topic, self._log.partition, start, end, *identity), form

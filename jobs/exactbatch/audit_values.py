@@ -11,12 +11,16 @@ import pyarrow as pa
 from confluent_kafka import Message
 from psycopg2 import sql
 
+from exactbatch.audit_derived import different
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.ledger import transaction
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Sum, Window
 from exactbatch.sinks.append import LINEAGE
+from exactbatch.sinks.groups import listed, same_group
 from exactbatch.values import WithMessage, as_changes, connected
+from exactbatch.values.message import read_headers
 from exactbatch.values.storable import EARLIEST_TIMESTAMP
 
 _TABLE: Final = "exactbatch_expected"  # a temporary table
@@ -63,6 +67,11 @@ class ExpectedValues:
                 *((column.name, column.arrow_type) for column in self._columns),
             ]
         )
+        # Records that are rejects, until they are compared: topic, partition and offset.
+        self._refused: list[tuple[str, int, int]] = []
+        with transaction(connection) as cursor:
+            found = [] if isinstance(sink, Aggregate) else self._misfits(cursor)
+        self._misfit = sql.SQL(" or ").join(found) if found else sql.SQL("false")
         with results.cursor() as cursor:
             cursor.adbc_ingest(_TABLE, self._schema.empty_table(), mode="create", temporary=True)
 
@@ -80,6 +89,7 @@ class ExpectedValues:
             key = tuple(name for name in self._pipeline.sink.key if name in names)
             deletes = self._value.tombstone_deletes
             decoded = as_changes(decoded, values, beside.keys(), self._key, key, tombstones_delete=deletes)
+        self._refused += [(topic, partition, messages[at].offset() or 0) for at, _ in decoded.rejects]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(partition, pa.int32()), n),
@@ -94,34 +104,38 @@ class ExpectedValues:
     def differing(self) -> tuple[list[int], int]:
         """The first offsets of rows that have other values than their record, and how many there are.
 
-        Forgets what was added so far. Rows and records that have no counterpart are told by the comparison of
-        offsets, and so is a row of another batch than the one that covers its offset.
+        A row differs also where its record, or a value of it, would be a reject: what stands there was rounded,
+        cut, or taken for what it is not. Forgets what was added so far. Rows and records that have no counterpart
+        are told by the comparison of offsets, and so is a row of another batch than the one that covers it.
         """
         contributions = self._pipeline.sink.contributions.table
+        names = (*(column.name for column in self._columns), _TIMESTAMP.name)
         types = self._types(contributions)
-        compared = sql.SQL(" or ").join(
-            sql.SQL("{} is distinct from {}").format(
-                _comparable(sql.Identifier("e", name), types[name], cast=True),
-                _comparable(sql.Identifier("t", name), types[name], cast=False),
-            )
-            for name in (*(column.name for column in self._columns), _TIMESTAMP.name)
-        )
         query = sql.SQL(
             # Materialized: what a rejected record holds may have no cast.
-            "with e as materialized (select * from {expected} e where {not_rejected}) "
+            "with e as materialized (select *, {misfit} as {has_misfit} from {expected} e where {not_rejected}) "
             "select e.kafka_offset from e join {contributions} t on t.kafka_topic = e.kafka_topic "
             "and t.kafka_partition = e.kafka_partition and t.kafka_offset = e.kafka_offset "
-            "join exactbatch.coverage c on {covered} and c.batch_id = t.batch_id where {compared}"
+            "join exactbatch.coverage c on {covered} and c.batch_id = t.batch_id "
+            "where case when e.{has_misfit} then true else record_image_ne(row({made}), row({found})) end "
+            "{refused}"
         ).format(
+            misfit=self._misfit,
+            has_misfit=sql.Identifier("exactbatch misfit"),
             expected=_EXPECTED,
             not_rejected=_NOT_REJECTED,
             contributions=contributions,
             covered=_COVERED,
-            compared=compared,
+            made=sql.SQL(", ").join(
+                sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
+            ),
+            found=listed(names, of="t"),
+            refused=self._rows_of_refused(contributions),
         )
         found = self._fetch(sql.SQL(_FIRST).format(query))
         with self._results.cursor() as cursor:
             cursor.execute(sql.SQL("truncate {}").format(_EXPECTED).as_string(self._connection))
+        self._refused.clear()
         return [row[0] for row in found], found[0][1] if found else 0
 
     def differing_partials(self, whole: Sequence[int]) -> int:
@@ -145,25 +159,58 @@ class ExpectedValues:
             )
             for measure in measures.values()
         ]
+        types = self._types(sink.contributions.table)
+        names = [*sink.by_names, *measures, "records"]
         query = sql.SQL(
             "with e as materialized (select e.*, c.batch_id as {batch} from {expected} e "
             "join exactbatch.coverage c on {covered} where c.batch_id = any({whole}) and {not_rejected}), "
-            "made as (select {made}, count(*), {batch} from e group by {numbers}, {batch}), "
-            "there as (select {names}, records, batch_id from {partial} where batch_id = any({whole})) "
-            "select count(*) from ((table made except all table there) union all "
-            "(table there except all table made)) different"
+            "made as (select {made}, count(*) as records, {batch} as batch_id from e "
+            "group by {numbers}, {batch}), "
+            "found as (select {names}, batch_id from {partial} where batch_id = any({whole})) {different}"
         ).format(
             batch=sql.Identifier("exactbatch batch"),
             expected=_EXPECTED,
             covered=_COVERED,
             not_rejected=_NOT_REJECTED,
             whole=sql.SQL("{}::bigint[]").format(sql.Literal(list(whole))),
-            made=sql.SQL(", ").join([*groups, *values]),
+            made=sql.SQL(", ").join(
+                sql.SQL("({})::{} as {}").format(value, sql.SQL(types[name]), sql.Identifier(name))
+                for name, value in zip(names, [*groups, *values], strict=False)
+            ),
             numbers=sql.SQL(", ").join(sql.SQL(str(at + 1)) for at in range(len(groups))),
-            names=sql.SQL(", ").join(map(sql.Identifier, (*sink.by_names, *measures))),
+            names=listed(names),
             partial=sink.contributions.table,
+            different=different(
+                sql.SQL("m.batch_id = t.batch_id and {}").format(same_group(sink.by_names, "m", "t")),
+                [*measures, "records"],
+                counted=sql.SQL("select count(*) from found"),
+            ),
         )
         return int(self._fetch(query)[0][0])
+
+    def _misfits(self, cursor: Any) -> list[sql.Composable]:
+        """What is true of a record whose values the columns cannot hold as they are."""
+        columns = self._pipeline.value.columns
+        found = self._pipeline.sink.misfits(cursor, columns, batch_id=0)
+        return [sql.SQL("coalesce({}, false)").format(misfit.condition) for misfit in found]
+
+    def _rows_of_refused(self, contributions: sql.Composable) -> sql.Composable:
+        """A further query, for the rows of records that are rejects."""
+        if not self._refused:
+            return sql.SQL("")
+        topics, partitions, offsets = zip(*self._refused, strict=True)
+        return sql.SQL(
+            "union all select t.kafka_offset from {contributions} t "
+            "join exactbatch.coverage c on c.pipeline = $1 and c.topic = t.kafka_topic "
+            "and c.partition = t.kafka_partition and c.offsets @> t.kafka_offset and c.batch_id = t.batch_id "
+            "where (t.kafka_topic, t.kafka_partition, t.kafka_offset) in "
+            "(select * from unnest({topics}::text[], {partitions}::int[], {offsets}::bigint[]))"
+        ).format(
+            contributions=contributions,
+            topics=sql.Literal(list(topics)),
+            partitions=sql.Literal(list(partitions)),
+            offsets=sql.Literal(list(offsets)),
+        )
 
     def _types(self, table: sql.Composable) -> dict[str, str]:
         query = sql.SQL(
@@ -190,8 +237,8 @@ class _Beside:
         return pa.array([each.key() for each in self._messages], pa.binary())
 
     def headers(self) -> list[Any]:
-        """For each record its headers, a list of (name, bytes or None), or None."""
-        return [each.headers() for each in self._messages]
+        """For each record its headers, as read_headers() gives them."""
+        return read_headers(self._messages)
 
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that does not fit
@@ -206,9 +253,3 @@ class _Beside:
 def _of_row(column: Column) -> sql.Composable:
     name = sql.Identifier(column.name)
     return name if column.staged_type == column.type else sql.SQL("{}::{}").format(name, sql.SQL(column.type))
-
-
-def _comparable(name: sql.Composable, type_: str, *, cast: bool) -> sql.Composable:
-    """A value as one of the contributions' type; json, which cannot be compared, as text."""
-    value = sql.SQL("{}::{}").format(name, sql.SQL(type_)) if cast else name
-    return sql.SQL("{}::text").format(value) if type_.startswith("json") and type_ != "jsonb" else value

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg2
 from psycopg2 import sql
@@ -21,19 +22,17 @@ from exactbatch.ledger import (
     check_schema,
     clear_errors,
     connect,
-    session_options,
     transaction,
-    with_timeouts,
 )
 from exactbatch.offsets import OffsetRange
 from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
-from exactbatch.publish import Published, check_publishable, check_topic_ids, publish
-from exactbatch.session import end_of_jvm_told
+from exactbatch.publish import Published, check_publishable, check_topic_ids, facts_of, publish
+from exactbatch.session import end_of_jvm_told, set_time_zone
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
-from exactbatch.sinks import Append
+from exactbatch.sinks import Aggregate, Append
 from exactbatch.staging import StagedBatch, StagingTables, create_tables, identifier
 from exactbatch.transform import Transformed
 
@@ -43,25 +42,31 @@ _DROP_LOCK_TIMEOUT: Final = "2s"
 _REJECTS_SHOWN: Final = 5
 
 
-def process_batch(spark: SparkSession, pipeline: Pipeline, batch_id: int, settings: Settings) -> Published:
+def process_batch(
+    spark: SparkSession, pipeline: Pipeline, batch_id: int, settings: Settings, plan_id: UUID | None = None
+) -> Published:
     """Process a planned batch: stage its ranges on executors and publish them in one transaction.
 
     With commit="partition" an advance commits range by range instead; a replay does not.
 
-    A batch that is committed already is left as it is. Raises any ExactbatchError; its `retryable` tells
+    `plan_id` is the plan that the caller means. A caller that knows only the number gets the batch that has it.
+
+    A batch that is committed already is left as it is. Raises BatchLost when the ledger went back in time and does
+    not have the plan any more, and any other ExactbatchError; its `retryable` tells
     whether the same batch may succeed when it is tried again.
     """
     connection = _connect(settings, pipeline, "exactbatch")
     try:
         check_schema(connection)
-        batch, ranges, epochs = _load(connection, pipeline, batch_id)
+        batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        with _failure_noted(settings, batch_id), own_errors(), end_of_jvm_told():
+        with _failure_noted(settings, batch), own_errors(), end_of_jvm_told():
+            set_time_zone(spark, pipeline)
             if pipeline.commit == "partition" and batch.kind == "advance":
-                return _process_ranges(spark, connection, pipeline, batch_id, epochs, settings)
-            return _process(spark, connection, pipeline, batch_id, ranges, epochs, settings)
+                return _process_ranges(spark, connection, pipeline, batch, epochs, settings)
+            return _process(spark, connection, pipeline, batch, ranges, epochs, settings)
     finally:
         connection.close()
 
@@ -70,7 +75,7 @@ def _process(
     spark: SparkSession,
     connection: Any,
     pipeline: Pipeline,
-    batch_id: int,
+    batch: Batch,
     ranges: Sequence[OffsetRange],
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
@@ -79,11 +84,16 @@ def _process(
     kafka = KafkaLog(settings.kafka)
     topics = sorted({each.topic for each in ranges})
     check_topic_ids(ranges, kafka.topic_ids(topics))
-    tables = StagingTables(batch_id, secrets.randbits(62))
+    tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
     way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+        if isinstance(pipeline.sink, Aggregate):
+            pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
+        if batch.kind == "replay":
+            pipeline.sink.check_replay(cursor)
+        seen = facts_of(cursor, pipeline.sink)
     with _launch(connection, settings, pipeline, tables, way.columns):
         failpoint("job.before_stage")
         staged = way.stage(connection)
@@ -92,16 +102,18 @@ def _process(
         return publish(
             connection,
             pipeline,
+            plan_id=batch.plan_id,
             tables=tables,
             columns=way.columns,
             staged=staged,
             # Asked after the last record was read: if the ids are the plan's now, they were all along.
             topic_ids=kafka.topic_ids(topics),
+            seen=seen,
         )
 
 
 @contextmanager
-def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
+def _failure_noted(settings: Settings, batch: Batch) -> Iterator[None]:
     """Let `exactbatch status` tell that a batch fails, and why.
 
     By a connection of its own, because the batch's may be what failed. Where that fails as well, the batch's
@@ -116,7 +128,7 @@ def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
             connection = connect(settings.postgres, application="exactbatch failure")
             try:
                 with transaction(connection):
-                    Ledger(connection).note_failure(batch_id, error)
+                    Ledger(connection).note_failure(batch, error)
             finally:
                 connection.close()
         except (ExactbatchError, psycopg2.Error) as another:
@@ -125,13 +137,13 @@ def _failure_noted(settings: Settings, batch_id: int) -> Iterator[None]:
 
 
 def _load(
-    connection: Any, pipeline: Pipeline, batch_id: int
+    connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
 ) -> tuple[Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
     """The batch, its ranges, and the leader epoch up to which each partition's log was processed."""
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
-        batch = ledger.batch(batch_id)
+        batch = ledger.batch(batch_id, plan_id)
         check_publishable(ledger, pipeline, batch)
         ranges, stored = ledger.ranges(batch_id), ledger.stored_offsets(pipeline)
         # A replay reads the log as it is now: what was cut off and written anew is what it shall hold.
@@ -143,7 +155,7 @@ def _process_ranges(
     spark: SparkSession,
     connection: Any,
     pipeline: Pipeline,
-    batch_id: int,
+    batch: Batch,
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
 ) -> Published:
@@ -152,31 +164,28 @@ def _process_ranges(
     with transaction(connection) as cursor:
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
-        left = Ledger(connection).uncommitted_ranges(batch_id)
+        seen = facts_of(cursor, pipeline.sink)
+        left = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if left:
         topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
         check_topic_ids(left, topic_ids)
-        postgres = with_timeouts(
-            settings.postgres,
-            application="exactbatch task",
-            timeout=pipeline.publish_timeout,
-            options=session_options(pipeline.publish_timeout),
-        )
         tasks = [
             RangeTask(
                 range=each,
                 leader_epoch=epochs.get((each.topic, each.partition)),
-                batch_id=batch_id,
+                batch_id=batch.batch_id,
+                plan_id=batch.plan_id,
                 pipeline=pipeline,
                 kafka=settings.kafka,
-                postgres=postgres,
+                postgres=settings.postgres,
+                seen=seen,
             )
             for each in left
         ]
         failpoint("job.before_ranges")
         on_executors(spark, tasks, commit_range, most=pipeline.max_connections, what="commit")
         failpoint("job.after_ranges")
-    return commit_batch(connection, pipeline, batch_id)
+    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)
 
 
 def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Any:
@@ -198,16 +207,16 @@ def _launch(
 ) -> Iterator[None]:
     """Staging tables of this launch alone, dropped at the end whatever happens.
 
-    The launch is a session advisory lock on a connection of its own: as long as it is held, no other launch
-    takes these tables for leftovers.
+    The launch is an advisory lock of a transaction that stays open, on a connection of its own: as long as it is
+    held, no other launch takes these tables for leftovers. A pooler in any mode keeps a transaction on one server
+    connection, and the lock ends with it. The transaction has neither a snapshot nor an id: it holds up no vacuum.
     """
     holder = _connect(settings, pipeline, "exactbatch launch")
-    holder.autocommit = True
     try:
         with clear_errors(holder):
             ledger = Ledger(holder)
-            ledger.try_lock_launch(tables.launch)
             _drop_leftovers(holder, ledger)
+            _hold(holder, ledger, tables.launch)
         with transaction(connection) as cursor:
             create_tables(cursor, tables, pipeline.sink.staged_columns(columns))
         yield
@@ -216,25 +225,32 @@ def _launch(
         holder.close()
 
 
+def _hold(holder: Any, ledger: Ledger, launch: int) -> None:
+    """Begin the transaction that is the launch; the driver says nothing in it while executors read."""
+    ledger.try_lock_launch(launch)
+    with holder.cursor() as cursor:
+        cursor.execute("set local idle_in_transaction_session_timeout to 0")
+
+
 def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
-    """Drop the tables of launches whose session is gone."""
+    """Drop the tables of launches whose transaction is gone."""
     by_launch: dict[int, list[str]] = {}
     for table in ledger.staging_tables():
         if (launch := StagingTables.launch_of(table)) is not None:
             by_launch.setdefault(launch, []).append(table)
     for launch, names in by_launch.items():
-        if ledger.try_lock_launch(launch):
-            try:
-                _drop(holder, *names)
-            finally:
-                ledger.unlock_launch(launch)
+        if ledger.try_lock_launch(launch):  # it held its lock before it had tables: it does not come back
+            _drop(holder, *names)
+    holder.rollback()
 
 
 def _drop(holder: Any, *tables: str) -> None:
-    """Drop staging tables; what Postgres prevents, by a lock or a lost connection, is left to the next launch."""
+    """End the transaction that is open, and drop staging tables in one of their own. What Postgres prevents, by a
+    lock or a lost connection, is left to the next launch."""
     try:
-        with holder.cursor() as cursor:
-            cursor.execute(f"set lock_timeout = '{_DROP_LOCK_TIMEOUT}'")
+        holder.rollback()
+        with holder, holder.cursor() as cursor:
+            cursor.execute("set local lock_timeout to %s", (_DROP_LOCK_TIMEOUT,))
             for table in tables:
                 cursor.execute(sql.SQL("drop table if exists {}").format(identifier(table)))
     except psycopg2.Error as error:
@@ -283,8 +299,8 @@ def _check_rejects(
         )
         shown = [f"{r.topic}[{r.partition}] offset {r.offset}: {r.reason}" for r in cursor.fetchall()]
     raise TooManyRejects(
-        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: expected at most {allowed} "
-        f"records that do not decode or do not fit the target, found {staged.rejected} or more. Nothing was "
-        f"written. The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
+        f"batch {tables.batch_id} of pipeline {pipeline.name!r}: "
+        f"{pipeline.too_many_rejects(staged.rejected, staged.records)}. Nothing was written. "
+        f"The first: {'; '.join(shown)}. Correct the pipeline's value format, or raise max_rejects to "
         f"keep such records in exactbatch.rejected_record."
     )

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ParamSpec
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -22,12 +23,12 @@ from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.exit_status import DIFFERS, exit_status
 from exactbatch.kafka_client import check_properties
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, check_schema, connect, migrate, transaction
+from exactbatch.ledger import Batch, Ledger, check_schema, connect, migrate, transaction
 from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.own_errors import all_errors_own
 from exactbatch.pipeline import Pipeline, load_pipeline
-from exactbatch.replay import preview_replay
+from exactbatch.replay import missing_index, preview_replay
 from exactbatch.replay_request import (
     ReplayRequest,
     parse_age,
@@ -90,6 +91,8 @@ def init(
         versions = migrate(connection)
         with transaction(connection):
             registered = Ledger(connection).register(pipeline, accept_identity=accept_identity)
+        with transaction(connection) as cursor:
+            index = missing_index(cursor, pipeline)
     if as_json:
         _print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
         return
@@ -97,6 +100,8 @@ def init(
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
+    if index is not None:
+        out.print(escape(tables.index_note(index)), highlight=False, soft_wrap=True)
     pool = f"exactbatch_{pipeline.name}"
     out.print(
         f"For Airflow: airflow pools set {pool} 1 'moves {pipeline.name} forward'\n"
@@ -128,10 +133,11 @@ def run(
     pipeline, settings = _load(reference)
     with _connection(settings, pipeline) as connection:
         batch_id = advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli")
-    if batch_id is None:
+        batch = None if batch_id is None else _batch(connection, batch_id)
+    if batch is None:
         _print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
         return
-    _process(pipeline, settings, batch_id, master, as_json=as_json)
+    _process(pipeline, settings, batch, master, as_json=as_json)
 
 
 @_command
@@ -241,10 +247,15 @@ def _replay(
         raise typer.Abort
     batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
     if batch_id is not None:
-        _process(pipeline, settings, batch_id, master, as_json=as_json)
+        _process(pipeline, settings, _batch(connection, batch_id), master, as_json=as_json)
 
 
-def _process(pipeline: Pipeline, settings: Settings, batch_id: int, master: str, *, as_json: bool) -> None:
+def _batch(connection: Any, batch_id: int) -> Batch:
+    with transaction(connection):
+        return Ledger(connection).batch(batch_id)
+
+
+def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, *, as_json: bool) -> None:
     """Process a planned batch with Spark, and print its report."""
     # Imported when it is needed: Spark takes its time, and the other commands do without.
     from exactbatch.batch_job import process_batch
@@ -252,11 +263,11 @@ def _process(pipeline: Pipeline, settings: Settings, batch_id: int, master: str,
     from exactbatch.session import spark_session
 
     with (
-        err.status(f"Processing batch {batch_id} with Spark on {master} …"),
+        err.status(f"Processing batch {batch.batch_id} with Spark on {master} …"),
         spark_session(pipeline, master=master) as spark,
     ):
-        process_batch(spark, pipeline, batch_id, settings)
-    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch_id)
+        process_batch(spark, pipeline, batch.batch_id, settings, batch.plan_id)
+    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch.batch_id, batch.plan_id)
     _print_json(report.as_json()) if as_json else out.print(report.as_table(), highlight=False)
 
 

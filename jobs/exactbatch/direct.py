@@ -10,7 +10,6 @@ from pyspark.sql import SparkSession
 
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TasksFailed
-from exactbatch.ledger import with_timeouts
 from exactbatch.offsets import OffsetRange, deal, split
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
@@ -93,9 +92,6 @@ def stage_tasks(
 ) -> list[StageTask]:
     """One task for each range, or for each piece of a large one."""
     first_offsets = {(each.topic, each.partition, each.from_offset) for each in ranges}
-    postgres = with_timeouts(
-        settings.postgres, application="exactbatch task", timeout=pipeline.publish_timeout
-    )
     value, key = connected(pipeline.value, settings.kafka), connected(pipeline.key, settings.kafka)
     return [
         StageTask(
@@ -106,13 +102,14 @@ def stage_tasks(
             else None,
             tables=tables,
             kafka=settings.kafka,
-            postgres=postgres,
+            postgres=settings.postgres,
             value=value,
             columns=pipeline.sink.staged_columns(pipeline.value.columns),
             changes=ChangesOf(_decoded_key(pipeline), key) if pipeline.sink.keeps_deletes else None,
             # Of a share, the most that there can be: no range has more records than offsets.
             max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
             read_timeout=pipeline.read_timeout,
+            publish_timeout=pipeline.publish_timeout,
             statement_timeout=pipeline.statement_timeout,
         )
         for piece in split(ranges, parts=min(parallelism, pipeline.max_connections), smallest=_SMALLEST_PIECE)

@@ -27,6 +27,10 @@ class NotRegistered(ExactbatchError):
     """The database does not know this pipeline or this version of the ledger."""
 
 
+class BatchLost(ExactbatchError):
+    """The ledger does not have a batch that was planned: the database went back in time, or is another one."""
+
+
 class IdentityChanged(ExactbatchError):
     """A pipeline's target, sink, key or lineage differs from what the ledger has registered."""
 

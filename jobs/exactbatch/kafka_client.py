@@ -145,10 +145,10 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
     """A kafka-python admin client, closed at the end.
 
     Raises KafkaUnavailable where the broker cannot be reached, does not answer in time or refuses the
-    client, and ConfigurationError for properties that kafka-python refuses.
+    client, and ConfigurationError for properties that kafka-python refuses and a broker that is too old.
     """
     from kafka import KafkaAdminClient
-    from kafka.errors import KafkaConfigurationError, KafkaError
+    from kafka.errors import KafkaConfigurationError, KafkaError, UnsupportedVersionError
 
     logging.getLogger("kafka").setLevel(logging.ERROR)  # at INFO it tells of every connection
     servers = properties.get("bootstrap.servers")
@@ -167,6 +167,10 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
         raise _unavailable(servers, error, "" if cause is None else f" ({cause.str()})") from error
     try:
         yield client
+    except UnsupportedVersionError as error:
+        raise ConfigurationError(
+            f"Kafka at {servers} does not know a request that exactbatch needs: {error}. Use Kafka 2.8 or newer."
+        ) from error
     except KafkaError as error:
         raise _unavailable(servers, error) from error
     finally:

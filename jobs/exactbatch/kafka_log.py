@@ -10,9 +10,17 @@ import tenacity
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackwards, TopicMissing
 from exactbatch.kafka_client import admin_client
-from exactbatch.planner import LogPartition, Start, StoredOffset, TopicPartition, check_same_logs
+from exactbatch.planner import (
+    FoundRecord,
+    LogPartition,
+    Start,
+    StoredOffset,
+    TopicPartition,
+    check_same_logs,
+)
 
 _SETTLE: Final = 15.0  # seconds
+_NO_TOPIC_ID: Final = UUID(int=0)
 
 Answer = TypeVar("Answer")
 
@@ -93,7 +101,13 @@ class KafkaLog:
         return self._settled(ask) if processed else ask()
 
     def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[TopicPartition, int]:
-        """The offset of the first committed record at or after a time, by its timestamp.
+        """As records_at(), the offsets alone."""
+        return {key: found.offset for key, found in self.records_at(partitions, at).items()}
+
+    def records_at(
+        self, partitions: Sequence[LogPartition], at: datetime
+    ) -> dict[TopicPartition, FoundRecord]:
+        """The first committed record at or after a time, by its timestamp: the first in the log, not in time.
 
         A partition without such a record is left out. (Kafka's ListOffsets by timestamp, in milliseconds.)
         """
@@ -105,7 +119,11 @@ class KafkaLog:
         asked = {KafkaPartition(each.topic, each.partition): milliseconds for each in partitions}
         with admin_client(self._properties) as client:
             found = client.list_partition_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
-        return {(each.topic, each.partition): told.offset for each, told in found.items() if told.offset >= 0}
+        return {
+            (each.topic, each.partition): FoundRecord(told.offset, told.timestamp)
+            for each, told in found.items()
+            if told.offset >= 0
+        }
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         """The ids, now, of topics that were there. Raises TopicMissing."""
@@ -119,7 +137,7 @@ class KafkaLog:
     def group_offsets(self, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
         """What a consumer group has committed for the topics.
 
-        Raises ConfigurationError when that is nothing at all.
+        Raises ConfigurationError for a topic for which it has committed nothing at all.
         """
         with admin_client(self._properties) as client:
             committed = client.list_group_offsets(group)[group]
@@ -128,10 +146,13 @@ class KafkaLog:
             for each, value in committed.items()
             if each.topic in topics and value.offset >= 0
         }
-        if not offsets:
+        if missing := sorted(set(topics) - {topic for topic, _ in offsets}):
+            there = sorted({each.topic for each, value in committed.items() if value.offset >= 0})
             raise ConfigurationError(
-                f"expected the consumer group {group!r} to have committed offsets for "
-                f"{', '.join(topics)}, found none. Check the group's name in start='group:{group}'."
+                f"start='group:{group}': the consumer group {group!r} has committed no offset for "
+                f"{', '.join(missing)}; it has for {', '.join(there) or 'no topic at all'}. Check the names "
+                f"of group and topics. For a topic that the group never read, change start: it only concerns "
+                f"topics that the pipeline has not processed yet."
             )
         return offsets
 
@@ -212,4 +233,12 @@ def _describe(client: Any, topics: Sequence[str]) -> dict[str, Any]:
 
 
 def _topic_id(described: Mapping[str, Any]) -> UUID:
-    return UUID(str(described["topic_id"]))
+    """The topic's id, which Metadata tells from version 10 on (KIP-516); a cluster that gives none says zero."""
+    topic_id = UUID(str(described.get("topic_id") or _NO_TOPIC_ID))
+    if topic_id == _NO_TOPIC_ID:
+        raise ConfigurationError(
+            f"topic {described['name']!r}: the broker gives no topic id, without which a topic that was deleted "
+            f"and created again looks like the one that was processed. Use Kafka 2.8 or newer, and with ZooKeeper "
+            f"an inter.broker.protocol.version of 2.8 or newer."
+        )
+    return topic_id

@@ -107,13 +107,14 @@ def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 
 def union(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """The offsets that are in any of the ranges; as merge(), but ranges of one log may overlap."""
-    disjoint: list[OffsetRange] = []
-    for each in ranges:
-        pieces = [each]
-        for other in disjoint:
-            pieces = [piece for one in pieces for piece in one.without(other)]
-        disjoint += pieces
-    return merge(disjoint)
+    joined: list[OffsetRange] = []
+    for each in sorted(ranges, key=lambda r: (*r.log, r.from_offset)):
+        last = joined[-1] if joined else None
+        if last is None or last.log != each.log or last.until_offset < each.from_offset:
+            joined.append(each)
+        elif last.until_offset < each.until_offset:
+            joined[-1] = replace(last, until_offset=each.until_offset)
+    return joined
 
 
 def _cut(range_: OffsetRange, *, pieces: int) -> Iterable[OffsetRange]:

@@ -9,15 +9,22 @@ for each other, a newer plan waits for the ranges that are about to commit, and 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import UUID
 
-import adbc_driver_postgresql.dbapi
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TasksFailed, TooManyRejects
+from exactbatch.errors import (
+    ExactbatchError,
+    Fenced,
+    PostgresUnavailable,
+    TargetMismatch,
+    TasksFailed,
+    TooManyRejects,
+)
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.ledger import Ledger, batch_lost, connect_arrow, transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.own_errors import adbc_said
 from exactbatch.patience import Patience, within
@@ -26,21 +33,31 @@ from exactbatch.publish import Published, check_publishable, check_topic_ids
 from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
-from exactbatch.sinks.target import COLUMNS_OF
+from exactbatch.sinks.catalog import FACTS_OF, Fact, changes, check_kinds
 from exactbatch.sqlstates import refuses
-from exactbatch.staging import REJECT, collector_paused, decode_records, origins, reject_batch, rejects_of
+from exactbatch.staging import (
+    APPLICATION,
+    REJECT,
+    collector_paused,
+    decode_records,
+    origins,
+    reject_batch,
+    rejects_of,
+)
 from exactbatch.values import Decoded, connected
 
 _REJECTS: Final = "exactbatch_rejects"  # a temporary table
 _REJECTS_SHOWN: Final = 5
 # Parameters $1 to $4 are the key of the range, in each statement.
 _THIS: Final = "batch_id = $1 and topic = $2 and partition = $3 and from_offset = $4"
-_STATE: Final = f"""
-select b.status, r.records is not null
-from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
-where {_THIS}
-"""  # noqa: S608 - _THIS is a constant
-_LOCK_BATCH: Final = "select status from exactbatch.batch where batch_id = $1 for share"
+_STATE: Final = """
+select b.plan_id, b.status, r.records is not null
+from exactbatch.batch b left join exactbatch.batch_range r
+    on r.batch_id = b.batch_id and r.topic = $2 and r.partition = $3 and r.from_offset = $4
+where b.batch_id = $1
+"""
+_LOCK_BATCH: Final = "select plan_id, status from exactbatch.batch where batch_id = $1 for share"
+_SERVER: Final = "select current_database(), pg_is_in_recovery()"
 _LOCK_STORED_OFFSET: Final = """
 select next_offset, topic_id from exactbatch.stored_offset
 where pipeline = $1 and topic = $2 and partition = $3
@@ -49,7 +66,8 @@ for update
 # Rows that this transaction has put into a table or its partitions, as the server itself counts them: what
 # ADBC says that it sent is not what has arrived, and counting in the target would read much of it.
 _ARRIVED: Final = """
-select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid) - pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint
+select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid) - pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint,
+       coalesce(sum(pg_stat_get_xact_tuples_updated(relid)), 0)::bigint
 from (
     select c.oid as relid from pg_class c join pg_namespace n on n.oid = c.relnamespace
     where n.nspname = $1 and c.relname = $2
@@ -98,15 +116,18 @@ select (select count(*) from covered), (select count(*) from counted), (select c
 class RangeTask:
     """What one Spark task does; it travels in the task's closure, secrets and all.
 
-    `leader_epoch` is the epoch up to which the log was processed at the range's start.
+    `leader_epoch` is the epoch up to which the log was processed at the range's start, and `seen` what the
+    database said of the target when the batch began.
     """
 
     range: OffsetRange
     leader_epoch: int | None
     batch_id: int
+    plan_id: UUID
     pipeline: Pipeline
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: str = field(repr=False)
+    seen: tuple[Fact, ...] = field(repr=False)
 
     @property
     def key(self) -> tuple[int, str, int, int]:
@@ -125,7 +146,9 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     """
 
     def commit(patience: Patience) -> None:
-        with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+        with connect_arrow(
+            task.postgres, application=APPLICATION, timeout=task.pipeline.publish_timeout
+        ) as connection:
             _commit(connection, task, attempt, patience)
 
     try:
@@ -138,15 +161,16 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     return None
 
 
-def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int) -> Published:
+def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UUID) -> Published:
     """Mark a batch committed, all of whose ranges are, with the sums of their counts.
 
-    Raises Fenced when it was superseded, and TasksFailed, retryable, when a range is not committed.
+    Raises Fenced when it was superseded, BatchLost when it is another plan's, and TasksFailed, retryable, when a
+    range is not committed.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.lock(pipeline)
-        batch = ledger.batch(batch_id, lock=True)
+        batch = ledger.batch(batch_id, plan_id, lock=True)
         if check_publishable(ledger, pipeline, batch):
             return Published(batch, wrote=False)
         if left := ledger.uncommitted_ranges(batch_id):
@@ -158,7 +182,7 @@ def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int) -> Publishe
         failpoint("partition.before_batch_commit")
     failpoint("partition.after_batch_commit")
     with transaction(connection):
-        return Published(ledger.batch(batch_id), wrote=True)
+        return Published(ledger.batch(batch_id, plan_id), wrote=True)
 
 
 def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) -> None:
@@ -191,8 +215,8 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
 
 
 def _is_committed(cursor: Any, task: RangeTask) -> bool:
-    """Whether this batch has committed the range. Raises Fenced when the batch is superseded."""
-    status, committed = _row(cursor, _STATE, task.key)
+    """Whether this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost."""
+    status, committed = _of_this_plan(cursor, task, _STATE, task.key)
     if status == "superseded":
         raise _superseded(task)
     return bool(committed)
@@ -203,7 +227,7 @@ def _lock(cursor: Any, task: RangeTask) -> bool:
 
     Returns False when another attempt has committed the range, and raises Fenced when the batch may not.
     """
-    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))
+    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))
     if status == "superseded":
         raise _superseded(task)
     range_ = task.range
@@ -217,6 +241,26 @@ def _lock(cursor: Any, task: RangeTask) -> bool:
         f"{task}: expected the stored offset {range_.from_offset}, found {next_offset} of topic id {topic_id}: "
         f"another batch has moved it since this one was planned. Nothing of the range was written; plan again."
     )
+
+
+def _of_this_plan(
+    cursor: Any, task: RangeTask, statement: str, parameters: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """What the ledger says of the batch, after its plan_id. Raises BatchLost when another plan has its number.
+
+    Another batch of this number can have a range that starts at the same offset and ends at another one.
+    """
+    cursor.execute(statement, parameters)
+    rows = cursor.fetchall()
+    if rows and rows[0][0] == task.plan_id:
+        return tuple(rows[0][1:])
+    (database, is_standby) = _row(cursor, _SERVER, ())
+    if is_standby:
+        raise PostgresUnavailable(
+            f"{task}: the server is a standby, which may not have received the batch yet. Let the connection "
+            f"string name the primary (target_session_attrs=read-write)."
+        )
+    raise batch_lost(task.batch_id, task.plan_id, rows[0][0] if rows else None, database)
 
 
 def _superseded(task: RangeTask) -> Fenced:
@@ -264,16 +308,15 @@ class _Reading:
 
     def check_rejects(self) -> None:
         """Raise TooManyRejects, naming the first bad records, when there are more than the range may have."""
-        allowed = self._task.pipeline.rejects_allowed(self.records)
-        if self.rejects <= allowed:
+        if self.rejects <= self._task.pipeline.rejects_allowed(self.records):
             return
         bad = [row for batch in self.rejected for row in batch.slice(0, _REJECTS_SHOWN).to_pylist()]
         shown = "; ".join(f"offset {row['offset']}: {row['reason']}" for row in bad[:_REJECTS_SHOWN])
         raise TooManyRejects(
-            f"{self._task}: expected at most {allowed} records that do not decode, which holds for each range "
-            f'by itself with commit="partition", found {self.rejects} or more. Nothing of this range was '
-            f"written; other ranges of the batch may have been committed. The first: {shown}. Correct the "
-            f"pipeline's value format, or raise max_rejects to keep such records in exactbatch.rejected_record."
+            f"{self._task}: {self._task.pipeline.too_many_rejects(self.rejects, self.records)}, of each range "
+            f'by itself with commit="partition". Nothing of this range was written; other ranges of the batch '
+            f"may have been committed. The first: {shown}. Correct the pipeline's value format, or raise "
+            f"max_rejects to keep such records in exactbatch.rejected_record."
         )
 
     def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
@@ -293,7 +336,7 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
     """COPY the rows of a range into the target, and check that they have arrived."""
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
     schema, table = task.pipeline.sink.table_name
-    (before,) = _row(cursor, _ARRIVED, (schema, table))
+    before, updated_before = _row(cursor, _ARRIVED, (schema, table))
     rows = pa.RecordBatchReader.from_batches(reading.schema, patience.between(reading.batches()))
     try:
         sent = cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
@@ -309,29 +352,35 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
             ) from error
         raise
     reading.check_rejects()
-    _check_types(cursor, task)
-    (after,) = _row(cursor, _ARRIVED, (schema, table))
+    _check_seen(cursor, task)
+    after, updated = _row(cursor, _ARRIVED, (schema, table))
     if not reading.rows == sent == after - before:
         raise TargetMismatch(
             f"{task}, target {task.pipeline.sink.target}: expected the {reading.rows} rows that were decoded, "
             f"found that {sent} were sent and {after - before} have arrived. Nothing of this range was written. "
             f"Does a trigger drop rows? Remove it: what is not in the target cannot be accounted for."
         )
+    if updated > updated_before:
+        raise TargetMismatch(
+            f"{task}, target {task.pipeline.sink.target}: {updated - updated_before} rows were updated after they "
+            f"had arrived, by a trigger. Nothing of this range was written. Drop the trigger, or use "
+            f"commit='batch', which compares what is stored with what was written."
+        )
 
 
-def _check_types(cursor: Any, task: RangeTask) -> None:
-    """The types that the driver has seen are those that were copied into: from here on the COPY keeps them."""
-    assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
-    cursor.execute(COLUMNS_OF.format("$1", "$2"), task.pipeline.sink.table_name)
-    found = {name: type_ for _, name, type_, *_ in cursor.fetchall()}
-    for column in (*task.pipeline.value.columns, *LINEAGE):
-        if found.get(column.name) != column.type:
-            raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}, column {column.name}: expected exactly the type "
-                f"{column.type} until the range is committed, found "
-                f"{found.get(column.name, 'no such column')}: it was changed while the batch ran. "
-                f"Nothing of this range was written. Change it back, or use commit='batch'."
-            )
+def _check_seen(cursor: Any, task: RangeTask) -> None:
+    """The target is what it was when the batch began; what was copied into it keeps it from being changed now."""
+    sink = task.pipeline.sink
+    assert isinstance(sink, Append)  # the pipeline takes no other
+    table = '"{}"."{}"'.format(*(part.replace('"', '""') for part in sink.table_name))
+    cursor.execute(FACTS_OF.format("$1", "$1"), (table,))
+    found = [Fact(*row) for row in cursor.fetchall()]
+    check_kinds(sink.target, found)
+    if changed := changes(task.seen, found):
+        raise TargetMismatch(
+            f"{task}, target {sink.target}: it was changed while the batch ran: {changed}. Nothing of this range "
+            f"was written. The next try checks the target as it is then."
+        )
 
 
 def _expect(task: RangeTask, what: str, found: tuple[Any, ...], expected: tuple[int, ...]) -> None:

@@ -152,6 +152,17 @@ class Pipeline:
             return int(self.max_rejects * records)
         return self.max_rejects
 
+    def too_many_rejects(self, rejected: int, records: int) -> str:
+        """How many of the records that were read are rejects, beside how many of so many may be.
+
+        Reading and checking end once there are too many, so `rejected` may be less than there are.
+        """
+        share = f"{100 * rejected / records:.2g} %"
+        return (
+            f"{rejected:,} or more of the {records:,} records read were rejected ({share}); "
+            f"max_rejects={self.max_rejects} allows {self.rejects_allowed(records):,}"
+        )
+
     @property
     def is_transformed(self) -> bool:
         """Whether rows are what a transform makes of the decoded records."""

@@ -1,7 +1,8 @@
 """What the next batch processes: stored offsets + the log + limits → a plan. Pure, no I/O."""
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal
 from uuid import UUID
@@ -13,7 +14,7 @@ from exactbatch.errors import (
     StartOutOfRange,
     TopicRecreated,
 )
-from exactbatch.offsets import OffsetRange
+from exactbatch.offsets import Log, OffsetRange
 
 TopicPartition = tuple[str, int]
 OnLoss = Literal["fail", "record"]
@@ -42,6 +43,14 @@ class LogPartition:
         return f"topic {self.topic!r}, partition {self.partition}"
 
 
+@dataclass(frozen=True, slots=True)
+class FoundRecord:
+    """The first committed record of a partition at or after a time: its offset, and its own time, in ms."""
+
+    offset: int
+    timestamp: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOffset:
     """Where a pipeline stands in one partition: every offset below `next_offset` is accounted for."""
@@ -66,13 +75,9 @@ class Covered:
     batch_id: int | None
 
     @property
-    def log(self) -> tuple[str, int, UUID]:
+    def log(self) -> Log:
         """The partition of the topic's life that the offsets belong to."""
         return self.topic, self.partition, self.topic_id
-
-    def overlaps(self, range_: OffsetRange) -> bool:
-        """Whether they have an offset in common, of the same log or not."""
-        return self.from_offset < range_.until_offset and range_.from_offset < self.until_offset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +99,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One advance: where partitions start that have no stored offset yet, what is lost, what to process."""
+    """One advance: where partitions start that have no stored offset yet, what is lost, what to process.
+
+    `unnamed` are the partitions that start at their earliest because `start`, a mapping or what a group has
+    committed, has no offset for them.
+    """
 
     seeds: tuple[StoredOffset, ...]
     losses: tuple[OffsetRange, ...]
     ranges: tuple[OffsetRange, ...]
+    unnamed: tuple[TopicPartition, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -126,13 +136,19 @@ def plan_advance(
     known_topics = {each.topic for each in stored}
     _check_partitions_are_there(stored, log)
     _check_start_is_there(start, log, known_topics)
-    seeds, losses, positions = [], [], []
+    seeds, losses, positions, unnamed = [], [], [], []
     for partition in sorted(log, key=lambda p: (p.topic, p.partition)):
         offset = stored_at.get((partition.topic, partition.partition))
         if offset is None:
             first_run = partition.topic not in known_topics
             position = _start_of(partition, start) if first_run else partition.earliest
             seeds.append(_stored(partition, position))
+            if (
+                first_run
+                and isinstance(start, Mapping)
+                and (partition.topic, partition.partition) not in start
+            ):
+                unnamed.append((partition.topic, partition.partition))
         else:
             _check_same_log(offset, partition)
             position = max(offset.next_offset, partition.earliest)
@@ -145,7 +161,7 @@ def plan_advance(
         for (partition, position), take in zip(positions, takes, strict=True)
         if take
     )
-    return Plan(seeds=tuple(seeds), losses=tuple(losses), ranges=ranges)
+    return Plan(seeds=tuple(seeds), losses=tuple(losses), ranges=ranges, unnamed=tuple(unnamed))
 
 
 def check_same_logs(stored: Sequence[StoredOffset], log: Sequence[LogPartition]) -> None:
@@ -156,25 +172,32 @@ def check_same_logs(stored: Sequence[StoredOffset], log: Sequence[LogPartition])
         _check_same_log(offset, there[offset.topic, offset.partition])
 
 
+class Coverage:
+    """Rows of exactbatch.coverage, none of which overlaps another; those of a range are found without a scan."""
+
+    def __init__(self, rows: Iterable[Covered]) -> None:
+        self._of_log: dict[Log, list[Covered]] = defaultdict(list)
+        for row in sorted(rows, key=lambda row: row.from_offset):
+            self._of_log[row.log].append(row)
+
+    def overlapping(self, range_: OffsetRange) -> list[Covered]:
+        """The rows that have an offset of the range, in their order."""
+        rows = self._of_log.get(range_.log, [])
+        first = bisect_right(rows, range_.from_offset, key=lambda row: row.until_offset)
+        end = bisect_left(rows, range_.until_offset, key=lambda row: row.from_offset)
+        return rows[first:end]
+
+    def batches(self, range_: OffsetRange) -> set[int]:
+        """The batches whose results stand for some offsets of the range."""
+        return {row.batch_id for row in self.overlapping(range_) if row.batch_id is not None}
+
+
 def covered_parts(
     ranges: Sequence[OffsetRange], coverage: Sequence[Covered]
 ) -> list[tuple[OffsetRange, tuple[int, ...]]]:
     """Each range, and the batches whose results stand for some of its offsets."""
-    return [
-        (
-            range_,
-            tuple(
-                sorted(
-                    {
-                        each.batch_id
-                        for each in coverage
-                        if each.batch_id is not None and each.log == range_.log and each.overlaps(range_)
-                    }
-                )
-            ),
-        )
-        for range_ in ranges
-    ]
+    found = Coverage(coverage)
+    return [(range_, tuple(sorted(found.batches(range_)))) for range_ in ranges]
 
 
 def share(available: Sequence[int], limits: Limits) -> list[int]:

@@ -23,6 +23,8 @@ from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, covered_parts
 from exactbatch.replay_planner import check_above_horizons
+from exactbatch.sinks import Sink
+from exactbatch.sinks.catalog import Fact, check_kinds, check_unchanged
 from exactbatch.staging import Staged, StagedBatch, StagingTables, identifier
 
 
@@ -46,30 +48,34 @@ def publish(
     connection: Any,
     pipeline: Pipeline,
     *,
+    plan_id: UUID,
     tables: StagingTables,
     columns: Sequence[Column],
     staged: StagedBatch,
     topic_ids: Mapping[str, UUID],
+    seen: Sequence[Fact],
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
-    `columns` are those of a row, beside its lineage. `staged` is what the task attempts
-    that Spark accepted have staged. `topic_ids` are the topics' ids as the broker told them
-    after the last record was read.
+    `plan_id` is the plan whose ranges were staged. `columns` are those of a row, beside its lineage. `staged` is
+    what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids as the broker told them
+    after the last record was read. `seen` is what facts_of() gave before rows were checked against the target.
 
-    Raises Fenced when another batch took this one's place, ReplayRefused below a horizon, TopicRecreated,
+    Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
+    plan, ReplayRefused below a horizon, TopicRecreated,
     StagedRowsDiffer, TargetMismatch when the target refuses rows, and PostgresUnavailable, after which the
     outcome is unknown and the ledger knows it.
     """
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         ledger.lock(pipeline)
-        batch = ledger.batch(tables.batch_id, lock=True)
+        batch = ledger.batch(tables.batch_id, plan_id, lock=True)
         if check_publishable(ledger, pipeline, batch):
             return Published(batch, wrote=False)
         ranges = ledger.ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
         _check_complete(ranges, staged.pieces)
+        _hold(cursor, pipeline.sink, seen)
         if batch.kind == "advance":
             _advance(ledger, pipeline, batch, ranges)
             failpoint("publish.after_advance")
@@ -89,6 +95,7 @@ def publish(
         _check_inserted(pipeline, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
         ledger.cover(batch)
+        _check_covered(ledger, batch, ranges)
         ledger.commit(
             batch,
             rows=rows,
@@ -100,7 +107,24 @@ def publish(
         failpoint("publish.before_commit")
     failpoint("publish.after_commit")
     with transaction(connection):
-        return Published(ledger.batch(tables.batch_id), wrote=True)
+        return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
+
+
+def facts_of(cursor: Any, sink: Sink) -> tuple[Fact, ...]:
+    """What the database says of the target and the tables beside it."""
+    return tuple(fact for table in sink.tables for fact in table.facts(cursor))
+
+
+def _hold(cursor: Any, sink: Sink, seen: Sequence[Fact]) -> None:
+    """Let nobody change the target or the tables beside it from now on, unless somebody has."""
+    if sink.kind != "append":
+        # Its rows are computed from what all pipelines have committed that share it.
+        sink.tables[-1].lock(cursor)
+    for table in sink.tables:
+        table.lock_writers(cursor)
+    found = facts_of(cursor, sink)
+    check_kinds(sink.target, found)
+    check_unchanged(sink.target, seen, found)
 
 
 def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
@@ -172,9 +196,9 @@ def _take_back(
     """Take back what the ranges had produced: rows, rejects and coverage."""
     covered = ledger.covering(batch)
     parts = covered_parts(ranges, covered)
+    pipeline.sink.check_replay(cursor)
     pipeline.sink.take_back(cursor, parts)
-    for range_, batch_ids in parts:
-        ledger.delete_rejects(pipeline, range_, batch_ids)
+    ledger.delete_rejects(pipeline, parts)
     ledger.uncover(batch)
     if pipeline.sink.lineage == "batch":
         replaced = sorted({each.batch_id for each in covered if each.batch_id is not None})
@@ -184,6 +208,22 @@ def _take_back(
                 f"planned, found that batch {cut[0]} has results beyond this replay's ranges: another replay "
                 f"has committed since this one was planned. Nothing was written; plan the replay again."
             )
+
+
+def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
+    """The ledger's own tables are in the database as well: a trigger or a policy of theirs may alter a row."""
+    covered = {
+        (each.topic, each.partition, each.from_offset, each.until_offset, each.batch_id)
+        for each in ledger.covering(batch)
+    }
+    wanted = {
+        (each.topic, each.partition, each.from_offset, each.until_offset, batch.batch_id) for each in ranges
+    }
+    if covered != wanted:
+        raise TargetMismatch(
+            f"batch {batch.batch_id}: exactbatch.coverage does not hold what was written into it: a trigger, a "
+            f"rule or a policy of the ledger's tables alters it. Nothing was written. Drop it."
+        )
 
 
 def _check_staged(cursor: Any, table: str, expected: Mapping[int, int]) -> None:

@@ -33,6 +33,7 @@ from exactbatch.errors import (
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_client import Troubles, reader_properties, refused
 from exactbatch.offsets import OffsetRange
+from exactbatch.values.message import read_headers
 
 # consume() waits until it has as many messages as it was asked for or this time has passed, in seconds.
 _POLL: Final = 0.1
@@ -60,7 +61,6 @@ _offset = methodcaller("offset")
 _error = methodcaller("error")
 _key = methodcaller("key")
 _value = methodcaller("value")
-_headers = methodcaller("headers")
 _timestamp = methodcaller("timestamp")
 
 
@@ -87,8 +87,8 @@ class Records:
         return pa.array(list(map(_value, self.messages)), pa.binary())
 
     def headers(self) -> list[Any]:
-        """For each record its headers, a list of (name, bytes or None), or None."""
-        return list(map(_headers, self.messages))
+        """For each record its headers, as read_headers() gives them."""
+        return read_headers(self.messages)
 
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that neither Arrow

@@ -13,13 +13,13 @@ from exactbatch.ledger import Batch, Ledger, Run, transaction
 from exactbatch.ledger.ledger import Origin
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import LogPartition, StoredOffset, TopicPartition, covered_parts
-from exactbatch.replay_planner import ReplayPlan, plan_replay, window_ranges
+from exactbatch.planner import FoundRecord, LogPartition, StoredOffset, TopicPartition, covered_parts
+from exactbatch.replay_planner import ReplayPlan, check_not_from_the_future, plan_replay, window_ranges
 from exactbatch.replay_request import AskedRange, ReplayRequest
 
-# For each of the two times of a window, and for the beginning of all times, the first offset at or after it,
+# For each of the two times of a window, and for the beginning of all times, the first record at or after it,
 # where there is one.
-_Found = Mapping[datetime, Mapping[TopicPartition, int]]
+_Found = Mapping[datetime, Mapping[TopicPartition, FoundRecord]]
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -38,11 +38,20 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do; `rows` is what it would take back altogether."""
+    """What a replay would do; `rows` is what it would take back altogether.
+
+    `missing_index` is the statement that creates an index for it, where the target has none.
+    """
 
     plan: ReplayPlan
     taken_back: tuple[TakenBack, ...]
     rows: int
+    missing_index: str | None = None
+
+
+def missing_index(cursor: Any, pipeline: Pipeline) -> str | None:
+    """The statement that creates an index for replays, where the table with lineage is there and has none."""
+    return pipeline.sink.contributions.tables[0].missing_index(cursor)
 
 
 def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> Preview:
@@ -60,19 +69,15 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
         _check_compacted(planned, compacted)
         parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
-        by_range = pipeline.sink.lineage == "record"
+        counts = pipeline.sink.counts(cursor, parts)
         taken_back = tuple(
-            TakenBack(
-                range_,
-                batch_ids,
-                pipeline.sink.count(cursor, [(range_, batch_ids)]) if by_range else None,
-                ledger.count_rejects(pipeline, range_, batch_ids),
-            )
-            for range_, batch_ids in parts
+            TakenBack(range_, batch_ids, count, ledger.count_rejects(pipeline, range_, batch_ids))
+            for (range_, batch_ids), count in zip(parts, counts, strict=True)
         )
         # Where rows do not tell their offsets, all ranges are counted at once; else they have been.
-        rows = sum(each.rows or 0 for each in taken_back) if by_range else pipeline.sink.count(cursor, parts)
-        return Preview(planned, taken_back, rows)
+        by_range = pipeline.sink.lineage == "record"
+        rows = sum(each or 0 for each in counts) if by_range else pipeline.sink.count(cursor, parts)
+        return Preview(planned, taken_back, rows, missing_index(cursor, pipeline))
 
 
 def plan(
@@ -194,7 +199,7 @@ def _ask(
     """
     partitions = log.processed_partitions(pipeline.topics, stored)
     times = (*request.window, _BEGINNING) if request.window is not None else ()
-    return partitions, {at: log.offsets_at(partitions, at) for at in times}
+    return partitions, {at: log.records_at(partitions, at) for at in times}
 
 
 def _compacted(log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
@@ -271,14 +276,23 @@ def _window(
     now = datetime.now(UTC)
     if not request.available_only and request.window[0] <= now:
         _check_beginning(ledger, pipeline, request.window, stored, partitions, found)
+    if request.window[1] <= now:
+        check_not_from_the_future(stored, found[request.window[1]], request.window, now=now)
     offsets: list[dict[TopicPartition, int | None]] = []
     for at in request.window:
         offsets.append({})
         for partition in partitions:
             key = partition.topic, partition.partition
+            first = found[at].get(key)
             # A time that is still to come has no offset: what belongs to it may not be there yet.
             offsets[-1][key] = (
-                ledger.boundary(pipeline, partition, at, found[at].get(key, partition.last_stable), keep=keep)
+                ledger.boundary(
+                    pipeline,
+                    partition,
+                    at,
+                    partition.last_stable if first is None else first.offset,
+                    keep=keep,
+                )
                 if at <= now
                 else None
             )

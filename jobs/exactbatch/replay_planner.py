@@ -1,21 +1,29 @@
 """What a replay processes: what was asked for + where the pipeline stands + the log → a plan. Pure, no I/O."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Literal
+from typing import Final, Literal
 
 from exactbatch.errors import OffsetsLost, ReplayRefused
 from exactbatch.offsets import Log, OffsetRange, union
 from exactbatch.planner import (
+    Coverage,
     Covered,
+    FoundRecord,
     LogPartition,
     StoredOffset,
     TopicPartition,
     check_same_logs,
 )
 from exactbatch.replay_request import AskedRange
+
+# How far ahead of the planner's clock a record's time may lie: what Kafka 4 lets producers write by default
+# (message.timestamp.after.max.ms).
+_AHEAD: Final = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,32 @@ def window_ranges(
     return asked
 
 
+def check_not_from_the_future(
+    stored: Sequence[StoredOffset],
+    ends: Mapping[TopicPartition, FoundRecord],
+    window: tuple[datetime, datetime],
+    *,
+    now: datetime,
+) -> None:
+    """Raise ReplayRefused where a window ends at a record whose time is yet to come, with others behind it.
+
+    `ends` gives the first record at or after the end of the window. For Kafka it stands before all of that time,
+    so what follows it, of whatever time, would be left out of this window and of each one after it.
+    """
+    latest = round((now + _AHEAD).timestamp() * 1000)
+    for each in stored:
+        record = ends.get((each.topic, each.partition))
+        if record is not None and record.timestamp > latest and record.offset + 1 < each.next_offset:
+            start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in window)
+            raise ReplayRefused(
+                f"topic {each.topic!r}, partition {each.partition}, offset {record.offset}: the record there has "
+                f"a time in the future, {_moment(record.timestamp)}, and {each.next_offset - record.offset - 1} "
+                f"processed offsets follow it. Kafka finds it for every time up to then, so the window {start} "
+                f"to {end} UTC would end there and leave out what follows. Replay by offsets instead: "
+                f"--range {each.topic}:{each.partition}:FROM-UNTIL."
+            )
+
+
 def plan_replay(
     asked: Sequence[AskedRange],
     stored: Sequence[StoredOffset],
@@ -100,6 +134,7 @@ def plan_replay(
     compacted, above = _cut_at_horizons(asked_for, horizons)
     if compacted and not available_only:
         raise ReplayRefused(_compacted_message(compacted[0], above, horizons))
+    found = Coverage(coverage)
     removed = []
     ranges = []
     for range_ in above:
@@ -107,7 +142,7 @@ def plan_replay(
         lost, left = range_.cut(earliest)
         if lost is not None:
             if lineage == "batch":
-                _check_no_batch_is_lost(lost, coverage, earliest)
+                _check_no_batch_is_lost(lost, found, earliest)
             if not available_only:
                 raise OffsetsLost(_lost_message(range_, lost, left, earliest))
             removed.append(lost)
@@ -169,12 +204,11 @@ def _widen(
     partitions: Mapping[TopicPartition, LogPartition],
 ) -> list[Widening]:
     """The parts of touched batches that were not asked for."""
-    touched = {
-        each.batch_id
-        for each in coverage
-        for range_ in wanted
-        if each.batch_id is not None and each.log == range_.log and each.overlaps(range_)
-    }
+    found = Coverage(coverage)
+    touched = {batch_id for range_ in wanted for batch_id in found.batches(range_)}
+    of_log: dict[Log, list[OffsetRange]] = defaultdict(list)
+    for range_ in wanted:
+        of_log[range_.log].append(range_)
     widened = []
     for each in coverage:
         if each.batch_id is None or each.batch_id not in touched:
@@ -186,20 +220,19 @@ def _widen(
                 f"that {each.topic!r} is no longer a topic of the pipeline, or was created again"
             )
         rest = [partition.range(each.from_offset, each.until_offset)]
-        for range_ in wanted:
+        for range_ in of_log[each.log]:
             rest = [piece for one in rest for piece in one.without(range_)]
         widened += [Widening(each.batch_id, piece) for piece in rest]
     return widened
 
 
-def _check_no_batch_is_lost(lost: OffsetRange, coverage: Iterable[Covered], earliest: int) -> None:
-    for each in coverage:
-        if each.batch_id is not None and each.log == lost.log and each.overlaps(lost):
-            raise OffsetsLost(
-                f"{lost}: expected all of batch {each.batch_id} in the log, whose rows can only be replaced as "
-                f"a whole (lineage='batch'), found that retention has removed its offsets below {earliest}. "
-                f"The replay is refused: it would lose what these offsets had given."
-            )
+def _check_no_batch_is_lost(lost: OffsetRange, coverage: Coverage, earliest: int) -> None:
+    if batch_ids := coverage.batches(lost):
+        raise OffsetsLost(
+            f"{lost}: expected all of batch {min(batch_ids)} in the log, whose rows can only be replaced as "
+            f"a whole (lineage='batch'), found that retention has removed its offsets below {earliest}. "
+            f"The replay is refused: it would lose what these offsets had given."
+        )
 
 
 def _cut_at_horizons(
@@ -234,6 +267,14 @@ def _lost_message(range_: OffsetRange, lost: OffsetRange, left: OffsetRange | No
             else "Nothing of it can be replayed; its results stay as they are."
         )
     )
+
+
+def _moment(milliseconds: int) -> str:
+    """A time since 1970, where the calendar of Python reaches it: a producer may have sent nanoseconds."""
+    try:
+        return f"{datetime.fromtimestamp(milliseconds / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, OSError, ValueError):
+        return f"{milliseconds} ms since 1970"
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 import io
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 from rich.console import Console
 from rich.table import Table
@@ -41,6 +42,7 @@ class Report:
         """What an asset event carries."""
         return {
             "batch_id": self.batch.batch_id,
+            "plan_id": str(self.batch.plan_id),
             "pipeline": self.batch.pipeline,
             "kind": self.batch.kind,
             "records": self.batch.records,
@@ -77,20 +79,22 @@ class Report:
         return render(table, _held_back(self.log))
 
 
-def load_report(postgres: str, kafka: KafkaLog, pipeline: Pipeline, batch_id: int) -> Report:
+def load_report(
+    postgres: str, kafka: KafkaLog, pipeline: Pipeline, batch_id: int, plan_id: UUID | None = None
+) -> Report:
     """Read a batch's report from the ledger and the broker.
 
-    Raises NotRegistered, PostgresUnavailable, KafkaUnavailable, TopicMissing.
+    Raises BatchLost, NotRegistered, PostgresUnavailable, KafkaUnavailable, TopicMissing.
     """
     connection = connect(postgres, application="exactbatch report")
     try:
         with transaction(connection):
             ledger = Ledger(connection)
+            batch = ledger.batch(batch_id, plan_id)
             ranges = ledger.ranges_with_records(batch_id)
             stored = {
                 (each.topic, each.partition): each.next_offset for each in ledger.stored_offsets(pipeline)
             }
-            batch = ledger.batch(batch_id)
     finally:
         connection.close()
     return Report(

@@ -1,15 +1,21 @@
 """The Spark session of a batch."""
 
 import os
+import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from exactbatch.errors import TasksFailed
 from exactbatch.pipeline import Pipeline
+
+_ZONE: Final = "spark.sql.session.timeZone"
+_NAME: Final = re.compile(r"[A-Za-z]+(/[A-Za-z_]+)*")  # UTC or Asia/Tokyo
 
 
 @contextmanager
@@ -27,6 +33,21 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
         builder = builder.config(name, value)
     with end_of_jvm_told(), builder.getOrCreate() as session:
         yield session
+
+
+def set_time_zone(spark: SparkSession, pipeline: Pipeline) -> None:
+    """Let a transform see times in UTC, or in the zone that the pipeline's spark_conf names, wherever it runs.
+
+    That is the zone of SQL, of datetimes without one that become literals on the driver (py4j takes them for local
+    time), and of those that Python functions get on executors (Spark makes local times of them). Spark takes zones
+    that the C library reads in another way, as +02:00: Python has UTC then. It stays so for this process.
+    """
+    zone = pipeline.spark_conf.get(_ZONE, "UTC")
+    local = pipeline.spark_conf.get("spark.executorEnv.TZ", zone if _NAME.fullmatch(zone) else "UTC")
+    spark.conf.set(_ZONE, zone)
+    # The environment of the Python workers of tasks that begin from here on, and of this process.
+    spark.sparkContext.environment["TZ"] = os.environ["TZ"] = local
+    time.tzset()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import LogEndedEarly, TargetMismatch
-from exactbatch.ledger import transaction, with_timeouts
+from exactbatch.ledger import transaction
 from exactbatch.offsets import OffsetRange
 from exactbatch.own_errors import psycopg2_said
 from exactbatch.pipeline import Pipeline
@@ -29,6 +29,18 @@ from exactbatch.staging import Rejected, StagedBatch, StagingTables, identifier,
 
 # Offsets: records that are no farther apart are read in one go.
 _NEAR: Final = 1_000
+# What a value may raise in the functions of its type.
+_RAISED: Final = (
+    psycopg2.DataError,
+    psycopg2.IntegrityError,
+    psycopg2.InternalError,
+    psycopg2.NotSupportedError,
+    psycopg2.ProgrammingError,
+)
+# SQLSTATEs that tell of the server, the session or a privilege, and not of a value.
+_TROUBLES: Final = "^(08|25|40|53|57|58|XX|42501)"
+_FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_misfit")
+_SHOWN: Final = 200  # characters of a value that a reason repeats
 _CHUNK: Final = 10_000  # records that are read and staged as rejects at a time
 
 
@@ -68,11 +80,16 @@ def sift(
             unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
     if not unfit:
         return staged
-    postgres = with_timeouts(settings.postgres, application="exactbatch", timeout=pipeline.publish_timeout)
     for start in range(0, len(unfit), _CHUNK):
         chunk = unfit[start : start + _CHUNK]
         rejected = reject_batch(_records(chunk, ranges, pipeline, settings))
-        stage_rejects(postgres, tables, [rejected], timeout=pipeline.statement_timeout)
+        stage_rejects(
+            settings.postgres,
+            tables,
+            [rejected],
+            publish_timeout=pipeline.publish_timeout,
+            statement_timeout=pipeline.statement_timeout,
+        )
     with transaction(connection) as cursor:
         taken = _delete(cursor, tables, staged)
     rejects = Counter(staged.rejects)
@@ -147,24 +164,16 @@ def _unfit(
     *,
     most: int,
 ) -> list[_Unfit]:
-    conditions = sql.SQL(" or ").join(sql.SQL("({})").format(each.condition) for each in misfits)
-    reasons = sql.SQL(" ").join(
-        sql.SQL("when {} then {}").format(each.condition, each.reason) for each in misfits
-    )
-    cursor.execute(
-        sql.SQL(
-            "select min(task_attempt) as attempt, kafka_topic, kafka_partition, kafka_offset, "
-            "min(case {reasons} end) as reason from {staging} "
-            "where task_attempt = any({attempts}) and ({conditions}) "
-            "group by 2, 3, 4 order by 2, 3, 4 limit {most}"
-        ).format(
-            reasons=reasons,
-            staging=identifier(tables.rows),
-            attempts=sql.Literal(staged.attempts),
-            conditions=conditions,
-            most=sql.Literal(most + 1),
-        )
-    )
+    cursor.execute("savepoint unfit")
+    try:
+        cursor.execute(_all_at_once(misfits, tables, staged, most))
+    except _RAISED as error:
+        if (error.pgcode or "").startswith("XX"):
+            raise
+        # A check of a domain, or a type of an extension, raises where Postgres's own types say no.
+        cursor.execute("rollback to savepoint unfit")
+        cursor.execute(_function(cursor, misfits, tables))
+        cursor.execute(_one_by_one(tables, staged, most))
     unfit = [_Unfit(*row) for row in cursor.fetchall()]
     if unfit and unfit[-1].topic is None:
         raise TargetMismatch(
@@ -173,6 +182,80 @@ def _unfit(
             f"target."
         )
     return unfit
+
+
+def _all_at_once(
+    misfits: Sequence[Misfit], tables: StagingTables, staged: StagedBatch, most: int
+) -> sql.Composable:
+    return sql.SQL(
+        "select min(task_attempt) as attempt, kafka_topic, kafka_partition, kafka_offset, "
+        "min(case {reasons} end) as reason from {staging} "
+        "where task_attempt = any({attempts}) and ({conditions}) "
+        "group by 2, 3, 4 order by 2, 3, 4 limit {most}"
+    ).format(
+        reasons=_cases(misfits),
+        staging=identifier(tables.rows),
+        attempts=sql.Literal(staged.attempts),
+        conditions=sql.SQL(" or ").join(sql.SQL("({})").format(each.condition) for each in misfits),
+        most=sql.Literal(most + 1),
+    )
+
+
+def _cases(misfits: Sequence[Misfit]) -> sql.Composable:
+    return sql.SQL(" ").join(
+        sql.SQL("when {} then {}").format(each.condition, each.reason) for each in misfits
+    )
+
+
+def _function(cursor: Any, misfits: Sequence[Misfit], tables: StagingTables) -> sql.Composable:
+    """A function that gives the reason why a staged row does not fit, also where Postgres raises it.
+
+    It lasts as long as the session. Each row costs it a subtransaction for each column with a check.
+    """
+    blocks = sql.SQL(" ").join(
+        sql.SQL(
+            "begin "
+            "select {reason} into reason from (select (staged).*) staged_row where {condition}; "
+            "if reason is not null then return reason; end if; "
+            "exception when others then "
+            "if sqlstate ~ {troubles} then raise; end if; "
+            "return {where} || sqlerrm || "
+            "coalesce(', found ' || left((select {column}::text from (select (staged).*) staged_row), {shown}), "
+            "''); end;"
+        ).format(
+            reason=misfit.reason,
+            condition=misfit.condition,
+            troubles=sql.Literal(_TROUBLES),
+            where=sql.Literal("" if misfit.column is None else f"column {misfit.column!r}: "),
+            column=sql.SQL("null") if misfit.column is None else sql.Identifier(misfit.column),
+            shown=sql.Literal(_SHOWN),
+        )
+        for misfit in misfits
+    )
+    body = sql.SQL(
+        "#variable_conflict use_column\ndeclare reason text; staged alias for $1; begin {} return null; end"
+    )
+    return sql.SQL(
+        "create or replace function {function}({staging}) returns text language plpgsql as {body}"
+    ).format(
+        function=_FUNCTION,
+        staging=identifier(tables.rows),
+        body=sql.Literal(body.format(blocks).as_string(cursor)),
+    )
+
+
+def _one_by_one(tables: StagingTables, staged: StagedBatch, most: int) -> sql.Composable:
+    return sql.SQL(
+        "select min(task_attempt) as attempt, kafka_topic, kafka_partition, kafka_offset, min(reason) as reason "
+        "from (select task_attempt, kafka_topic, kafka_partition, kafka_offset, {function}(staged) as reason "
+        "from {staging} staged where task_attempt = any({attempts}) offset 0) judged "
+        "where reason is not null group by 2, 3, 4 order by 2, 3, 4 limit {most}"
+    ).format(
+        function=_FUNCTION,
+        staging=identifier(tables.rows),
+        attempts=sql.Literal(staged.attempts),
+        most=sql.Literal(most + 1),
+    )
 
 
 def _records(

@@ -13,20 +13,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import adbc_driver_postgresql.dbapi
 import pyarrow as pa
-import pyarrow.compute as pc
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint
+from exactbatch.ledger import connect_arrow
 from exactbatch.offsets import OffsetRange
 from exactbatch.patience import Patience, within
 from exactbatch.read import Records, read_range
 from exactbatch.values import Decoded, Format, WithMessage, as_changes, headers_as_json
+from exactbatch.values.message import UNREADABLE, Unreadable, read_headers
+from exactbatch.values.storable import NUL, check_storable
 
 SCHEMA: Final = "exactbatch_staging"
+APPLICATION: Final = "exactbatch task"  # what pg_stat_activity shows of a task
 _TABLE: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows|rejects)")
 # These come before a row's own columns: publish counts by task_attempt, and Postgres takes a tuple apart
 # from its start up to the last column that is asked for.
@@ -103,6 +105,7 @@ class StageTask:
     changes: ChangesOf | None
     max_rejects: int
     read_timeout: float
+    publish_timeout: float
     statement_timeout: float
 
 
@@ -198,20 +201,25 @@ def identifier(table: str) -> sql.Identifier:
 
 
 def stage_rejects(
-    postgres: str, tables: StagingTables, rejected: Iterable[pa.RecordBatch], *, timeout: float
+    postgres: str,
+    tables: StagingTables,
+    rejected: Iterable[pa.RecordBatch],
+    *,
+    publish_timeout: float,
+    statement_timeout: float,
 ) -> None:
     """Stage rejected records, on the driver or an executor.
 
     Raises what sqlstates.MEANINGS says of the server's answer, and PostgresUnavailable when Postgres says nothing
-    for `timeout` seconds.
+    for `statement_timeout` seconds.
     """
 
     def copy(_: Patience) -> None:
-        with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
+        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
             _copy(connection, tables.rejects, REJECT, iter(rejected))
             connection.commit()
 
-    within(timeout, copy, where=f"batch {tables.batch_id}, staging rejected records")
+    within(statement_timeout, copy, where=f"batch {tables.batch_id}, staging rejected records")
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -223,7 +231,9 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
     counts = _Counts()
 
     def copy(patience: Patience) -> None:
-        with adbc_driver_postgresql.dbapi.connect(task.postgres) as connection:
+        with connect_arrow(
+            task.postgres, application=APPLICATION, timeout=task.publish_timeout
+        ) as connection:
             rejected: list[pa.RecordBatch] = []
             rows = patience.between(_decoded_rows(task, attempt, counts, rejected))
             _copy(connection, task.tables.rows, _row_schema(task.columns), rows)
@@ -238,12 +248,9 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
             within(task.statement_timeout, copy, where=f"{task.range}, staging its rows")
     except Exception as error:
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
-        happened = counts.error or error
-        if isinstance(happened, ExactbatchError) and not happened.retryable:
-            return happened
-        if happened is not error:
-            raise happened from error
-        raise
+        if counts.error is not None and counts.error.retryable:
+            raise counts.error from error
+        return _returned(counts.error or error)
     return Staged(task.range, attempt, counts.records, counts.rows, counts.rejects, counts.tombstones)
 
 
@@ -259,7 +266,13 @@ def decode(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Staged | 
             for batch in _decoded_rows(task, attempt, counts, rejected):
                 yield batch.select(decoded_schema(task.columns).names)
             if rejected:
-                stage_rejects(task.postgres, task.tables, rejected, timeout=task.statement_timeout)
+                stage_rejects(
+                    task.postgres,
+                    task.tables,
+                    rejected,
+                    publish_timeout=task.publish_timeout,
+                    statement_timeout=task.statement_timeout,
+                )
     except ExactbatchError as error:
         if error.retryable:
             raise
@@ -282,12 +295,13 @@ def stage_rows(
     columns: Sequence[Column],
     attempt: int,
     *,
-    timeout: float,
+    publish_timeout: float,
+    statement_timeout: float,
 ) -> int | ExactbatchError:
     """Stage rows that have these columns and, if they tell it, their lineage, on an executor; return how many.
 
     A terminal error is returned, as of a value that no Postgres can store. Raises PostgresUnavailable when
-    Postgres takes no rows, or does not answer, for `timeout` seconds.
+    Postgres takes no rows, or does not answer, for `statement_timeout` seconds.
     """
     schema = _row_schema(columns)
     counts = _Counts()
@@ -295,7 +309,7 @@ def stage_rows(
     def tagged() -> Iterator[pa.RecordBatch]:
         for batch in batches:
             try:
-                _refuse_nul(batch)
+                _refuse_unstorable(batch)
             except TransformFailed as error:
                 counts.error = error
                 raise
@@ -303,21 +317,26 @@ def stage_rows(
             yield _tagged(batch, schema, attempt)
 
     def copy(patience: Patience) -> None:
-        with adbc_driver_postgresql.dbapi.connect(postgres) as connection:
+        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
             _copy(connection, tables.rows, schema, patience.between(tagged()))
             failpoint("stage.before_copy_commit")
             connection.commit()
             failpoint("stage.after_copy_commit")
 
     try:
-        within(timeout, copy, where=f"batch {tables.batch_id}, staging rows of the transform")
+        within(statement_timeout, copy, where=f"batch {tables.batch_id}, staging rows of the transform")
     except Exception as error:
         if counts.error is not None:
             return counts.error
-        if isinstance(error, ExactbatchError) and not error.retryable:
-            return error
-        raise
+        return _returned(error)
     return counts.rows
+
+
+def _returned(error: Exception) -> ExactbatchError:
+    """A terminal error, for the driver; any other is raised again."""
+    if isinstance(error, ExactbatchError) and not error.retryable:
+        return error
+    raise error
 
 
 def _tagged(batch: pa.RecordBatch, schema: pa.Schema, attempt: int) -> pa.RecordBatch:
@@ -328,18 +347,25 @@ def _tagged(batch: pa.RecordBatch, schema: pa.Schema, attempt: int) -> pa.Record
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _refuse_nul(batch: pa.RecordBatch) -> None:
+def _refuse_unstorable(batch: pa.RecordBatch) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_string(column.type):
-            at = pc.index(pc.fill_null(pc.match_substring(column, "\0"), False), True).as_py()
-            if at >= 0:
-                where = [
-                    batch.column(each)[at].as_py() for each in LINEAGE_NAMES[:3] if each in batch.schema.names
-                ]
-                raise TransformFailed(
-                    f"column {name!r}: expected text that Postgres can store, found U+0000 in a row of the "
-                    f"transform{_of_record(where)}. Nothing was written. Let the transform remove it."
-                )
+        if _refused(column) is None:
+            continue
+        at = next(at for at in range(len(column)) if _refused(column.slice(at, 1)))
+        where = [batch.column(each)[at].as_py() for each in LINEAGE_NAMES[:3] if each in batch.schema.names]
+        raise TransformFailed(
+            f"column {name!r}: {_refused(column.slice(at, 1))}, in a row of the "
+            f"transform{_of_record(where)}. Nothing was written. Let the transform remove it."
+        )
+
+
+def _refused(column: pa.Array) -> str | None:
+    """Why Postgres cannot store a column, of any type that Spark gives."""
+    try:
+        check_storable(column.cast(pa.timestamp("us")) if pa.types.is_timestamp(column.type) else column)
+    except ValueError as error:
+        return "expected text that Postgres can store, found U+0000" if str(error) == NUL else str(error)
+    return None
 
 
 def _of_record(where: Sequence[Any]) -> str:
@@ -461,22 +487,24 @@ def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt:
 
 def reject_batch(rejected: Iterable[Rejected]) -> pa.RecordBatch:
     """Rejected records as they were. This is the slow path: one record at a time."""
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "topic": each.topic,
-                "partition": each.partition,
-                "offset": each.message.offset(),
-                "key": each.message.key(),
-                "value": each.message.value(),
-                "headers": headers_as_json(each.message.headers()),
-                "reason": each.reason.replace("\0", "\\u0000"),
-                "task_attempt": each.attempt,
-            }
-            for each in rejected
-        ],
-        REJECT,
-    )
+    return pa.RecordBatch.from_pylist(list(map(_reject, rejected)), REJECT)
+
+
+def _reject(rejected: Rejected) -> dict[str, Any]:
+    message, reason = rejected.message, rejected.reason
+    [headers] = read_headers([message])
+    if isinstance(headers, Unreadable) and reason != UNREADABLE:
+        reason = f"{reason}; {UNREADABLE}"
+    return {
+        "topic": rejected.topic,
+        "partition": rejected.partition,
+        "offset": message.offset(),
+        "key": message.key(),
+        "value": message.value(),
+        "headers": headers_as_json(headers),
+        "reason": reason.replace("\0", "\\u0000"),
+        "task_attempt": rejected.attempt,
+    }
 
 
 def _definition(field: pa.Field) -> tuple[str, str]:

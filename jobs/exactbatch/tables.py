@@ -1,5 +1,6 @@
 """Plans, states and audits as tables that fit a terminal."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
 # Findings that are named only where there are some.
-_RARE = ("changed", "stale", "gaps")
+_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "unsafe")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -36,8 +37,11 @@ def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> T
         numbers=("from", "until", "offsets", "left"),
     )
     stable = {(each.topic, each.partition): each.last_stable for each in log}
+    starts = defaultdict(
+        lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
+    )
     for seed in plan.seeds:
-        table.add_row(_partition(seed), "starts", str(seed.next_offset), "", "", "")
+        table.add_row(_partition(seed), starts[seed.topic, seed.partition], str(seed.next_offset), "", "", "")
     for loss in plan.losses:
         table.add_row(
             _partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
@@ -80,7 +84,14 @@ def replay_notes(preview: "Preview") -> list[str]:
         f"{each.range}: taken in, because batch {each.batch_id} can only be replayed as a whole (lineage='batch')"
         for each in preview.plan.widened
     ]
+    if preview.missing_index is not None:
+        notes.append(index_note(preview.missing_index))
     return notes
+
+
+def index_note(statement: str) -> str:
+    """What to do so that replays need not read a whole table."""
+    return f"no index finds the rows of a replay, so it reads the whole table; to create one: {statement}"
 
 
 def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
@@ -186,15 +197,22 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
         f"{count} {name}" for name, count in _totals(results).items() if count or name not in _RARE
     )
     summary = f"{records} records in the log, {rows} rows: {differences}"
+    if not_ours := sum(each.not_ours for each in results):
+        summary += f"; {not_ours} rows besides that exactbatch has not written"
     if all(each.is_exact for each in results):
         return Text(f"exact: {summary}", style="bold green")
     lines = [
-        f"{each.topic}[{each.partition}] {name}: {finding.count}, at offset {', '.join(map(str, finding.first))}"
+        f"{each.topic}[{each.partition}] {name}: {finding.count}{_at(finding)}"
         for each in results
         for name, finding in each.findings.items()
         if finding.count
     ]
-    return Text("\n".join([f"NOT exact: {summary}", *lines]), style="bold red")
+    notes = [note for each in results for note in each.notes]
+    return Text("\n".join([f"NOT exact: {summary}", *lines, *notes]), style="bold red")
+
+
+def _at(finding: "Finding") -> str:
+    return f", at offset {', '.join(map(str, finding.first))}" if finding.first else ""
 
 
 def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:

@@ -62,6 +62,17 @@ _TYPES: Final[dict[type[T.DataType], str]] = {
     T.TimestampNTZType: "timestamp without time zone",
 }
 _NESTED: Final = (T.StructType, T.MapType, T.VariantType)
+# Without these Spark writes milliseconds, in the session's time zone, and leaves out fields that are null.
+_JSON_OPTIONS: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "dateFormat": "yyyy-MM-dd",
+    "timeZone": "UTC",
+    "ignoreNullFields": "false",
+}
+# What a key of a map is in Spark's JSON; of other types it writes what its memory holds, days since 1970 or an
+# address.
+_JSON_KEYS: Final = (T.StringType, T.IntegralType, T.FractionalType, T.BooleanType)
 _LINEAGE_TYPES: Final = dict(
     zip(LINEAGE_NAMES, (T.StringType(), T.IntegerType(), T.LongType(), T.TimestampType()), strict=True)
 )
@@ -122,14 +133,23 @@ class Transformed:
     def _stage_rows(self) -> dict[int, int]:
         """Stage the transformed rows; return how many each accepted attempt has staged."""
         task = self._tasks[0]
-        tables, postgres, timeout = task.tables, task.postgres, task.statement_timeout
+        tables, postgres = task.tables, task.postgres
+        publish_timeout, statement_timeout = task.publish_timeout, task.statement_timeout
         columns = self._pipeline.sink.staged_columns(self.columns)
         names = self._rows.columns
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
             named = (pa.RecordBatch.from_arrays(each.columns, names) for each in batches)
-            rows = stage_rows(named, tables, postgres, columns, attempt, timeout=timeout)
+            rows = stage_rows(
+                named,
+                tables,
+                postgres,
+                columns,
+                attempt,
+                publish_timeout=publish_timeout,
+                statement_timeout=statement_timeout,
+            )
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],
@@ -268,7 +288,7 @@ def _with_json(transformed: DataFrame) -> DataFrame:
     """Structs and maps as JSON text."""
     return transformed.select(
         *(
-            F.to_json(_column(field.name)).alias(field.name)
+            F.to_json(_column(field.name), _JSON_OPTIONS).alias(field.name)
             if _is_nested(field.dataType)
             else _column(field.name)
             for field in transformed.schema
@@ -294,6 +314,7 @@ def _columns_of(pipeline: Pipeline, transformed: DataFrame) -> tuple[Column, ...
 
 def _postgres_type(pipeline: Pipeline, name: str, type_: T.DataType) -> str:
     if _is_nested(type_):
+        _check_keys(pipeline, name, type_)
         return "jsonb"
     if isinstance(type_, T.ArrayType):
         return _postgres_type(pipeline, name, type_.elementType) + "[]"
@@ -305,6 +326,23 @@ def _postgres_type(pipeline: Pipeline, name: str, type_: T.DataType) -> str:
             f"{type_.simpleString()}: cast it in the transform"
         )
     return found
+
+
+def _check_keys(pipeline: Pipeline, name: str, type_: T.DataType) -> None:
+    """Raise TransformRefused for a map whose keys JSON cannot name."""
+    match type_:
+        case T.ArrayType():
+            _check_keys(pipeline, name, type_.elementType)
+        case T.StructType():
+            for field in type_.fields:
+                _check_keys(pipeline, name, field.dataType)
+        case T.MapType():
+            if not isinstance(type_.keyType, _JSON_KEYS):
+                raise TransformRefused(
+                    f"pipeline {pipeline.name!r}, column {name}: Spark does not write the keys of "
+                    f"{type_.simpleString()} into JSON as their values. Make them strings in the transform."
+                )
+            _check_keys(pipeline, name, type_.valueType)
 
 
 def _is_nested(type_: T.DataType) -> bool:
@@ -333,7 +371,7 @@ def _first_failing(
             & F.col("kafka_offset").between(range_.from_offset, range_.until_offset - 1)
         )
         try:
-            _transformed(pipeline, records).write.format("noop").mode("overwrite").save()
+            _with_json(_transformed(pipeline, records)).write.format("noop").mode("overwrite").save()
         except (PySparkException, Py4JJavaError) as error:
             return cause(error)
         return None

@@ -212,6 +212,7 @@ def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_p
     }
     assert "batch_id" in places["api"]
     assert "--batch-id" in places["tables"]  # rendered templates
+    assert "plan_id" in places["tables"]
     assert "SparkListenerTaskEnd" in places["event log"]
     for place, text in places.items():
         assert len(text) > 100, place

@@ -197,7 +197,7 @@ def test_a_run_that_was_deleted_and_created_again_is_a_new_one(
     [
         ({"rnages": []}, "found 'rnages': did you mean 'ranges'?"),
         ({"start": "2026-01-05T00:00:00Z"}, "both start and end, found only start"),
-        ({"batch_ids": [10_000]}, "expected batch 10000 in the ledger, found none"),
+        ({"batch_ids": [10_000]}, "batch 10000 is not in the ledger of database"),
         (
             {"ranges": [{"topic": "hourly", "partition": 0, "from_offset": 0, "until_offset": 100_000}]},
             "expected it to end at or below the stored offset",

@@ -203,46 +203,40 @@ def session(case: Case, *statements: str) -> Iterator[Any]:
 
 
 TIMEOUTS: Final = [
-    # (sink, where it waits first, the pipeline's timeouts, options of the login, error, what the message says)
+    # (sink, where it waits first, the pipeline's timeouts, error, what the message says)
     (
         "append",
         "job.after_stage",
         {"publish_timeout": 3},
-        {},
         PostgresUnavailable,
         "a lock was not granted within the publish_timeout",
     ),
-    ("upsert", "job.after_stage", {"statement_timeout": 3}, {}, PostgresUnavailable, "statement timeout"),
-    ("partition", "job.before_ranges", {"publish_timeout": 3}, {}, TasksFailed, "lock timeout"),
+    ("upsert", "job.after_stage", {"statement_timeout": 3}, PostgresUnavailable, "statement timeout"),
+    ("partition", "job.before_ranges", {"publish_timeout": 3}, TasksFailed, "lock timeout"),
     (
         "aggregate",
         "job.after_stage",
         {"publish_timeout": 1},
-        {},
         PostgresUnavailable,
         "a lock was not granted within the publish_timeout",
     ),
-    ("partition", "job.before_ranges", {}, {"statement_timeout": "3s"}, TasksFailed, "statement timeout"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("sink", "moment", "timeouts", "options", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:2]
-)
+@pytest.mark.parametrize(("sink", "moment", "timeouts", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:2])
 def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact(
     make_case: MakeCase,
     sink: str,
     moment: str,
     timeouts: dict[str, float],
-    options: dict[str, str],
     error: type[ExactbatchError],
     words: str,
 ) -> None:
-    """The lock_timeout or the statement_timeout of the pipeline, or the latter of an executor's login."""
+    """The lock_timeout or the statement_timeout of the pipeline; that of a login does not count."""
     case = make_case(sink, **{"publish_timeout": 60, **timeouts})
     batch_id = case.plan()
     with (
-        case.held(batch_id, moment, **options) as batch,
+        case.held(batch_id, moment, lock_timeout="1ms", statement_timeout="1ms") as batch,
         session(case, f"lock table public.{case.pipeline.name} in share mode"),
     ):
         assert words in case.refused(batch.result, error)
@@ -305,9 +299,7 @@ def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sink", ["append", "partition"])
-def test_tasks_whose_copy_takes_longer_than_a_statement_may_are_tried_again(
-    make_case: MakeCase, sink: str
-) -> None:
+def test_a_copy_may_take_longer_than_the_login_lets_a_statement(make_case: MakeCase, sink: str) -> None:
     case = make_case(sink)
     with case.held(case.plan(), "read.after_records", statement_timeout="4s") as batch:
         time.sleep(4.5)

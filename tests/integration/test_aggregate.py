@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from psycopg2 import sql
 from pyspark import cloudpickle
 from test_batch import MakePipeline, MakeTopic, World, world
 
@@ -795,3 +796,50 @@ def _measured(delays: list[int | None]) -> tuple[Any, ...]:
     if not known:
         return len(delays), 0, None, None, None
     return len(delays), len(known), sum(known), min(known), max(known)
+
+
+def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_does_again(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    fast, silent = make_topic(), make_topic()
+    alone = make_aggregate(fast, final_after="0 seconds")
+    both = replace(alone, topics=(fast.name, silent.name))
+    silent.produce(event("AA", "05:00", 1))
+    fast.produce(event("AA", "05:10", 1), event("AA", "09:00", 1))
+    world.run(both)
+    assert finals(world, both) == {5: (2, False, 0), 9: (1, False, 0)}
+    fast.produce(event("AA", "12:00", 1))
+    # A program that has failed since it was changed leaves what is exact by itself.
+    batch_id = world.plan(alone)
+    with transaction(world.connection) as cursor:
+        alone.sink.leave_topics(cursor, alone.name, alone.topics)
+    assert finals(world, alone) == {5: (2, True, 0), 9: (1, False, 0)}
+    assert world.is_exact(alone)
+    world.process(alone, batch_id)
+    assert finals(world, alone) == {5: (2, True, 0), 9: (1, True, 0), 12: (1, False, 0)}
+    assert world.is_exact(alone)
+    # Back again, it counts from its next event on.
+    fast.produce(event("AA", "15:00", 1))
+    world.run(both)
+    assert finals(world, both)[12] == (1, True, 0)
+    silent.produce(event("AA", "09:30", 1))
+    world.run(both)
+    assert finals(world, both) == {5: (2, True, 0), 9: (2, False, 1), 12: (1, False, 0), 15: (1, False, 0)}
+    assert world.is_exact(both)
+
+
+def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
+    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+) -> None:
+    one, other = make_topic(), make_topic()
+    first = make_aggregate(one, final_after="0 seconds")
+    second = make_aggregate(other, sink=first.sink)
+    both = replace(first, topics=(one.name, other.name))
+    one.produce(event("AA", "09:00", 1))
+    other.produce(event("AA", "05:00", 1))
+    world.run(both)
+    world.run(second)
+    with transaction(world.connection) as cursor:
+        first.sink.leave_topics(cursor, first.name, first.topics)
+        cursor.execute(sql.SQL("select distinct topic from {} order by 1").format(first.sink.watermark.table))
+        assert {row[0] for row in cursor.fetchall()} == {one.name, other.name}

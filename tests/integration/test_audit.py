@@ -1,25 +1,29 @@
 """The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from conftest import Topic, record
 from exactbatch import Append, Pipeline, audit
 from exactbatch.advance import plan
 from exactbatch.audit import PartitionAudit
-from exactbatch.errors import TargetMismatch, TopicRecreated
+from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.settings import Settings
 
 # Only a superuser can do it: without this, the ledger refuses to change its past.
 FORGE = "set local session_replication_role = replica;"
+# What is found besides where one batch has another number of rows than when it was committed.
+COUNT: dict[str, tuple[int, list[int]]] = {"miscounted": (1, [])}
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
 
@@ -45,28 +49,40 @@ class World:
             self.pipeline.sink.prepare(cursor, self.pipeline.value.columns)
             ledger = Ledger(self.connection)
             batch = ledger.batch(batch_id)
+            ranges = ledger.ranges(batch_id)
             assert ledger.advance_stored_offsets(batch)
             ledger.cover(batch)
-            ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
-        self.execute(
-            "insert into {t} select o, 'x', r.topic, r.partition, o, null, r.batch_id "
-            "from exactbatch.batch_range r, generate_series(from_offset, until_offset - 1) o "
-            "where batch_id = %s and not o = any(%s)",
-            batch_id,
-            [*holes, *tombstones, *rejects],
-        )
-        for offset in rejects:
-            self.reject(offset, batch_id)
+            cursor.execute(
+                f"insert into {self.table} select o, 'x', r.topic, r.partition, o, null, r.batch_id "
+                "from exactbatch.batch_range r, generate_series(from_offset, until_offset - 1) o "
+                "where batch_id = %s and not o = any(%s)",
+                (batch_id, [*holes, *tombstones, *rejects]),
+            )
+            rows = cursor.rowcount
+            for offset in rejects:
+                self._reject(cursor, offset, batch_id)
+            records = rows + len(tombstones) + len(rejects)
+            ledger.commit(
+                batch,
+                rows=rows,
+                rejected=len(rejects),
+                tombstones=len(tombstones),
+                # How many of them each range has is looked at nowhere.
+                records=[(range_, records if range_ == ranges[0] else 0) for range_ in ranges],
+            )
         return batch_id
 
     def reject(self, offset: int, batch_id: int) -> None:
         """Write a reject."""
-        self.execute(
+        with transaction(self.connection) as cursor:
+            self._reject(cursor, offset, batch_id)
+
+    def _reject(self, cursor: Any, offset: int, batch_id: int) -> None:
+        cursor.execute(
             "insert into exactbatch.rejected_record "
             "select b.pipeline, r.topic_id, r.partition, %s, r.topic, null, null, '[]', 'bad', b.batch_id "
             "from exactbatch.batch b join exactbatch.batch_range r using (batch_id) where batch_id = %s",
-            offset,
-            batch_id,
+            (offset, batch_id),
         )
 
     def audit(self) -> PartitionAudit:
@@ -77,10 +93,7 @@ class World:
 
 def findings(found: PartitionAudit) -> dict[str, tuple[int, list[int]]]:
     """What is wrong, by its kind: how many offsets, and the first of them."""
-    kinds = {
-        name: getattr(found, name) for name in ("missing", "duplicated", "unexpected", "changed", "gaps")
-    }
-    wrong = {name: (each.count, each.first) for name, each in kinds.items() if each.count}
+    wrong = {name: (each.count, each.first) for name, each in found.findings.items() if each.count}
     assert found.is_exact == (not wrong)
     return wrong
 
@@ -129,19 +142,25 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: 
     row = "insert into {t} values (0, '', %s, 0, %s, null, %s)"
     name = topic.name
     faults: list[tuple[tuple[Any, ...], dict[str, tuple[int, list[int]]]]] = [
-        (("delete from {t} where kafka_offset in (3, 20)",), {"missing": (2, [3, 20])}),
-        (("insert into {t} select * from {t} where kafka_offset = 9",), {"duplicated": (1, [9])}),
-        ((row, name, 40, second), {"unexpected": (1, [40])}),
+        (("delete from {t} where kafka_offset in (3, 20)",), {"missing": (2, [3, 20]), **COUNT}),
+        (("insert into {t} select * from {t} where kafka_offset = 9",), {"duplicated": (1, [9]), **COUNT}),
+        ((row, name, 40, second), {"unexpected": (1, [40]), **COUNT}),
         (
             (
                 "insert into {t} select 0, '', %s, 0, o, null, %s from generate_series(35, 59) o",
                 name,
                 second,
             ),
-            {"unexpected": (25, list(range(35, 45)))},
+            {"unexpected": (25, list(range(35, 45))), **COUNT},
         ),
-        (("update {t} set batch_id = %s where kafka_offset = 4", second), {"unexpected": (1, [4])}),
-        (("update {t} set batch_id = %s where kafka_offset = 33", first), {"unexpected": (1, [33])}),
+        (
+            ("update {t} set batch_id = %s where kafka_offset = 4", second),
+            {"unexpected": (1, [4]), "miscounted": (2, [])},
+        ),
+        (
+            ("update {t} set batch_id = %s where kafka_offset = 33", first),
+            {"unexpected": (1, [33]), "miscounted": (2, [])},
+        ),
         (
             ("update {t} set kafka_offset = kafka_offset + 1 where kafka_offset >= 30",),
             {"missing": (1, [30]), "unexpected": (1, [35])},
@@ -150,14 +169,17 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: 
             ("update {t} set kafka_offset = kafka_offset + 1 where kafka_offset = 6",),
             {"missing": (1, [6]), "duplicated": (1, [7])},
         ),
-        (("update {t} set kafka_partition = 1 where kafka_offset = 6",), {"missing": (1, [6])}),
+        (
+            ("update {t} set kafka_partition = 1 where kafka_offset = 6",),
+            {"missing": (1, [6]), "misplaced": (1, [])},
+        ),
         (
             (f"{FORGE} update exactbatch.stored_offset set next_offset = 33",),
             {"unexpected": (2, [33, 34])},
         ),
         (
             ("delete from exactbatch.coverage where batch_id = %s", second),
-            {"unexpected": (5, [30, 31, 32, 33, 34]), "gaps": (5, [30, 31, 32, 33, 34])},
+            {"unexpected": (5, [30, 31, 32, 33, 34]), "gaps": (5, [30, 31, 32, 33, 34]), **COUNT},
         ),
         (
             ("update exactbatch.coverage set offsets = '[0,25)' where batch_id = %s", first),
@@ -169,7 +191,7 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: 
         ),
         (
             ("delete from exactbatch.coverage where batch_id = %s", first),
-            {"unexpected": (30, list(range(10))), "gaps": (30, list(range(10)))},
+            {"unexpected": (30, list(range(10))), "gaps": (30, list(range(10))), **COUNT},
         ),
         (
             ("delete from exactbatch.stored_offset where next_offset = 35",),
@@ -180,7 +202,7 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: 
                 "update exactbatch.coverage set kind = 'loss', batch_id = null where batch_id = %s",
                 second,
             ),
-            {"unexpected": (5, [30, 31, 32, 33, 34])},
+            {"unexpected": (5, [30, 31, 32, 33, 34]), **COUNT},
         ),
     ]
     tables = ("{t}", "exactbatch.coverage", "exactbatch.stored_offset")
@@ -207,7 +229,7 @@ def test_tombstones_and_rejects_are_accounted_for(
     assert (found.records, found.rows, found.rejected, found.tombstones) == (16, 3, 1, 12)
     world.reject(4, batch_id)
     world.reject(20, batch_id)
-    assert findings(world.audit()) == {"duplicated": (1, [4]), "unexpected": (1, [20])}
+    assert findings(world.audit()) == {"duplicated": (1, [4]), "unexpected": (1, [20]), **COUNT}
 
 
 def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
@@ -237,7 +259,7 @@ def test_records_that_retention_removed_after_they_were_processed_prove_nothing_
     assert findings(found) == {}
     assert (found.rows, found.records, found.removed) == (30, 20, 10)
     world.execute("delete from {t} where kafka_offset = 15")
-    assert findings(world.audit()) == {"missing": (1, [15])}
+    assert findings(world.audit()) == {"missing": (1, [15]), **COUNT}
 
 
 def test_a_row_in_offsets_that_were_lost_is_found(
@@ -253,7 +275,7 @@ def test_a_row_in_offsets_that_were_lost_is_found(
     assert findings(found) == {}
     assert (found.lost, found.rows) == (10, 40)
     world.execute("insert into {t} values (0, '', %s, 0, 33, null, %s)", topic.name, batch_id)
-    assert findings(world.audit()) == {"unexpected": (1, [33])}
+    assert findings(world.audit()) == {"unexpected": (1, [33]), **COUNT}
 
 
 def test_holes_that_compaction_made_break_nothing(
@@ -276,7 +298,7 @@ def test_holes_that_compaction_made_break_nothing(
     assert findings(found) == {}
     assert (found.rows, found.records, found.removed) == (14, 5, 9)
     world.execute("delete from {t} where kafka_offset = 11")
-    assert findings(world.audit()) == {"missing": (1, [11])}
+    assert findings(world.audit()) == {"missing": (1, [11]), **COUNT}
 
 
 def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(
@@ -338,3 +360,214 @@ def test_a_pipeline_without_a_target_has_nothing_to_audit(
         TargetMismatch, match=r'expected the table "public"."\w+", found none: either no batch'
     ):
         audit.audit(pipeline, settings)
+
+
+def test_rows_are_found_wherever_they_claim_to_be(
+    make_world: Callable[..., World], topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    """Under another topic's name, in a partition that there is not, below zero, with another pipeline's batch."""
+    world = make_world(topic)
+    first = world.load()
+    elsewhere = World(
+        world.connection,
+        world.settings,
+        make_pipeline(topic, name="elsewhere", sink=Append("public.elsewhere")),
+    )
+    foreign = elsewhere.load()
+    name, again = (
+        topic.name,
+        "insert into {t} select id, name, %s, %s, %s, null, %s from {t} where kafka_offset = 7",
+    )
+    planted: list[tuple[tuple[Any, ...], dict[str, tuple[int, list[int]]]]] = [
+        ((again, "another", 0, 7, first), {"misplaced": (1, []), **COUNT}),
+        ((again, name, 5, 7, first), {"misplaced": (1, []), **COUNT}),
+        ((again, name, 0, -1, first), {"misplaced": (1, []), **COUNT}),
+        ((again, "another", 0, 7, foreign), {"misplaced": (1, [])}),
+        ((again, "another", 0, 7, foreign + 100), {"misplaced": (1, [])}),
+        ((again, name, 5, 7, foreign), {"misplaced": (1, [])}),
+        ((again, name, 0, 7, foreign), {"duplicated": (1, [7]), "unexpected": (1, [7])}),
+        ((again, name, 0, 7, foreign + 100), {"duplicated": (1, [7]), "unexpected": (1, [7])}),
+    ]
+    for fault, expected in planted:
+        assert world.execute(*fault) == 1
+        found = world.audit()
+        assert findings(found) == expected, fault
+        assert len(found.notes) == len({"misplaced", "miscounted"} & {*expected})
+        assert world.execute("delete from {t} where ctid = (select max(ctid) from {t})") == 1
+    assert findings(world.audit()) == {}
+    assert findings(elsewhere.audit()) == {}
+
+
+def test_rows_from_before_exactbatch_are_told_and_are_no_fault(
+    make_world: Callable[..., World], topic: Topic
+) -> None:
+    world = make_world(topic)
+    world.load()
+    world.execute(
+        "alter table {t} alter batch_id drop not null, alter kafka_topic drop not null, "
+        "alter kafka_partition drop not null, alter kafka_offset drop not null"
+    )
+    world.execute("insert into {t} (id) values (1), (2)")
+    found = world.audit()
+    assert (findings(found), found.not_ours) == ({}, 2)
+    world.execute(
+        "update {t} set kafka_topic = %s, kafka_partition = 3 where kafka_topic is null", topic.name
+    )
+    assert findings(world.audit()) == {"misplaced": (2, [])}
+
+
+def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
+    make_world: Callable[..., World], topic: Topic, admin: AdminClient
+) -> None:
+    """An unlogged table that a crash has emptied, after retention has removed the records."""
+    world = make_world(topic)
+    world.load()
+    for future in admin.delete_records([TopicPartition(topic.name, 0, 30)]).values():
+        future.result(30)
+    assert findings(world.audit()) == {}
+    world.execute("truncate {t}")
+    found = world.audit()
+    assert findings(found) == COUNT
+    assert found.notes == ["batch 1: committed with 30 rows, now there are 0"]
+
+
+def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(
+    make_world: Callable[..., World], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    other = make_topic()
+    other.produce(*map(record, range(5)))
+    both = make_world(topic, topics=(topic.name, other.name))
+    both.load()
+    assert findings_of(audit.audit(both.pipeline, both.settings)) == set()
+    alone = World(both.connection, both.settings, make_pipeline(topic))
+    assert findings(alone.audit()) == {}
+    both.execute("update {t} set kafka_offset = 5 where kafka_topic = %s and kafka_offset = 4", other.name)
+    assert findings(alone.audit()) == {"misplaced": (1, [])}
+
+
+def findings_of(results: list[PartitionAudit]) -> set[str]:
+    return {name for each in results for name, finding in each.findings.items() if finding.count}
+
+
+def test_a_ledger_that_contradicts_itself_is_found(make_world: Callable[..., World], topic: Topic) -> None:
+    world = make_world(topic)
+    batch_id = world.load()
+    forged = [
+        "update exactbatch.batch set records = 31 where batch_id = %s",
+        "update exactbatch.batch set rejected = 31 where batch_id = %s",
+        "update exactbatch.batch_range set until_offset = 29 where batch_id = %s",
+        "update exactbatch.batch set status = 'superseded', committed_at = null where batch_id = %s; "
+        "update exactbatch.batch_range set records = null",
+        "alter table exactbatch.coverage drop constraint coverage_counts_once; insert into exactbatch.coverage "
+        "select pipeline, topic, topic_id, partition, '[3,4)', 'batch', batch_id from exactbatch.coverage "
+        "where batch_id = %s",
+    ]
+    tables = ("batch", "batch_range", "coverage")
+    for table in tables:
+        world.execute(f"create table kept_{table} as table exactbatch.{table}")
+    for statement in forged:
+        world.execute(FORGE + statement, batch_id)
+        found = world.audit()
+        assert found.contradictory.count == 1, statement
+        assert "the ledger contradicts itself: " in "".join(found.notes)
+        world.execute(
+            FORGE
+            + "".join(f"delete from exactbatch.{table};" for table in tables)
+            + "insert into exactbatch.batch overriding system value table kept_batch;"
+            + "".join(f"insert into exactbatch.{table} table kept_{table};" for table in tables[1:])
+        )
+    assert findings(world.audit()) == {}
+
+
+def test_tables_that_cannot_keep_what_is_committed_are_named(
+    make_world: Callable[..., World], topic: Topic
+) -> None:
+    world = make_world(topic)
+    world.load()
+    world.execute("alter table {t} set unlogged")
+    found = world.audit()
+    assert findings(found) == {"unsafe": (1, [])}
+    assert found.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
+
+
+def test_a_foreign_partition_is_named(make_world: Callable[..., World], topic: Topic, database: str) -> None:
+    world = make_world(topic)
+    far = parse_dsn(database)
+    columns = (
+        "id int, name text, kafka_topic text, kafka_partition int, kafka_offset bigint, "
+        "kafka_timestamp timestamptz, batch_id bigint"
+    )
+    world.execute(
+        f"create table {{t}} ({columns}) partition by list (kafka_partition); "
+        "create table near partition of {t} default; "
+        f"create table far_away ({columns}); create extension postgres_fdw; "
+        "create server far foreign data wrapper postgres_fdw "
+        f"options (host '{far['host']}', port '{far['port']}', dbname '{far['dbname']}'); "
+        f"create user mapping for current_user server far options (user '{far['user']}'); "
+        "create foreign table cold partition of {t} for values in (7) server far options (table_name 'far_away')"
+    )
+    world.load()
+    found = world.audit()
+    assert findings(found) == {"unsafe": (1, [])}
+    assert "cold is a foreign table, which commits by itself" in found.notes[0]
+
+
+@pytest.fixture
+def reader(make_world: Callable[..., World], topic: Topic, database: str) -> Iterator[tuple[World, Settings]]:
+    """A sound target, and a login that may read it and the ledger."""
+    world = make_world(topic)
+    world.load()
+    login = f"reader_{topic.name}"
+    world.execute(
+        f"create role {login} login; grant usage on schema exactbatch to {login}; "
+        f"grant select on all tables in schema exactbatch to {login}; grant select on {{t}} to {login}"
+    )
+    yield world, replace(world.settings, postgres=make_dsn(database, user=login))
+    world.execute(f"drop owned by {login}; drop role {login}")
+
+
+@pytest.mark.parametrize("table", ["{t}", "exactbatch.coverage"])
+def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader: tuple[World, Settings], table: str) -> None:
+    world, settings = reader
+    assert findings(audit.audit(world.pipeline, settings)[0]) == {}
+    world.execute(
+        f"alter table {table} enable row level security; create policy hidden on {table} using (false)"
+    )
+    with pytest.raises(ConfigurationError, match=r"row security on \S+ hides rows from the login 'reader_"):
+        audit.audit(world.pipeline, settings)
+    assert findings(world.audit()) == {}
+
+
+def test_a_privilege_that_is_missing_is_named(reader: tuple[World, Settings]) -> None:
+    world, settings = reader
+    name = parse_dsn(settings.postgres)["dbname"]
+    world.execute(f"revoke temporary on database {name} from public")
+    assert findings(audit.audit(world.pipeline, settings)[0]) == {}
+    with pytest.raises(ConfigurationError, match="may not create temporary tables in the database"):
+        audit.audit(world.pipeline, settings, values=True)
+    world.execute("revoke select on {t} from " + parse_dsn(settings.postgres)["user"])
+    with pytest.raises(ConfigurationError, match="may not read .*: grant select on"):
+        audit.audit(world.pipeline, settings)
+
+
+def test_two_pipelines_that_share_a_target_see_each_others_faults_only_where_they_are(
+    make_world: Callable[..., World], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    """Over topics that overlap; each row is the fault of the pipeline whose batch it names."""
+    more = make_topic()
+    more.produce(*map(record, range(5)))
+    world = make_world(topic)
+    world.load()
+    other = World(
+        world.connection,
+        world.settings,
+        make_pipeline(
+            topic, name="other", topics=(topic.name, more.name), sink=Append(world.pipeline.sink.target)
+        ),
+    )
+    second = other.load()
+    assert findings(world.audit()) == {}
+    assert findings_of(audit.audit(other.pipeline, other.settings)) == set()
+    world.execute("update {t} set kafka_offset = 30 where kafka_offset = 7 and batch_id = %s", second)
+    assert findings(world.audit()) == {"unexpected": (1, [30])}
+    assert findings_of(audit.audit(other.pipeline, other.settings)) == {"missing", "unexpected"}

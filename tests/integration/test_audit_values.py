@@ -18,13 +18,19 @@ OLDEST = (
 LAST = "(kafka_partition, kafka_offset) = (select 0, max(kafka_offset) from {c} where kafka_partition = 0)"
 # What is done to contributions {c} and target {t}, and which findings there have to be.
 BY_RECORD = {
-    "a row is lost": ("delete from {c} where " + OLDEST, {"missing"}),
-    "a row is there twice": ("insert into {c} select * from {c} where " + OLDEST, {"duplicated"}),
+    "a row is lost": ("delete from {c} where " + OLDEST, {"missing", "miscounted"}),
+    "a row is there twice": (
+        "insert into {c} select * from {c} where " + OLDEST,
+        {"duplicated", "miscounted"},
+    ),
     "an offset is shifted": (
         "update {c} set kafka_offset = kafka_offset + 1 where " + LAST,
         {"missing", "unexpected"},
     ),
-    "a row is another batch's": ("update {c} set batch_id = batch_id + 1 where " + OLDEST, {"unexpected"}),
+    "a row is another batch's": (
+        "update {c} set batch_id = batch_id + 1 where " + OLDEST,
+        {"unexpected", "miscounted"},
+    ),
     "a value is wrong": ("update {c} set delay = delay + 1 where " + OLDEST, {"changed"}),
     "a value is gone": ("update {c} set carrier = null where carrier is not null and " + OLDEST, {"changed"}),
     "a time is shifted": ("update {c} set at = at - interval '1 s' where " + OLDEST, {"changed"}),

@@ -41,8 +41,8 @@ from exactbatch.errors import (
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, Run, transaction
 from exactbatch.offsets import OffsetRange, split
-from exactbatch.planner import LogPartition
-from exactbatch.publish import Published, check_publishable, publish
+from exactbatch.planner import FoundRecord, LogPartition
+from exactbatch.publish import Published, check_publishable, facts_of, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
 
@@ -128,9 +128,11 @@ class FakeLog(KafkaLog):
             meanwhile()
         return answer
 
-    def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[Key, int]:
+    def records_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[Key, FoundRecord]:
         found = {(each.topic, each.partition): None for each in partitions}
-        return {key: offset for key in found if (offset := self.first_record(key, at)) is not None}
+        return {
+            key: FoundRecord(offset, 0) for key in found if (offset := self.first_record(key, at)) is not None
+        }
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         return {topic: TOPIC_IDS[topic] for topic in topics}
@@ -187,6 +189,7 @@ class ModelRun:
 class Launch:
     """One launch of a batch, staged; `damaged`: a part of what its tasks reported is not there."""
 
+    plan_id: UUID
     tables: StagingTables
     staged: list[Staged]
     program: int
@@ -536,6 +539,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 Ledger(self.connection).register(pipeline)
                 self.models.append(Model(pipeline))
             sink.prepare(cursor, pipeline.value.columns)
+            self.seen = facts_of(cursor, sink)
         for model in self.models if first else ():
             self._process_what_is_new(model, program=0)
 
@@ -898,7 +902,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     "delete from {0} where ctid = (select max(ctid) from {0} where task_attempt = any(%s))"
                 )
                 cursor.execute(sql.SQL(delete).format(table), ([each.attempt for each in staged],))
-        launch = Launch(tables, staged, program, damaged and rows + rejects > 0)
+        launch = Launch(real.plan_id, tables, staged, program, damaged and rows + rejects > 0)
         model.launches.append(launch)
         if len(model.launches) > 4:
             self._drop(model.launches.pop(0))
@@ -943,10 +947,12 @@ class LedgerMachine(RuleBasedStateMachine):
             lambda: publish(
                 self.connection,
                 model.pipeline,
+                plan_id=launch.plan_id,
                 tables=launch.tables,
                 columns=model.pipeline.value.columns,
                 staged=StagedBatch.of(launch.staged),
                 topic_ids=self.log.topic_ids(sorted({topic for topic, _ in batch.ranges})),
+                seen=self.seen,
             ),
             crash,
         )

@@ -1,6 +1,7 @@
 """TLS to Postgres with sslmode=verify-full: of planning, of the driver and of the executors' COPY."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg2
@@ -10,8 +11,9 @@ from test_batch import MakePipeline, MakeTopic, World
 
 from certificates import Authority
 from conftest import record
-from exactbatch import Json, Upsert, direct, replay
+from exactbatch import Json, Upsert, batch_job, replay
 from exactbatch.audit import audit
+from exactbatch.direct import stage_tasks
 from exactbatch.errors import PostgresUnavailable, TasksFailed
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import connect
@@ -20,6 +22,7 @@ from exactbatch.local.ports import HOST
 from exactbatch.replay_request import AskedRange, ReplayRequest
 from exactbatch.report import load_report
 from exactbatch.settings import Settings
+from exactbatch.staging import StageTask
 from tls_proxy import TlsProxy
 
 NAME: Final = "localhost"  # the certificate is for this name, and not for the address
@@ -158,7 +161,11 @@ def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behi
     pipeline = make_pipeline(topic)
     world = World(spark, connection, Settings(kafka=settings.kafka, postgres=dsn()))
     theirs = wrong(name, dsn, stack, authorities[1])
-    monkeypatch.setattr(direct, "with_timeouts", lambda *_, **__: theirs)
+
+    def tasks(*arguments: Any) -> list[StageTask]:
+        return [replace(task, postgres=theirs) for task in stage_tasks(*arguments)]
+
+    monkeypatch.setattr(batch_job, "stage_tasks", tasks)
     message = world.refused(TasksFailed, pipeline)
     assert said in message
     assert PASSWORD not in message

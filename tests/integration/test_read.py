@@ -12,8 +12,10 @@ from uuid import UUID, uuid4
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import KafkaProducer
 
 from conftest import Topic
+from exactbatch.audit_values import _Beside
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -26,6 +28,9 @@ from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
 from exactbatch.read import Records, read_range
+from exactbatch.staging import reject_batch, rejects_of
+from exactbatch.values import Json, Text, WithMessage
+from exactbatch.values.message import UNREADABLE, Unreadable
 
 MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]
@@ -346,3 +351,47 @@ def _accept(server: socket.socket, accepted: list[socket.socket]) -> None:
             accepted.append(server.accept()[0])
         except OSError:
             return
+
+
+def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    producer = KafkaProducer(bootstrap_servers=topic.properties["bootstrap.servers"])
+    for value, headers in (
+        (b'{"a": 1}', [("trace", b"x")]),
+        (b'{"a": 2}', [("trace", b"y"), (NoUtf8("??"), b"z")]),
+        (b"no json", [(NoUtf8("??"), b"z")]),
+        (None, [(NoUtf8("??"), b"z")]),
+        (b'{"a": 5}', []),
+        # So many that the interpreter has specialised its code, which then sees an exception at another place.
+        *[(b'{"a": 6}', [(NoUtf8("??"), b"z")])] * 100,
+    ):
+        producer.send(topic.name, value, key=b"k", headers=headers, partition=0)
+    producer.flush()
+    producer.close()
+    messages = [message for records in read(topic, 0, 105) for message in records.messages]
+    unreadable = [isinstance(each, Unreadable) for each in _Beside(messages).headers()]
+    assert unreadable == [False, True, True, True, False, *[True] * 100]
+    records, *_ = read(topic, 0, 5)
+    for format_ in (
+        WithMessage(Json("a int"), header={"trace": Text("trace")}),
+        WithMessage(Json("a int"), headers="all"),
+    ):
+        decoded = format_.decode(records.values(), records)
+        assert decoded.rows.column("a").to_pylist() == [1, 5]
+        assert decoded.tombstones == 1
+        assert [index for index, _ in decoded.rejects] == [1, 2]
+        assert "a name is not UTF-8" in decoded.rejects[0][1]
+    stored = reject_batch(rejects_of(range_of(topic, 0, 5), records, decoded, 7)).to_pylist()
+    assert [(each["offset"], each["value"], each["headers"]) for each in stored] == [
+        (1, b'{"a": 2}', "[]"),
+        (2, b"no json", "[]"),
+    ]
+    assert stored[0]["reason"] == UNREADABLE
+    assert stored[1]["reason"] == f"expected a JSON object: {{ … }}; {UNREADABLE}"
+
+
+class NoUtf8(str):
+    """A header's name that encodes as no UTF-8: kafka-python encodes what it is given."""
+
+    def encode(self, *_: Any, **__: Any) -> bytes:
+        return b"\xff\xfe"

@@ -66,7 +66,7 @@ def test_a_share_of_the_records_may_be_rejected(
     batch_id = world.plan(pipeline)
     with pytest.raises(
         TooManyRejects,
-        match="expected at most 1 records that do not decode or do not fit the target, found 2",
+        match=r"2 or more of the 20 records read were rejected \(10 %\); max_rejects=0.09 allows 1\.",
     ):
         world.process(pipeline, batch_id)
     assert world.process(replace(pipeline, max_rejects=0.1), batch_id).batch.rejected == 2

@@ -137,7 +137,7 @@ def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(
     topic = produced({"id": "x"}, *({"id": n, "x": "no"} for n in range(5)))
     pipeline = make_pipeline(topic, value=Json("id int, x uuid"), max_rejects=2)
     message = world.refused(TooManyRejects, pipeline)
-    assert "at most 2 records that do not decode or do not fit the target, found 3 or more" in message
+    assert "3 or more of the 6 records read were rejected (50 %); max_rejects=2 allows 2" in message
     assert f"{topic.name}[0] offset 0: column 'id', integer: " in message
     assert (
         f"{topic.name}[0] offset 1: column 'x', uuid: invalid input syntax for type uuid: \"no\"" in message

@@ -1,7 +1,10 @@
 """A transform gives any number of rows for a record: none is lost, none is there twice, and a replay follows."""
 
 import json
+import time
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -66,6 +69,54 @@ def test_records_that_a_transform_drops_are_counted(
                       f"from {pipeline.sink.target} group by 1") == [(0, 0, 9, 1)]  # fmt: skip
     assert world.is_exact(pipeline)
     assert world.staging() == []
+
+
+def by_the_clock(records: DataFrame) -> DataFrame:
+    """All that depends on a time zone: of SQL, of literals made on the driver, of Python functions."""
+    return records.select(
+        "id",
+        F.hour("at").alias("hour"),
+        F.date_trunc("day", F.col("at")).alias("day"),
+        F.col("at").cast("string").alias("text"),
+        (F.col("at") < F.lit(datetime(2026, 1, 1, 18, 30))).alias("early"),
+        F.udf(lambda at: at.hour, "int")("at").alias("python"),
+        *LINEAGE.split(", "),
+    )
+
+
+def test_a_transform_gives_the_same_rows_in_every_time_zone(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    for number, at in enumerate(("2026-01-01T18:00:00Z", "2026-01-01T19:30:00Z")):
+        topic.produce(record(number, at=at))
+    pipeline = make_pipeline(topic, value=Json("id int, at timestamptz"), transform=by_the_clock)
+    columns = "id, hour, day::text, text, early, python"
+    expected = [
+        (0, 18, "2026-01-01 00:00:00+00", "2026-01-01 18:00:00", True, 18),
+        (1, 19, "2026-01-01 00:00:00+00", "2026-01-01 19:30:00", False, 19),
+    ]
+    # As a driver has it whose machine is elsewhere.
+    elsewhere = "Asia/Tokyo"
+    monkeypatch.setitem(world.spark.sparkContext.environment, "TZ", elsewhere)
+    monkeypatch.setenv("TZ", elsewhere)
+    time.tzset()
+    world.spark.conf.set("spark.sql.session.timeZone", elsewhere)
+    world.run(pipeline)
+    assert world.target(pipeline, columns) == expected
+    replayed(world, pipeline, 0, 0, 2)
+    assert world.target(pipeline, columns) == expected
+    # A pipeline may say otherwise; then it is the same everywhere, too.
+    there = replace(pipeline, spark_conf={"spark.sql.session.timeZone": elsewhere})
+    replayed(world, there, 0, 0, 2)
+    assert world.target(there, columns) == [
+        (0, 3, "2026-01-01 15:00:00+00", "2026-01-02 03:00:00", False, 3),
+        (1, 4, "2026-01-01 15:00:00+00", "2026-01-02 04:30:00", False, 4),
+    ]
+    monkeypatch.undo()
+    time.tzset()
+    replayed(world, pipeline, 0, 0, 2)
+    assert world.target(pipeline, columns) == expected
 
 
 def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(

@@ -1,5 +1,6 @@
 """The target of an Upsert is the latest of all changes, whatever came late, twice, or was taken back."""
 
+import base64
 import json
 import random
 import sys
@@ -300,7 +301,7 @@ def test_debezium_in_one_line(world: World, make_topic: MakeTopic, make_pipeline
     topic = make_topic(2)
 
     def event(op: str, number: int, name: str, lsn: int, partition: int = 0) -> None:
-        row = {"id": number, "name": name}
+        row = {"id": number, "name": name, "photo": base64.b64encode(name.encode()).decode()}
         before, after = (row, None) if op == "d" else (None, row)
         value = {"before": before, "after": after, "op": op, "source": {"lsn": lsn}}
         topic.produce(json.dumps(value).encode(), partition=partition)
@@ -311,9 +312,16 @@ def test_debezium_in_one_line(world: World, make_topic: MakeTopic, make_pipeline
     topic.produce(None, key=key_of(1))
     event("u", 1, "late", 20, partition=1)
     event("u", 2, "newer", 12, partition=1)
+    event("u", 2, "__debezium_unavailable_value", 13)
+    event("t", 0, "", 14)
     sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
-    pipeline = make_pipeline(topic, value=Debezium("id int, name text", version="lsn"), sink=sink)
+    value = Debezium("id int, name text, photo bytea", version="lsn")
+    pipeline = make_pipeline(topic, value=value, sink=sink, max_rejects=2)
     batch = world.run(pipeline).batch
-    assert (batch.records, batch.rows, batch.tombstones) == (6, 5, 1)
+    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (8, 5, 2, 1)
     assert state(world, pipeline) == {2: "newer"}
+    assert world.rows(f"select convert_from(photo, 'UTF8') from public.\"{topic.name}\"") == [("newer",)]
+    left_out, truncated = world.rows('select reason from exactbatch.rejected_record order by "offset"')
+    assert left_out[0].startswith("column 'name': the source left the value out")
+    assert truncated[0].startswith("op 't': the table was truncated at its source")
     assert world.is_exact(pipeline)

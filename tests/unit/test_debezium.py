@@ -1,5 +1,6 @@
 """Debezium's envelopes: which row an event tells, and which events are refused."""
 
+import base64
 import json
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_a_tombstone_is_counted_and_is_no_row() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (event("t", None, None), "expected op c, u, r or d, found 't'"),
+        (event("x", None, None), "expected op c, u, r or d, found 'x'"),
         (event(None, None, {"id": 1}), "expected op c, u, r or d, found none"),
         ({"id": 1}, "expected op c, u, r or d, found none"),
         (event("c", {"id": 1}, None), "expected 'after', which holds the row of such an event, found none"),
@@ -86,3 +87,144 @@ def test_no_value_at_all() -> None:
 def test_a_version_that_is_a_column_of_the_row_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="rename the column"):
         Debezium("id int, lsn bigint", version="lsn")
+
+
+OUT = "__debezium_unavailable_value"
+WIDE = Debezium(
+    "id int, body text, tags text[], blob bytea, blobs bytea[], doc jsonb, price numeric, ids int[], "
+    "sums bigint[], reals float8[], flags bool[], uuids uuid[], attributes public.hstore, at timestamptz, "
+    "times timestamptz[]"
+)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("body", OUT),
+        ("body", base64.b64encode(OUT.encode()).decode()),
+        ("body", f'{{"{OUT}":"{OUT}"}}'),
+        ("tags", [OUT]),
+        ("tags", ["a", None, OUT]),
+        ("blob", base64.b64encode(OUT.encode()).decode()),
+        ("blob", OUT),
+        ("blobs", [base64.b64encode(OUT.encode()).decode()]),
+        ("doc", OUT),
+        ("doc", f'{{"a": ["{OUT}"]}}'),
+        ("price", OUT),
+        ("ids", list(OUT.encode())),
+        ("sums", list(OUT.encode())),
+        ("reals", [float(byte) for byte in OUT.encode()]),
+        ("flags", [True] * len(OUT)),
+        ("uuids", ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),
+        ("attributes", f'{{"{OUT}":"{OUT}"}}'),
+        ("at", OUT),
+        ("times", [OUT]),
+    ],
+)
+def test_a_value_that_the_source_left_out_is_a_reject_that_names_column_table_and_remedy(
+    column: str, value: Any
+) -> None:
+    good = {"source": {"schema": "shop", "table": "item"}, "op": "u", "before": None, "after": {"id": 1}}
+    left_out = {**good, "after": {"id": 2, column: value}}
+    decoded = decode(good, left_out, good, {"payload": left_out}, form=WIDE)
+    assert decoded.kept.to_pylist() == [0, 2]
+    assert [at for at, _ in decoded.rejects] == [1, 3]
+    for _, reason in decoded.rejects:
+        assert reason.startswith(f"column {column!r}: the source left the value out")
+        assert "alter table shop.item replica identity full" in reason
+        assert "ReselectColumnsPostProcessor" in reason
+
+
+def test_a_delete_needs_no_value_that_the_source_left_out() -> None:
+    gone = {
+        "op": "d",
+        "before": {"id": 2, "body": OUT, "blob": OUT, "tags": [OUT], "ids": [1]},
+        "after": None,
+    }
+    decoded = decode(gone, form=WIDE)
+    assert decoded.rejects == ()
+    [row] = decoded.rows.to_pylist()
+    assert {name: value for name, value in row.items() if value is not None} == {"id": 2, "ids": [1]}
+
+
+def test_values_that_only_resemble_the_placeholder_stay() -> None:
+    rows = [
+        {"body": OUT + "!", "tags": [], "ids": [95], "flags": [True], "doc": '{"a": 1}'},
+        {"body": "", "tags": None, "ids": [0] * len(OUT), "flags": [False] * len(OUT), "blob": ""},
+    ]
+    decoded = decode(*({"op": "c", "after": row} for row in rows), form=WIDE)
+    assert decoded.rejects == ()
+    assert decoded.rows.column("body").to_pylist() == [OUT + "!", ""]
+    other = Debezium("id int, body text", unavailable="(left out)")
+    decoded = decode(*(event("u", None, {"id": 1, "body": body}) for body in (OUT, "(left out)")), form=other)
+    assert decoded.rows.column("body").to_pylist() == [OUT]
+    assert decoded.rejects[0][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("binary", "written"),
+    [("base64", "+/8AYWI="), ("base64-url-safe", "-_8AYWI="), ("hex", "fbff006162")],
+)
+def test_bytea_is_decoded_as_the_connector_writes_it(binary: Any, written: str) -> None:
+    form = Debezium("id int, blob bytea, blobs bytea[]", binary=binary)
+    row = {"id": 1, "blob": written, "blobs": [None, written, ""]}
+    wrong = [f"{written}=", f" {written}", "x!", "YWJ", "YWJ="]
+    decoded = decode(
+        event("c", None, row), *(event("u", row, {**row, "blob": blob}) for blob in wrong), form=form
+    )
+    there = b"\xfb\xff\x00ab"
+    assert decoded.rows.to_pylist() == [{"id": 1, "blob": there, "blobs": [None, there, b""]}]
+    assert [at for at, _ in decoded.rejects] == [1, 2, 3, 4, 5]
+    for (_, reason), blob in zip(decoded.rejects, wrong, strict=True):
+        assert f"column 'blob', bytea: expected bytes as {binary}, found {blob!r}" in reason
+        assert "binary.handling.mode" in reason
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            {"op": "t", "source": {"schema": "public", "table": "customer"}, "before": None, "after": None},
+            "op 't': public.customer was truncated",
+        ),
+        ({"op": "t", "source": {"db": "shop", "table": "c"}}, "op 't': shop.c was truncated"),
+        ({"op": "t"}, "op 't': the table was truncated"),
+        ({"op": "m", "message": {"prefix": "p", "content": "Yg=="}}, "message (pg_logical_emit_message)"),
+        ({"ts_ms": 1}, "a heartbeat"),
+        ({"status": "BEGIN", "id": "571:1", "event_count": None, "ts_ms": 1}, "transaction metadata (BEGIN)"),
+        ({"source": {}, "databaseName": "d", "ddl": "create table", "tableChanges": []}, "a schema change"),
+    ],
+)
+def test_an_event_that_is_no_change_of_a_row_is_named_for_what_it_is(value: Any, said: str) -> None:
+    good = event("c", None, {"id": 5})
+    decoded = decode(good, value, {"schema": {}, "payload": value}, good)
+    assert decoded.kept.to_pylist() == [0, 3]
+    assert [at for at, _ in decoded.rejects] == [1, 2]
+    for _, reason in decoded.rejects:
+        assert said in reason
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("pos", "position inside a binlog file"),
+        ("row", "no version: all changes of a key are in one partition"),
+        ("file", "binlog"),
+        ("ts_ms", "a clock"),
+        ("txId", "number of a transaction"),
+        ("event_serial_no", "a position inside a transaction"),
+        ("change_lsn", "no integer"),
+    ],
+)
+def test_a_version_that_does_not_order_changes_is_refused(version: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Debezium("id int", version=version)
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unavailable=''"):
+        Debezium("id int", unavailable="")
+    with pytest.raises(
+        ConfigurationError, match="binary='bytes': expected one of base64, base64-url-safe, hex"
+    ):
+        Debezium("id int", binary="bytes")  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """A replay processes exactly what was asked for and the log still has, or whole batches around it."""
 
 import itertools
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -9,8 +10,13 @@ from hypothesis import strategies as st
 
 from exactbatch.errors import LogWentBackwards, OffsetsLost, ReplayRefused, TopicRecreated
 from exactbatch.offsets import OffsetRange, union
-from exactbatch.planner import Covered, LogPartition, StoredOffset
-from exactbatch.replay_planner import check_above_horizons, plan_replay, window_ranges
+from exactbatch.planner import Covered, FoundRecord, LogPartition, StoredOffset
+from exactbatch.replay_planner import (
+    check_above_horizons,
+    check_not_from_the_future,
+    plan_replay,
+    window_ranges,
+)
 from exactbatch.replay_request import AskedRange
 
 ID = UUID(int=1)
@@ -166,3 +172,36 @@ def test_a_window_ends_at_the_stored_head() -> None:
     ends = {("t", 0): 70, ("t", 1): 15, ("t", 2): None}
     assert window_ranges(heads, starts, ends) == [AskedRange("t", 0, 20, 50)]
     assert window_ranges(heads, starts, {**ends, ("t", 0): None}) == [AskedRange("t", 0, 20, 50)]
+
+
+def test_a_replay_of_ten_thousand_ranges_is_planned_at_once() -> None:
+    partitions = range(10_000)
+    plan = plan_replay(
+        [AskedRange("t", partition, 10, 90) for partition in partitions],
+        [stored(partition=partition) for partition in partitions],
+        [log(partition=partition) for partition in partitions],
+        coverage=[covered(batch, 50 * batch, 50 * batch + 50, p) for p in partitions for batch in (0, 1)],
+        lineage="batch",
+    )
+    assert {(each.from_offset, each.until_offset) for each in plan.ranges} == {(0, 100)}
+    assert len(plan.ranges) == len(partitions)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "shown"),
+    [(2_000_000_000_000, "2033-05-18 03:33:20 UTC"), (2**62, f"{2**62} ms since 1970")],
+)
+def test_a_window_that_would_end_at_a_record_from_the_future_is_refused(
+    milliseconds: int, shown: str
+) -> None:
+    now = datetime(2026, 1, 3, tzinfo=UTC)
+    window = now - timedelta(days=2), now - timedelta(days=1)
+
+    def check(offset: int, timestamp: int) -> None:
+        check_not_from_the_future([stored(100)], {("t", 0): FoundRecord(offset, timestamp)}, window, now=now)
+
+    with pytest.raises(ReplayRefused, match=f"'t', partition 0, offset 98: .*{shown}, and 1 processed"):
+        check(98, milliseconds)
+    check(99, milliseconds)  # nothing follows it that was processed
+    check(0, round((now + timedelta(minutes=59)).timestamp() * 1000))  # a clock that is a little ahead
+    check_not_from_the_future([stored(100)], {}, window, now=now)

@@ -6,6 +6,7 @@ that happens inside the tasks.
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
 from airflow.sdk.exceptions import AirflowSkipException
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 # Airflow's run types; every other one is some kind of schedule.
 _ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
 _BATCH_ID: Final = "{{ ti.xcom_pull('plan_batch', key='batch_id') }}"
+# A run that was planned before there were plan ids has none.
+_PLAN_ID: Final = "{{ ti.xcom_pull('plan_batch', key='plan_id') or '' }}"
 
 
 def pipeline_dag(
@@ -74,6 +77,7 @@ def pipeline_dag(
                 conf={"spark.log.level": "WARN", **pipeline.spark_conf},
                 pipeline=reference,
                 batch_id=_BATCH_ID,
+                plan_id=_PLAN_ID,
                 pool=its_pool,
             )
             for task_id, its_pool in (("process_batch", pool), ("process_replay", replay_pool))
@@ -126,6 +130,7 @@ def _plan_task(reference: str, connections: Connections) -> Any:
                 else "nothing to process again: no offset below the stored ones belongs to what is asked for"
             )
         ti.xcom_push(key="batch_id", value=batch.batch_id)
+        ti.xcom_push(key="plan_id", value=str(batch.plan_id))
         return "process_batch" if batch.kind == "advance" else "process_replay"
 
     return plan_batch()
@@ -135,7 +140,7 @@ def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -
     asset = pipeline_asset(pipeline)
 
     @task(outlets=[asset], trigger_rule="none_failed_min_one_success")
-    def report_batch(batch_id: str, outlet_events: Any = None) -> None:
+    def report_batch(batch_id: str, plan_id: str, outlet_events: Any = None) -> None:
         """Log what the batch did, tell it to whoever waits for the asset, and show progress to lag tools.
 
         The batch is committed by now: whatever fails here, it stays so.
@@ -147,12 +152,14 @@ def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -
         with errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             kafka = KafkaLog(settings.kafka)
-            report: Report = load_report(settings.postgres, kafka, pipeline, int(batch_id))
+            report: Report = load_report(
+                settings.postgres, kafka, pipeline, int(batch_id), UUID(plan_id) if plan_id else None
+            )
             print(report.as_table())  # noqa: T201 - a task's output is its log
             outlet_events[asset].extra = report.as_json()
             kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
 
-    return report_batch(_BATCH_ID)
+    return report_batch(_BATCH_ID, _PLAN_ID)
 
 
 def _documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook
@@ -27,10 +28,17 @@ class ProcessBatchOperator(SparkSubmitOperator):
     the operator's `env_vars`: those are rendered for the UI, and YARN and Kubernetes put them into arguments.
     """
 
-    template_fields = (*SparkSubmitOperator.template_fields, "batch_id")
+    template_fields = (*SparkSubmitOperator.template_fields, "batch_id", "plan_id")
 
     def __init__(
-        self, *, connections: Connections, pipeline: str, batch_id: str, application: str = "", **kwargs: Any
+        self,
+        *,
+        connections: Connections,
+        pipeline: str,
+        batch_id: str,
+        plan_id: str = "",
+        application: str = "",
+        **kwargs: Any,
     ) -> None:
         # durable=False: a retry asks the ledger, not Spark, how far the batch has come.
         super().__init__(
@@ -42,6 +50,7 @@ class ProcessBatchOperator(SparkSubmitOperator):
         )
         self.connections = connections
         self.batch_id = batch_id
+        self.plan_id = plan_id
 
     def execute(self, context: Any) -> None:
         """Submit the job and wait for it; a batch that is committed already needs none.
@@ -49,9 +58,10 @@ class ProcessBatchOperator(SparkSubmitOperator):
         Raises AirflowFailException for a terminal error of the batch, AirflowException or a retryable error of
         exactbatch for any other.
         """
+        plan_id = UUID(self.plan_id) if self.plan_id else None
         with errors_of_airflow():
             settings = self.connections.settings()
-            committed = _committed_at(settings, int(self.batch_id))
+            committed = _committed_at(settings, int(self.batch_id), plan_id)
         if committed:
             said = (
                 f"Batch {self.batch_id} was committed at {committed:%Y-%m-%d %H:%M:%S} UTC: nothing was launched "
@@ -61,6 +71,8 @@ class ProcessBatchOperator(SparkSubmitOperator):
             self.connections.note(context["ti"], said)
             return
         BaseHook.get_connection(self.connections.spark)  # without it the hook would quietly turn to YARN
+        if plan_id is not None:
+            self.application_args = [*(self.application_args or ()), "--plan-id", str(plan_id)]
         self._hook = hook = self._get_hook()
         if hook._connection["deploy_mode"] == "cluster":
             raise AirflowFailException(
@@ -79,14 +91,14 @@ class ProcessBatchOperator(SparkSubmitOperator):
                 raise
 
 
-def _committed_at(settings: Settings, batch_id: int) -> datetime | None:
-    """When the batch was committed; None when it was not."""
+def _committed_at(settings: Settings, batch_id: int, plan_id: UUID | None) -> datetime | None:
+    """When the batch was committed; None when it was not. Raises BatchLost and what connect() raises."""
     from exactbatch.ledger import Ledger, connect, transaction
 
     connection = connect(settings.postgres, application="exactbatch launch")
     try:
         with transaction(connection):
-            return Ledger(connection).batch(batch_id).committed_at
+            return Ledger(connection).batch(batch_id, plan_id).committed_at
     finally:
         connection.close()
 

@@ -1,7 +1,16 @@
 """The ledger: the tables in which every offset is accounted for, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.connection import clear_errors, connect, session_options, transaction, with_timeouts
-from exactbatch.ledger.ledger import Batch, Failing, Ledger, PartlyCommitted, Reject, RejectReason, Run
+from exactbatch.ledger.connection import clear_errors, connect, connect_arrow, transaction
+from exactbatch.ledger.ledger import (
+    Batch,
+    Failing,
+    Ledger,
+    PartlyCommitted,
+    Reject,
+    RejectReason,
+    Run,
+    batch_lost,
+)
 from exactbatch.ledger.schema import check_schema, migrate
 
 __all__ = [
@@ -12,11 +21,11 @@ __all__ = [
     "Reject",
     "RejectReason",
     "Run",
+    "batch_lost",
     "check_schema",
     "clear_errors",
     "connect",
+    "connect_arrow",
     "migrate",
-    "session_options",
     "transaction",
-    "with_timeouts",
 ]

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import psycopg2
 import psycopg2.extras
-from psycopg2.extensions import make_dsn, parse_dsn
+from psycopg2.extensions import TRANSACTION_STATUS_IDLE, make_dsn, parse_dsn
 
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
-from exactbatch.own_errors import own_error, psycopg2_said
+from exactbatch.ledger.session_settings import FOUND, Found, SessionSettings, refused_option
+from exactbatch.own_errors import adbc_said, own_error, psycopg2_said
 from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE, not_let_in
 
 CONNECT_TIMEOUT: Final = 10  # seconds
@@ -32,6 +33,7 @@ class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psyc
 
     answer_timeout = STATEMENT_TIMEOUT + _GRACE  # seconds
     hung_up = False
+    pins = ""  # statements that set, at the beginning of each transaction, what counts in it
 
     def commit(self) -> None:
         """As psycopg2's own."""
@@ -74,32 +76,121 @@ class _Connection(psycopg2.extensions.connection):  # type: ignore[misc]  # psyc
 
 class _Cursor(psycopg2.extras.NamedTupleCursor):  # type: ignore[misc]  # psycopg2 ships no types
     def execute(self, query: Any, vars: Any = None) -> None:
-        with self.connection.answered():
+        connection = self.connection
+        with connection.answered():
+            if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
+                super().execute(connection.pins)
             super().execute(query, vars)
 
 
 def connect(
     dsn: str, *, application: str, timeout: float = 60.0, statement_timeout: float = STATEMENT_TIMEOUT
 ) -> Any:
-    """Open a psycopg2 connection.
+    """Open a psycopg2 connection with the settings of exactbatch, and ask the server whether they took effect.
 
     `timeout`, in seconds, is how long a statement waits for a lock, how long the server lets a transaction
     sit idle before it ends the connection, and how long sent data may stay unacknowledged. `statement_timeout`,
     in seconds, is how long a statement may take: the server ends it then, and the client hangs up when the
     server does not say so.
 
-    Raises ConfigurationError where the server refuses the login, the password or the database, and
-    PostgresUnavailable where it cannot be reached or has no session left to give.
+    Raises ConfigurationError where the server refuses the login, the password or the database, or where a server,
+    login or pooler does not let the settings take effect, and PostgresUnavailable where it cannot be reached or
+    has no session left to give.
     """
-    options = f"{session_options(timeout)} -c statement_timeout={_milliseconds(statement_timeout)}"
-    try:
+    settings = SessionSettings(
+        lock_timeout=_milliseconds(timeout),
+        statement_timeout=_milliseconds(statement_timeout),
+        idle_in_transaction=_milliseconds(timeout),
+    )
+    with _connection_errors():
         connection = psycopg2.connect(
-            with_timeouts(dsn, application=application, timeout=timeout, options=options),
+            _with_settings(dsn, settings, application=application, timeout=timeout),
             connection_factory=_Connection,
             cursor_factory=_Cursor,
         )
+    connection.answer_timeout = statement_timeout + _GRACE
+    try:
+        with clear_errors(connection):
+            _verify(connection, settings)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def connect_arrow(
+    dsn: str,
+    *,
+    application: str,
+    timeout: float = 60.0,
+    statement_timeout: float = 0,
+    read_only: bool = False,
+) -> Any:
+    """Open an ADBC dbapi connection with the settings of exactbatch, and ask the server whether they took effect.
+
+    `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
+    server sets no limit: a COPY lasts as long as it takes to read what it copies, and patience.py watches over the
+    server alone. `read_only` is for a connection that only reads, but for temporary tables, and may sit in its
+    transaction for as long as something else takes: nobody waits for what it holds.
+
+    Raises as connect() does; statements raise ADBC's own errors.
+    """
+    # Not at the top: a DAG file that is parsed has no use for it.
+    from adbc_driver_manager import Error as AdbcError
+
+    from exactbatch.ledger.arrow import open_arrow
+
+    settings = SessionSettings(
+        lock_timeout=_milliseconds(timeout),
+        statement_timeout=_milliseconds(statement_timeout) if statement_timeout else 0,
+        idle_in_transaction=0 if read_only else _milliseconds(timeout),
+    )
+    with _connection_errors():
+        complete = _with_settings(dsn, settings, application=application, timeout=timeout)
+        try:
+            return open_arrow(complete, settings)
+        except AdbcError as error:
+            if (refusal := refused_option(adbc_said(error)) or own_error(error)) is None:
+                raise
+            raise refusal from None
+
+
+def _verify(connection: Any, settings: SessionSettings) -> None:
+    """Raise ConfigurationError unless a transaction has all settings; from here on every one does."""
+    version = connection.server_version
+    connection.pins = settings.statements(version)
+    with connection.cursor() as cursor:
+        cursor.execute(FOUND)
+        found = Found.of(cursor.fetchall())
+    connection.rollback()
+    found.check(settings.all(version))
+    connection.pins = settings.statements(version, found)
+
+
+def _with_settings(dsn: str, settings: SessionSettings, *, application: str, timeout: float) -> str:
+    """A connection string with all that the client sets, whose connection notices, after `timeout` seconds, that
+    its server has vanished. Server options that the string has already come first: the last one counts."""
+    own = parse_dsn(dsn).get("options", "")
+    return str(
+        make_dsn(
+            dsn,
+            application_name=application,
+            client_encoding="UTF8",
+            connect_timeout=CONNECT_TIMEOUT,
+            tcp_user_timeout=_milliseconds(timeout),
+            options=f"{own} {settings.options()}".strip(),
+            **_KEEPALIVES,
+        )
+    )
+
+
+@contextmanager
+def _connection_errors() -> Iterator[None]:
+    try:
+        yield
     except psycopg2.OperationalError as error:
-        raise not_let_in(psycopg2_said(error)) from None
+        said = psycopg2_said(error)
+        raise refused_option(said) or not_let_in(said) from None
     except psycopg2.ProgrammingError:
         # libpq quotes what it could not parse, which may be a part of the password.
         raise ConfigurationError(
@@ -107,36 +198,6 @@ def connect(
             "does not parse (not shown: it may hold a password). Quote a value that has spaces, as "
             "password='a b', and percent-encode special characters in a URL."
         ) from None
-    connection.answer_timeout = statement_timeout + _GRACE
-    return connection
-
-
-def session_options(timeout: float) -> str:
-    """Server options of a session that writes into the ledger: it waits for a lock, and sits idle in its
-    transaction, for `timeout` seconds at most."""
-    ms = _milliseconds(timeout)
-    return (
-        f"-c lock_timeout={ms} -c idle_in_transaction_session_timeout={ms} "
-        f"-c default_transaction_isolation=read\\ committed -c timezone=UTC"
-    )
-
-
-def with_timeouts(dsn: str, *, application: str, timeout: float, options: str = "") -> str:
-    """A connection string whose connection notices, after `timeout` seconds, that its server has vanished.
-
-    Server options that the string has already are kept.
-    """
-    own = parse_dsn(dsn).get("options", "")
-    return str(
-        make_dsn(
-            dsn,
-            application_name=application,
-            connect_timeout=CONNECT_TIMEOUT,
-            tcp_user_timeout=_milliseconds(timeout),
-            options=f"{own} {options}".strip(),
-            **_KEEPALIVES,
-        )
-    )
 
 
 @contextmanager

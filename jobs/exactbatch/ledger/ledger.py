@@ -4,17 +4,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib import resources
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 from uuid import UUID
 
 import aiosql
 
-from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
+from exactbatch.errors import (
+    BatchLost,
+    ExactbatchError,
+    IdentityChanged,
+    NotRegistered,
+    PostgresUnavailable,
+    TargetMismatch,
+)
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
+
+# What uncover gives of each batch that was cut.
+_UNCOVERED: Final = ("topic", "topic_id", "partition", "kind", "batch_id", "rest")
 
 _queries = aiosql.from_str(
     (resources.files("exactbatch.ledger") / "queries.sql").read_text(encoding="utf-8"),
@@ -25,9 +35,14 @@ _queries = aiosql.from_str(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A row of exactbatch.batch. Counts are None until it is committed."""
+    """A row of exactbatch.batch. Counts are None until it is committed.
+
+    `batch_id` is its number in this ledger. `plan_id` never comes again: a batch that was lost when the database
+    went back in time had another one, although its number is issued again.
+    """
 
     batch_id: int
+    plan_id: UUID
     pipeline: str
     kind: Literal["advance", "replay"]
     origin: Origin
@@ -228,15 +243,34 @@ class Ledger:
                 return each.batch_id
         return None
 
-    def batch(self, batch_id: int, *, lock: bool = False) -> Batch:
-        """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always)."""
+    def batch(self, batch_id: int, plan_id: UUID | None = None, *, lock: bool = False) -> Batch:
+        """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always).
+
+        With `plan_id` it must be the batch of this plan. Raises BatchLost when it is not, NotRegistered when there
+        is none and no plan was asked for, and PostgresUnavailable when the server is a standby, which may not
+        have received it yet.
+        """
         query = _queries.lock_batch if lock else _queries.get_batch
         row = query(self._connection, batch_id=batch_id)
-        if row is None:
+        if row is None or plan_id not in (None, row.plan_id):
+            self._check_primary(batch_id)
+            database = self._connection.info.dbname
+            if plan_id is not None:
+                raise batch_lost(batch_id, plan_id, row and row.plan_id, database)
             raise NotRegistered(
-                f"expected batch {batch_id} in the ledger, found none. Check the connection string."
+                f"batch {batch_id} is not in the ledger of database {database!r}. Check the number and the "
+                f"connection string. If the database was restored or failed over since the batch was planned, the "
+                f"next run plans from the stored offsets."
             )
         return Batch(**row._asdict())
+
+    def _check_primary(self, batch_id: int) -> None:
+        if _queries.is_standby(self._connection):
+            raise PostgresUnavailable(
+                f"batch {batch_id} is not in the ledger of {self._connection.info.host}, which is a standby: it "
+                f"may not have received the batch yet. Let the connection string name the primary "
+                f"(target_session_attrs=read-write)."
+            )
 
     def batches(self, pipeline: Pipeline, *, most: int) -> list[Batch]:
         """The newest batches, newest first."""
@@ -269,11 +303,12 @@ class Ledger:
         rows = _queries.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)
         return tuple(PartlyCommitted(**row._asdict()) for row in rows)
 
-    def note_failure(self, batch_id: int, error: Exception) -> None:
+    def note_failure(self, batch: Batch, error: Exception) -> None:
         """The processing of a batch has failed."""
         _queries.note_failure(
             self._connection,
-            batch_id=batch_id,
+            batch_id=batch.batch_id,
+            plan_id=batch.plan_id,
             error=type(error).__name__,
             message=str(error).replace("\0", "\\0"),
             retryable=not isinstance(error, ExactbatchError) or error.retryable,
@@ -314,8 +349,8 @@ class Ledger:
         """Take the batch's ranges out of the coverage; other batches keep their other offsets."""
         cut = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
         # Put back only now: the database checks at once that no offset is covered twice.
-        for row in cut:
-            _queries.cover_rest(self._connection, pipeline=batch.pipeline, **row._asdict())
+        columns = {name: [getattr(row, name) for row in cut] for name in _UNCOVERED}
+        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **columns)
 
     def rejects(self, pipeline: Pipeline, *, most: int | None = None) -> list[Reject]:
         """Rejected records in the order of the log, the first `most` of them or all."""
@@ -327,9 +362,18 @@ class Ledger:
         rows = _queries.rejects_by_reason(self._connection, pipeline=pipeline.name)
         return [RejectReason(**row._asdict()) for row in rows]
 
-    def delete_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> None:
-        """Delete the rejects of these batches in a range."""
-        _queries.delete_rejects(self._connection, **_part(pipeline, range_, batch_ids))
+    def delete_rejects(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
+        """Delete the rejects of batches in ranges."""
+        ranges = [range_ for range_, _ in parts]
+        _queries.delete_rejects(
+            self._connection,
+            pipeline=pipeline.name,
+            topic_ids=[each.topic_id for each in ranges],
+            partitions=[each.partition for each in ranges],
+            from_offsets=[each.from_offset for each in ranges],
+            until_offsets=[each.until_offset for each in ranges],
+            batch_ids=sorted({batch_id for _, batch_ids in parts for batch_id in batch_ids}),
+        )
 
     def count_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> int:
         """How many rejects of these batches lie in a range."""
@@ -408,7 +452,7 @@ class Ledger:
                 from_offset=range_.from_offset,
                 records=count,
             )
-        _queries.commit_batch(
+        committed = _queries.commit_batch(
             self._connection,
             batch_id=batch.batch_id,
             records=total,
@@ -417,18 +461,19 @@ class Ledger:
             tombstones=tombstones,
             dropped=dropped,
         )
+        if committed != 1:
+            raise TargetMismatch(
+                f"batch {batch.batch_id}: exactbatch.batch did not take the commit: a trigger, a rule or a "
+                f"policy of the ledger's tables keeps it back. Nothing was written. Drop it."
+            )
 
     def commit_ranges(self, batch: Batch) -> None:
         """Mark a batch committed, each of whose ranges is, with the sums of their counts."""
         _queries.commit_ranges(self._connection, batch_id=batch.batch_id)
 
     def try_lock_launch(self, launch: int) -> bool:
-        """Hold a launch in this session, unless another live session does."""
+        """Hold a launch until this transaction ends, unless another one that is open does."""
         return bool(_queries.try_lock_launch(self._connection, launch=launch))
-
-    def unlock_launch(self, launch: int) -> None:
-        """Let go of a launch that this session holds."""
-        _queries.unlock_launch(self._connection, launch=launch)
 
     def staging_tables(self) -> Sequence[str]:
         """The names of all staging tables there are, of every launch."""
@@ -443,6 +488,17 @@ class Ledger:
                 f"If this is the right database, run `exactbatch init` for it once."
             )
         _check_identity(pipeline, registered)
+
+
+def batch_lost(batch_id: int, plan_id: UUID, found: UUID | None, database: str) -> BatchLost:
+    """The error over a batch that a database's ledger does not have; `found` is the plan that has its number."""
+    other = f", where its number belongs to plan {found}" if found else ""
+    return BatchLost(
+        f"batch {batch_id} (plan {plan_id}) is not in the ledger of database {database!r}{other}: the database "
+        f"was restored, or failed over to a replica that had not received the batch. Its results and offsets went "
+        f"back together; nothing is half done. Clear plan_batch, or wait for the next scheduled run: it plans "
+        f"from the stored offsets."
+    )
 
 
 def _boundary(pipeline: Pipeline, partition: LogPartition, at: datetime) -> dict[str, Any]:

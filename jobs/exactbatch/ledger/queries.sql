@@ -76,7 +76,7 @@ returning batch_id;
 
 -- name: batches_of_run
 -- All batches that were planned for a DAG run, newest first.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
@@ -84,16 +84,20 @@ order by generation desc;
 
 -- name: get_batch^
 -- One batch.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id;
 
 -- name: lock_batch^
 -- One batch, held until this transaction ends.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where batch_id = :batch_id
 for no key update;
+
+-- name: is_standby$
+-- Whether this server follows another one, which may be ahead of it.
+select pg_is_in_recovery();
 
 -- name: successor_of_batch$
 -- The newest batch that took this one's place: an advance, or a later plan of the same DAG run.
@@ -104,7 +108,7 @@ where b.batch_id = :batch_id
 
 -- name: list_batches
 -- The newest batches of a pipeline.
-select batch_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where pipeline = :pipeline
 order by batch_id desc limit :most;
@@ -138,9 +142,10 @@ group by batch_id having count(r.records) > 0
 order by batch_id;
 
 -- name: note_failure!
--- The processing of a batch has failed, once more.
+-- The processing of a batch has failed, once more; nothing where another plan has its number by now.
 insert into exactbatch.batch_failure as f (batch_id, error, message, retryable)
-values (:batch_id, :error, :message, :retryable)
+select batch_id, :error, :message, :retryable from exactbatch.batch
+where batch_id = :batch_id and plan_id = :plan_id
 on conflict (batch_id) do update
 set failures = f.failures + 1, failed_at = clock_timestamp(),
     error = excluded.error, message = excluded.message, retryable = excluded.retryable;
@@ -204,16 +209,20 @@ returning c.topic, c.topic_id, c.partition, c.kind, c.batch_id,
           (int8multirange(c.offsets) - r.offsets)::text as rest;
 
 -- name: cover_rest!
--- A batch keeps the offsets that were not taken from it.
+-- Batches keep the offsets that were not taken from them.
 insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
-select :pipeline, :topic, :topic_id, :partition, piece, :kind, :batch_id
-from unnest(:rest::int8multirange) piece;
+select :pipeline, c.topic, c.topic_id, c.partition, piece, c.kind, c.batch_id
+from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :kind::text[], :batch_id::bigint[],
+            :rest::text[]) c (topic, topic_id, partition, kind, batch_id, rest)
+cross join lateral unnest(c.rest::int8multirange) piece;
 
 -- name: delete_rejects!
--- Take back the rejects of some batches in one range.
-delete from exactbatch.rejected_record
-where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
-  and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
+-- Take back the rejects of some batches in ranges.
+delete from exactbatch.rejected_record j
+using unnest(:topic_ids::uuid[], :partitions::integer[], :from_offsets::bigint[], :until_offsets::bigint[])
+    p (topic_id, partition, from_offset, until_offset)
+where j.pipeline = :pipeline and j.topic_id = p.topic_id and j.partition = p.partition
+  and j."offset" >= p.from_offset and j."offset" < p.until_offset and j.batch_id = any(:batch_ids::bigint[]);
 
 -- name: count_rejects$
 -- How many rejects of some batches lie in one range.
@@ -315,12 +324,8 @@ set "offset" = excluded."offset", compacted_at = now()
 where h."offset" < excluded."offset";
 
 -- name: try_lock_launch$
--- Whether no live session holds this launch.
-select pg_try_advisory_lock(:launch);
-
--- name: unlock_launch$
--- Let go of a launch.
-select pg_advisory_unlock(:launch);
+-- Whether no open transaction holds this launch.
+select pg_try_advisory_xact_lock(:launch);
 
 -- name: staging_tables
 -- All staging tables there are.

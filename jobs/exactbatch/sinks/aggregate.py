@@ -13,9 +13,9 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
 from exactbatch.sinks.append import LINEAGE, Append, Part
-from exactbatch.sinks.cast import Cast, Misfit, misfits
+from exactbatch.sinks.cast import Misfit, misfits, own_casts
 from exactbatch.sinks.finality import FINAL, REVISIONS, Finality
-from exactbatch.sinks.groups import listed, same_group
+from exactbatch.sinks.groups import differs, has_one_image, listed, same_group
 from exactbatch.sinks.measures import Measure
 from exactbatch.sinks.partials import MERGED, RECORDS, Partials, staged_values
 from exactbatch.sinks.target import Evolve, TargetTable
@@ -118,6 +118,12 @@ class Aggregate:
         return Finality(self.window, wait, self.watermark)
 
     @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The tables beside the target and the target, in the order in which tables are locked."""
+        event_times = () if self.watermark is None else self.watermark.tables
+        return (*self.contributions.tables, *event_times, self._target)
+
+    @property
     def table(self) -> sql.Composable:
         """The target as an SQL identifier."""
         return self._target.identifier
@@ -170,14 +176,14 @@ class Aggregate:
         """What a staged row has beside its lineage."""
         return tuple(columns)
 
-    def misfits(self, _cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
+    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
         """What is true of a batch's staged rows that do not fit.
 
         A row has no time of the event, holds text that its column's type does not take, or comes late where
         that makes it a reject. In a replay, what was late before is late again, and nothing else is.
         """
         used = {each.column for each in self.measures.values()} | {*self.by}
-        found = misfits(Cast(column, column.type) for column in columns if column.name in used)
+        found = misfits(own_casts(cursor, [column for column in columns if column.name in used]))
         if self.window is not None:
             found.append(_without_time(self.window))
         if self.finality is not None and self.late == "reject":
@@ -189,6 +195,8 @@ class Aggregate:
 
         Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
         """
+        # First, as publish does: two pipelines may share the target.
+        self._target.lock(cursor)
         self._partials.prepare(cursor, columns, evolve=evolve)
         if self.watermark is not None:
             self.watermark.prepare(cursor)
@@ -204,6 +212,7 @@ class Aggregate:
             exact=True,
         ):
             self._target.check_unique(cursor, self.by_names, nulls_once=True)
+            self._target.check_collations(cursor, self.by_names)
             return
         cursor.execute(
             sql.SQL("alter table {} add unique nulls not distinct ({})").format(
@@ -212,6 +221,24 @@ class Aggregate:
         )
         if self.finality is not None:
             self.finality.prepare(cursor, self._target)
+
+    def leave_topics(self, cursor: Any, pipeline: str, topics: Sequence[str]) -> None:
+        """Let windows wait no longer for topics that were taken out of the pipeline, which now has these."""
+        if self.watermark is None or not (left := self.watermark.left_topics(cursor, pipeline, topics)):
+            return
+        self._target.lock(cursor)
+        self.watermark.remember(cursor)
+        self.watermark.forget(cursor, left)
+        if self.finality is not None:
+            self.finality.mark(cursor, self._target)
+
+    def check_replay(self, cursor: Any) -> None:
+        """Raise TargetMismatch when a replay would change tables that refer to the partial results."""
+        self.contributions.check_replay(cursor)
+
+    def counts(self, cursor: Any, parts: Sequence[Part]) -> list[int | None]:
+        """None for each part: partial results do not tell which records they are of."""
+        return self.contributions.counts(cursor, parts)
 
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many rows the partial results are of that take_back() would delete."""
@@ -248,7 +275,7 @@ class Aggregate:
             if self.watermark is not None:
                 self.watermark.insert_staged(cursor, staging=staging, batch_id=batch_id, rows=rows)
             self._partials.merge(cursor, columns)
-            self._derive(cursor)
+            self._derive(cursor, columns)
         if self.finality is not None:
             self.finality.mark(cursor, self._target)
         return inserted
@@ -292,8 +319,15 @@ class Aggregate:
                 f"between. Nothing was written; the retry rejects it."
             )
 
-    def _derive(self, cursor: Any) -> None:
+    def _derive(self, cursor: Any, columns: Sequence[Column]) -> None:
         """Let the touched rows of the target be those that their partial results make."""
+        results = self._partials.results(columns)
+        # Equal values of a group can look different; the row has the one that stands for them all.
+        written = [
+            column.name
+            for column in results
+            if column.name in self.measures or not has_one_image(column.type)
+        ]
         parts = {
             "target": self.table,
             "touched": TOUCHED,
@@ -313,13 +347,14 @@ class Aggregate:
             )
         )
         if cursor.rowcount:
-            cursor.execute(
-                sql.SQL("delete from {target} t using {gone} g where {same}").format(
-                    **parts, same=same_group(self.by_names, "t", "g")
-                )
+            gone = sql.SQL("{gone} g where {same}").format(**parts, same=same_group(self.by_names, "t", "g"))
+            self._target.delete(
+                cursor,
+                sql.SQL("delete from {} t using {}").format(self.table, gone),
+                left=sql.SQL("select count(*) from {} t, {}").format(self.table, gone),
             )
         # A row that stays as it is, is not written, and no revision is counted.
-        changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in self.measures]
+        changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written]
         own, values = sql.SQL(""), sql.SQL("")
         if self.finality is not None:
             changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
@@ -329,16 +364,44 @@ class Aggregate:
             cursor,
             sql.SQL(
                 "insert into {target} as t ({by}, {measures}{own}) select {by}, {measures}{values} from {merged} "
-                "on conflict ({by}) do update set {changes} where ({of_t}) is distinct from ({excluded})"
+                "on conflict ({by}) do update set {changes} where {differs}"
             ).format(
                 **parts,
                 own=own,
                 values=values,
                 changes=sql.SQL(", ").join(changes),
-                of_t=listed(self.measures, of="t"),
-                excluded=listed(self.measures, of="excluded"),
+                differs=differs(written, "t", "excluded"),
             ),
         )
+        if guards := self._target.guards(cursor):
+            self._check_derived(cursor, results, guards)
+
+    def _check_derived(self, cursor: Any, results: Sequence[Column], guards: str) -> None:
+        """The touched groups' rows are those that were computed."""
+        cursor.execute(
+            sql.SQL(
+                "select count(*) filter (where t.tableoid is null) as missing, count(*) as differ "
+                "from {merged} m left join {target} t on {same} "
+                "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
+            ).format(
+                merged=MERGED,
+                target=self.table,
+                same=same_group(self.by_names, "t", "m"),
+                stored=listed([column.name for column in results], of="t"),
+                computed=sql.SQL(", ").join(
+                    sql.SQL("{}::{}").format(sql.Identifier("m", column.name), sql.SQL(column.type))
+                    for column in results
+                ),
+            )
+        )
+        missing, differ = cursor.fetchone()
+        if differ:
+            raise TargetMismatch(
+                f"target {self.target}: of the rows of this batch {missing} did not arrive and "
+                f"{differ - missing} are not stored as they were computed: {guards} "
+                f"alters them. Nothing was written. Drop it, or let it change only columns that the "
+                f"pipeline does not write."
+            )
 
     @contextmanager
     def _sums_fit(self) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Append: every row that a batch makes is inserted, with where it came from."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,8 +11,9 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
-from exactbatch.sinks.cast import Misfit, misfits
+from exactbatch.sinks.cast import Cast, Misfit, misfits
 from exactbatch.sinks.refusal import candidates
+from exactbatch.sinks.stored import check_stored
 from exactbatch.sinks.target import Evolve, TargetTable
 
 # A range, and the batches whose results stand for some of its offsets.
@@ -32,6 +34,9 @@ class Append:
     With lineage="record" each row carries where it came from: kafka_topic, kafka_partition, kafka_offset,
     kafka_timestamp, batch_id. With lineage="batch", for rows that come from many records, it carries
     batch_id alone, and a replay processes whole batches again.
+
+    A replay deletes rows and inserts them again. `cascade` names the tables that a foreign key with on delete
+    cascade, set null or set default may change then, as ("public.note",); without it such a replay is refused.
     """
 
     kind: ClassVar[str] = "append"
@@ -41,9 +46,15 @@ class Append:
 
     target: str
     lineage: Literal["record", "batch"] = "record"
+    cascade: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _ = self._target
+        if isinstance(self.cascade, str):
+            raise ConfigurationError(
+                f'expected cascade of {self.target} as a tuple of tables, ("public.note",), found {self.cascade!r}'
+            )
+        _ = [TargetTable(table) for table in self.cascade]
         if self.lineage not in ("record", "batch"):
             raise ConfigurationError(
                 f"expected the lineage of {self.target} to be 'record' or 'batch', found {self.lineage!r}"
@@ -72,6 +83,11 @@ class Append:
     def table_name(self) -> tuple[str, str]:
         """Schema and table of the target, as Postgres stores them."""
         return self._target.name
+
+    @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The target, in the order in which tables are locked."""
+        return (self._target,)
 
     @property
     def contributions(self) -> "Append":
@@ -111,6 +127,10 @@ class Append:
             )
         return created
 
+    def check_replay(self, cursor: Any) -> None:
+        """Raise TargetMismatch when a replay would change other tables by foreign keys that are not allowed."""
+        self._target.check_cascades(cursor, self.cascade)
+
     def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch unless ranges can be copied into the target by transactions of their own."""
         self._target.check_copied_into(cursor, (*columns, *self.lineage_columns))
@@ -134,23 +154,38 @@ class Append:
         casts = self._target.casts(cursor, columns)
         values = [*(cast.expression for cast in casts), *lineage_names]
         # Literals rather than parameters: psycopg2 would look for parameters in a name with a % as well.
-        parts = {
-            "target": self.table,
-            "names": sql.SQL(", ").join(names),
-            "values": sql.SQL(", ").join(values),
-            "batch_id": sql.Literal(batch_id),
-            "staging": staging,
-            "attempts": sql.Literal(list(attempts)),
-        }
-        statement = sql.SQL(
-            "insert into {target} ({names}, batch_id) "
+        rows = sql.SQL(
             "select {values}, {batch_id} from {staging} where task_attempt = any({attempts})"
-        ).format(**parts)
-        return self._target.execute(cursor, statement, candidates=candidates(casts, staging, attempts))
+        ).format(
+            values=sql.SQL(", ").join(values),
+            batch_id=sql.Literal(batch_id),
+            staging=staging,
+            attempts=sql.Literal(list(attempts)),
+        )
+        statement = sql.SQL("insert into {} ({}, batch_id) {}").format(
+            self.table, sql.SQL(", ").join(names), rows
+        )
+        written = self._target.execute(cursor, statement, candidates=candidates(casts, staging, attempts))
+        if guards := self._target.guards(cursor):
+            check_stored(
+                cursor,
+                self._target,
+                casts,
+                lineage,
+                staging=staging,
+                batch_id=batch_id,
+                attempts=attempts,
+                guards=guards,
+            )
+        return written
+
+    def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
+        """How staged columns become columns of the target."""
+        return self._target.casts(cursor, columns)
 
     def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:  # noqa: ARG002
         """What is true of staged rows that the target's types cannot hold; of whatever batch."""
-        return misfits(self._target.casts(cursor, columns))
+        return misfits(self.casts(cursor, columns))
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete what batches have written in ranges; return how many rows that was.
@@ -158,19 +193,88 @@ class Append:
         Each part is a range and the batches that cover some of it. With lineage="batch" all rows of these
         batches are deleted.
         """
-        deleted = 0
-        for condition in self.conditions(parts):
-            cursor.execute(sql.SQL("delete from {} where {}").format(self.table, condition))
-            deleted += cursor.rowcount
-        return deleted
+        if (found := self.found(parts)) is None:
+            return 0
+        source, condition = found
+        # One statement for all ranges: without an index each would read the whole table.
+        return self._target.delete(
+            cursor,
+            sql.SQL("delete from {} t using {} where {}").format(self.table, source, condition),
+            left=sql.SQL("select count(*) from {} t, {} where {}").format(self.table, source, condition),
+        )
 
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many rows take_back() would delete; none while there is no target."""
-        counted = 0
-        for condition in self.conditions(parts) if self._target.exists(cursor) else ():
-            cursor.execute(sql.SQL("select count(*) from {} where {}").format(self.table, condition))
-            counted += cursor.fetchone()[0]
+        if (found := self.found(parts)) is None or not self._target.exists(cursor):
+            return 0
+        source, condition = found
+        cursor.execute(
+            sql.SQL("select count(*) from {} t, {} where {}").format(self.table, source, condition)
+        )
+        return int(cursor.fetchone()[0])
+
+    def counts(self, cursor: Any, parts: Sequence[Part]) -> list[int | None]:
+        """How many rows take_back() would delete of each part; None where rows do not tell their record."""
+        if self.lineage == "batch":
+            return [None] * len(parts)
+        counted: list[int | None] = [0] * len(parts)
+        values = [
+            sql.SQL("({}, {}, {}, {}::bigint, {}::bigint, {}::bigint[])").format(
+                *map(
+                    sql.Literal,
+                    (at, range_.topic, range_.partition, range_.from_offset, range_.until_offset, list(ids)),
+                )
+            )
+            for at, (range_, ids) in enumerate(parts)
+            if ids
+        ]
+        if values and self._target.exists(cursor):
+            cursor.execute(
+                sql.SQL(
+                    "select p.at, count(*) as rows from {} t join (values {}) p "
+                    "(at, topic, partition, first, until, batch_ids) on t.kafka_topic = p.topic "
+                    "and t.kafka_partition = p.partition and t.kafka_offset >= p.first "
+                    "and t.kafka_offset < p.until and t.batch_id = any(p.batch_ids) group by 1"
+                ).format(self.table, sql.SQL(", ").join(values))
+            )
+            for at, rows in cursor.fetchall():
+                counted[at] = rows
         return counted
+
+    def found(self, parts: Sequence[Part]) -> tuple[sql.Composable, sql.Composable] | None:
+        """How to find the rows `t` that batches have written in ranges: what to join, and the condition.
+
+        None where there is no batch. It is the condition of conditions(), for all ranges at once.
+        """
+        batch_ids = sorted({batch_id for _, ids in parts for batch_id in ids})
+        if not batch_ids:
+            return None
+        by_batch = sql.SQL("t.batch_id = any({}::bigint[])").format(sql.Literal(batch_ids))
+        if self.lineage == "batch":
+            return sql.SQL("(values (true)) p (all_ranges)"), by_batch
+        by_log: dict[tuple[str, int], list[OffsetRange]] = defaultdict(list)
+        for range_, ids in parts:
+            if ids:
+                by_log[range_.topic, range_.partition].append(range_)
+        values = [
+            sql.SQL("({}, {}, {}::bigint, {}::bigint, {}::int8multirange)").format(
+                sql.Literal(topic),
+                sql.Literal(partition),
+                sql.Literal(min(each.from_offset for each in ranges)),
+                sql.Literal(max(each.until_offset for each in ranges)),
+                sql.Literal("{{{}}}".format(",".join(f"[{r.from_offset},{r.until_offset})" for r in ranges))),
+            )
+            for (topic, partition), ranges in by_log.items()
+        ]
+        return (
+            sql.SQL("(values {}) p (topic, partition, first, until, offsets)").format(
+                sql.SQL(", ").join(values)
+            ),
+            sql.SQL(
+                "t.kafka_topic = p.topic and t.kafka_partition = p.partition and t.kafka_offset >= p.first "
+                "and t.kafka_offset < p.until and t.kafka_offset <@ p.offsets and {}"
+            ).format(by_batch),
+        )
 
     def conditions(self, parts: Sequence[Part]) -> Iterator[sql.Composable]:
         """What is true of the rows that batches have written in ranges.

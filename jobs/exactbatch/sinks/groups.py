@@ -1,8 +1,26 @@
 """Which rows are of the same group, where null is a value like any other."""
 
+import re
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from psycopg2 import sql
+
+# Types of which equal values look the same; not so 1.0 and 1.00, 0 and -0, 30 days and a month, or a citext's.
+_ONE_IMAGE: Final = re.compile(
+    r"smallint|integer|bigint|boolean|text|character(?: varying)?(?:\(\d+\))?|uuid|date|bytea|numeric\(\d+,\d+\)"
+    r"|time(?:stamp)?(?:\(\d\))? with(?:out)? time zone"
+)
+
+
+def has_one_image(type_: str) -> bool:
+    """Whether equal values of a type, as format_type() prints it, are always the same bytes."""
+    return _ONE_IMAGE.fullmatch(type_) is not None
+
+
+def differs(names: Sequence[str], one: str, other: str) -> sql.Composable:
+    """Whether rows differ in any byte of these columns, also where their values are equal."""
+    return sql.SQL("record_image_ne(row({}), row({}))").format(listed(names, of=one), listed(names, of=other))
 
 
 def group_hash(by: Sequence[str], of: str | None = None) -> sql.Composable:

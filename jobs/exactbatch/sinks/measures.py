@@ -94,13 +94,21 @@ class _Extreme:
             raise _refused(str(self), found, "numbers, dates, times or text")
         return found.type
 
-    def over_rows(self, value: sql.Composable, _type: str) -> sql.Composable:
+    def over_rows(self, value: sql.Composable, type_: str) -> sql.Composable:
         """The partial result, over the value of the column in staged rows."""
-        return sql.SQL("{}({})").format(sql.SQL(self.function), value)
+        parts = {"function": sql.SQL(self.function), "value": value, "type": sql.SQL(type_)}
+        # Among equal values it must not be the order of the rows that decides: 1.0 or 1.00, 0 or -0.
+        if type_ == "numeric":
+            return sql.SQL(
+                "(({function}(array[{value}, scale({value})::numeric]) filter (where {value} is not null)))[1]"
+            ).format(**parts)
+        if type_ in ("real", "double precision"):
+            return sql.SQL("({function}({value}) + 0::{type})").format(**parts)
+        return sql.SQL("{function}({value})").format(**parts)
 
-    def over_partials(self, partial: sql.Composable, _type: str) -> sql.Composable:
+    def over_partials(self, partial: sql.Composable, type_: str) -> sql.Composable:
         """The result, over partial ones."""
-        return sql.SQL("{}({})").format(sql.SQL(self.function), partial)
+        return self.over_rows(partial, type_)
 
 
 @dataclass(frozen=True)

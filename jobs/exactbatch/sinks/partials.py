@@ -8,7 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.sinks.append import LINEAGE, Append, Part
-from exactbatch.sinks.groups import group_hash, listed, same_group
+from exactbatch.sinks.groups import group_hash, has_one_image, listed, same_group
 from exactbatch.sinks.measures import Measure
 from exactbatch.sinks.target import Evolve, TargetTable
 from exactbatch.sinks.touched import TOUCHED, take_back_touching
@@ -27,6 +27,10 @@ class Partials:
     table: Append
     by: tuple[str | Window, ...]
     measures: Mapping[str, Measure]
+
+    @property
+    def _stored(self) -> TargetTable:
+        return self.table.tables[0]
 
     @property
     def by_names(self) -> tuple[str, ...]:
@@ -49,14 +53,17 @@ class Partials:
                 sql.SQL("create index on {} ({})").format(self.table.table, group_hash(self.by_names))
             )
 
+        self._stored.check_plain(cursor)
+
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many rows the partial results are of that take_back() would delete."""
-        counted = 0
-        exists = TargetTable(self.table.target).exists(cursor)
-        for condition in self.table.conditions(parts) if exists else ():
-            cursor.execute(sql.SQL("select {} from {} where {}").format(_ROWS, self.table.table, condition))
-            counted += int(cursor.fetchone()[0])
-        return counted
+        if (found := self.table.found(parts)) is None or not self._stored.exists(cursor):
+            return 0
+        source, condition = found
+        cursor.execute(
+            sql.SQL("select {} from {} t, {} where {}").format(_ROWS, self.table.table, source, condition)
+        )
+        return int(cursor.fetchone()[0])
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete the partial results of the batches that stand for ranges; return how many rows they are of."""
@@ -83,32 +90,41 @@ class Partials:
             )
             for measure in self.measures.values()
         ]
-        cursor.execute(
+        return self._stored.execute(
+            cursor,
             sql.SQL(
                 "with inserted as (insert into {partial} ({names}, records, batch_id) "
-                "select {groups}, {measures}, count(*), {batch_id} from {staging} where {rows} "
-                "group by {numbers} returning *), "
+                "select {shown}, {measures}, count(*), {batch_id} from {staging} where {rows} "
+                "group by {groups} returning *), "
                 "touched as (insert into {touched} select {by} from inserted) "
                 "select {count} from inserted"
             ).format(
                 partial=self.table.table,
                 names=listed((*self.by_names, *self.measures)),
+                shown=sql.SQL(", ").join(
+                    _representative(group, column.type)
+                    for group, column in zip(groups, self.results(columns), strict=False)
+                ),
                 groups=sql.SQL(", ").join(groups),
                 measures=sql.SQL(", ").join(measures),
                 batch_id=sql.Literal(batch_id),
                 staging=staging,
                 rows=rows,
-                numbers=sql.SQL(", ").join(sql.SQL(str(at + 1)) for at in range(len(groups))),
                 touched=TOUCHED,
                 by=listed(self.by_names),
                 count=_ROWS,
-            )
+            ),
         )
-        return int(cursor.fetchone()[0])
 
     def merge(self, cursor: Any, columns: Sequence[Column]) -> None:
         """Merge the partial results of the touched groups into the temporary table MERGED."""
         found = staged_values(columns)
+        shown = [
+            sql.SQL("{} as {}").format(
+                _representative(sql.Identifier("p", column.name), column.type), sql.Identifier(column.name)
+            )
+            for column in self.results(columns)[: len(self.by)]
+        ]
         measures = [
             sql.SQL("{} as {}").format(
                 measure.over_partials(sql.Identifier("p", name), measure.type_of(found)), sql.Identifier(name)
@@ -118,10 +134,11 @@ class Partials:
         cursor.execute(sql.SQL("analyze {}").format(TOUCHED))
         cursor.execute(
             sql.SQL(
-                "create temporary table {merged} on commit drop as select {groups}, {measures} "
+                "create temporary table {merged} on commit drop as select {shown}, {measures} "
                 "from {partial} p join (select distinct {by} from {touched}) k on {same} group by {groups}"
             ).format(
                 merged=MERGED,
+                shown=sql.SQL(", ").join(shown),
                 groups=listed(self.by_names, of="p"),
                 measures=sql.SQL(", ").join(measures),
                 partial=self.table.table,
@@ -130,6 +147,13 @@ class Partials:
                 same=same_group(self.by_names, "p", "k"),
             )
         )
+
+
+def _representative(group: sql.Composable, type_: str) -> sql.Composable:
+    """The value that names a group: of equal values that look different, the same one in whatever order."""
+    if has_one_image(type_):
+        return group
+    return sql.SQL('min({}::text collate "C")::{}').format(group, sql.SQL(type_))
 
 
 def staged_values(columns: Sequence[Column]) -> dict[str, Column]:

@@ -1,7 +1,8 @@
 """The table that a sink writes to: its name, its columns, and what it refuses."""
 
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -9,35 +10,77 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
 from exactbatch.sinks.cast import Cast
+from exactbatch.sinks.catalog import Fact, check_kinds, guards_of, read_facts
+from exactbatch.sinks.pg_types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.refusal import refusal
 from exactbatch.sqlstates import refuses
 
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
+# A statement that changes the table waits for its lock no longer than readers that queue behind it can bear.
+_DDL_TRIES: Final = 4
+_DDL_LOCK_TIMEOUT: Final = "1s"
+_DDL_PAUSE: Final = 0.5  # seconds
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
+
+_COMPARED_AS: Final = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), "numeric"),
+    "character varying": "text",
+}
 
 # What to do with columns that the pipeline has and its target has not.
 Evolve = Literal["refuse", "add"]
 
 # The columns of a table, with placeholders for its schema and name.
-# format_type() leaves out a schema that is in the search path: types that are no built-in ones are
-# spelt with it here, as a pipeline has to write them.
-COLUMNS_OF: Final = """
-select c.relkind, a.attname,
-       case when b.typnamespace = 'pg_catalog'::regnamespace then format_type(a.atttypid, a.atttypmod)
-            else quote_ident(bn.nspname) || '.' || quote_ident(b.typname)
-                 || case when t.typelem <> 0 and t.typlen = -1 then '[]' else '' end
-       end as type,
+COLUMNS_OF: Final = f"""
+select c.relkind, a.attname, {WRITTEN.format(modifier="a.atttypmod")} as type,
        a.attnotnull and not a.atthasdef and a.attidentity = '' as required,
-       a.attgenerated <> '' or a.attidentity = 'a' as generated
+       a.attgenerated <> '' or a.attidentity = 'a' as generated,
+       t.oid::bigint as type_oid, a.atttypmod as modifier,
+       (select quote_ident(cn.nspname) || '.' || quote_ident(co.collname) from pg_collation co
+        join pg_namespace cn on cn.oid = co.collnamespace where co.oid = a.attcollation) as collation
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
 join pg_type t on t.oid = a.atttypid
-join pg_type b on b.oid = case when t.typelem <> 0 and t.typlen = -1 then t.typelem else t.oid end
-join pg_namespace bn on bn.oid = b.typnamespace
-where n.nspname = {} and c.relname = {}
+{WRITTEN_FROM}
+where n.nspname = {{}} and c.relname = {{}}
+"""  # noqa: S608  # constants, and placeholders
+
+_CASCADES: Final = """
+with recursive family as (
+    select %(table)s::regclass::oid as oid union select relid::oid from pg_partition_tree(%(table)s::regclass)
+), carried as (
+    select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k
+    join family f on f.oid = k.confrelid
+    where k.contype = 'f' and k.confdeltype in ('c', 'n', 'd') and k.conparentid = 0
+    union
+    select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k
+    join carried c on k.confrelid = c.conrelid and c.confdeltype = 'c'
+    where k.contype = 'f' and k.confdeltype in ('c', 'n', 'd') and k.conparentid = 0
+)
+select n.nspname::text, r.relname::text, c.conname::text,
+       case c.confdeltype when 'c' then 'cascade' when 'n' then 'set null' else 'set default' end,
+       c.confrelid::regclass::text, c.conrelid in (select oid from family)
+from carried c join pg_class r on r.oid = c.conrelid join pg_namespace n on n.oid = r.relnamespace
+order by 1, 2, 3
+"""
+_NOT_REPLICATED: Final = """
+with family as (
+    select %s::regclass::oid as oid union select relid::oid from pg_partition_tree(%s::regclass)
+)
+select format('%%I.%%I', n.nspname, c.relname), p.pubname::text
+from family f join pg_class c on c.oid = f.oid and c.relkind = 'r' join pg_namespace n on n.oid = c.relnamespace
+join pg_publication p on (p.pubdelete or p.pubupdate) and (
+    p.puballtables
+    or exists (select from pg_publication_rel r where r.prpubid = p.oid
+               and (r.prrelid = c.oid or r.prrelid in (select relid from pg_partition_ancestors(c.oid))))
+    or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and (s.pnnspid = c.relnamespace
+               or s.pnnspid in (select a.relnamespace from pg_partition_ancestors(c.oid) t
+                                join pg_class a on a.oid = t.relid))))
+where c.relreplident <> 'f' and pg_get_replica_identity_index(c.oid) is null
+order by 1, 2 limit 1
 """
 
 
@@ -105,10 +148,13 @@ class TargetTable:
         """
         # Two launches that create the same target at once: the second waits here and then finds it.
         self.lock(cursor)
-        if self.exists(cursor):
+        facts = self.facts(cursor)
+        check_kinds(self.written, facts)
+        if facts:
             if evolve == "add":
                 self._add(cursor, columns)
             self._check_columns(cursor, (*columns, *lineage), exact=exact)
+            self._check_replicated(cursor)
             return False
         definitions = [
             sql.SQL("{} {}{}").format(
@@ -125,10 +171,28 @@ class TargetTable:
         cursor.execute("select to_regnamespace(quote_ident(%s)) is null", self.name[:1])
         if cursor.fetchone()[0]:
             cursor.execute(sql.SQL("create schema {}").format(sql.Identifier(self.name[0])))
-        cursor.execute(
-            sql.SQL("create table {} ({})").format(self.identifier, sql.SQL(", ").join(definitions))
-        )
+        self._create(cursor, definitions, key)
+        # A type of the owner's own may be one that text cannot become.
+        self._check_columns(cursor, (*columns, *lineage), exact=exact)
         return True
+
+    def _create(self, cursor: Any, definitions: Sequence[sql.Composable], key: Sequence[str]) -> None:
+        create = sql.SQL("create table {} ({})").format(self.identifier, sql.SQL(", ").join(definitions))
+        cursor.execute("savepoint create_table")
+        try:
+            cursor.execute(create)
+        except psycopg2.errors.UndefinedObject as error:
+            if not key:
+                raise
+            cursor.execute("rollback to savepoint create_table")
+            raise TargetMismatch(
+                f"target {self.written}, key ({', '.join(key)}): {error.diag.message_primary}, so Postgres cannot "
+                f"keep one row for each key. Choose a key whose values can be ordered."
+            ) from error
+        cursor.execute("release savepoint create_table")
+        if not key:
+            # A table without a key could not be deleted from once a publication has it.
+            cursor.execute(sql.SQL("alter table {} replica identity full").format(self.identifier))
 
     def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
         """Check that rows can be copied into the table by several transactions at once, with no cast between.
@@ -161,6 +225,12 @@ class TargetTable:
                 f"because with commit='partition' ranges are written independently of each other, found "
                 f"{constraint[0]}. Drop it, or use commit='batch'."
             )
+        altering = [fact for fact in self.facts(cursor) if fact.is_guard and "BEFORE" in fact.guard]
+        if altering:
+            raise TargetMismatch(
+                f"target {self.written}: {guards_of(altering)} could alter rows on their way, and with "
+                f"commit='partition' nothing is staged to compare them with. Drop it, or use commit='batch'."
+            )
         cursor.execute("select current_setting('track_counts')")
         if cursor.fetchone()[0] != "on":
             raise TargetMismatch(
@@ -176,6 +246,125 @@ class TargetTable:
         """Whether there is such a table. Raises TargetMismatch when something else bears its name."""
         return bool(self._columns_found(cursor))
 
+    def facts(self, cursor: Any) -> tuple[Fact, ...]:
+        """What the database says of the table and its partitions; nothing while there is no such table."""
+        return read_facts(cursor, [self.identifier.as_string(cursor)])
+
+    def guards(self, cursor: Any) -> str:
+        """The triggers and rules that may alter what is written; empty where there are none."""
+        return guards_of(self.facts(cursor))
+
+    def check_plain(self, cursor: Any) -> None:
+        """Raise TargetMismatch where a trigger or a rule is on the table, which is exactbatch's own."""
+        if guards := self.guards(cursor):
+            raise TargetMismatch(
+                f"table {self.written}: {guards} could alter what exactbatch keeps here for itself. Nothing was "
+                f"written. Drop it, or put it on the target."
+            )
+
+    def check_key(self, cursor: Any, key: Sequence[str], other: "TargetTable") -> None:
+        """Raise TargetMismatch where the two tables do not agree on which keys are equal.
+
+        They do where the types of the columns compare alike, and collations take only the same texts for equal.
+        """
+        here, there = self._columns_found(cursor), other._columns_found(cursor)
+        for name in key:
+            if _equality(here[name].type) != _equality(there[name].type):
+                raise TargetMismatch(
+                    f"target {self.written}, column {name}: the key has the type {here[name].type} here and "
+                    f"{there[name].type} in {other.written}: keys that differ in one table could be equal in the "
+                    f"other. Nothing was written. Give both the same type."
+                )
+        for table in (self, other):
+            table.check_collations(cursor, key)
+
+    def check_collations(self, cursor: Any, key: Sequence[str]) -> None:
+        """Raise TargetMismatch where a collation takes different keys for equal."""
+        cursor.execute(
+            "select a.attname::text, c.collname::text "
+            "from pg_attribute a join pg_collation c on c.oid = a.attcollation "
+            "where a.attrelid = %s::regclass and a.attname = any(%s) and not c.collisdeterministic",
+            (self.identifier.as_string(cursor), list(key)),
+        )
+        if (found := cursor.fetchone()) is not None:
+            raise TargetMismatch(
+                f"target {self.written}, column {found[0]}: its collation {found[1]} takes different texts for "
+                f"equal, so that rows of different keys would become one. Nothing was written. Give the column a "
+                f"deterministic collation."
+            )
+
+    def check_cascades(self, cursor: Any, allowed: Sequence[str] = ()) -> None:
+        """Raise TargetMismatch when deleting rows would change tables that are not `allowed`.
+
+        Foreign keys with on delete cascade, set null or set default carry a delete on, table by table.
+        """
+        cursor.execute(_CASCADES, {"table": self.identifier.as_string(cursor)})
+        names = {TargetTable(each).name for each in allowed}
+        if refused := [row for row in cursor.fetchall() if (row[0], row[1]) not in names or row[5]]:
+            schema, table, constraint, action, referenced, own = refused[0]
+            written = f"{_quoted(schema)}.{_quoted(table)}"
+            raise TargetMismatch(
+                f"target {self.written}: a replay deletes rows and inserts them again, and the foreign key "
+                f"{constraint} of {schema}.{table} to {referenced} (on delete {action}) would change rows of "
+                f"{'the target itself' if own else f'{schema}.{table}'} for good. Nothing was written. Let the "
+                f"foreign key be without that and deferrable initially deferred"
+                + ("." if own else f", or allow it: Append(…, cascade=({written!r},)).")
+            )
+
+    def delete(self, cursor: Any, statement: sql.Composable, *, left: sql.Composable) -> int:
+        """Run a statement that deletes from the table; return the number that it gives, or of deleted rows.
+
+        `left` is a query of how many of these rows are still there.
+
+        Raises TargetMismatch when the table refuses, or when rows are left.
+        """
+        cursor.execute("savepoint write")
+        try:
+            cursor.execute(statement)
+            gone = int(cursor.fetchone()[0] if cursor.description else cursor.rowcount)
+        except psycopg2.errors.ForeignKeyViolation as error:
+            cursor.execute("rollback to savepoint write")
+            raise TargetMismatch(
+                f"target {self.written}: rows that have to go are referenced: {error.diag.message_detail} Nothing "
+                f"was written. Where a replay writes these rows again, let the foreign key wait for it: alter "
+                f"table … alter constraint {_quoted(error.diag.constraint_name or '…')} deferrable "
+                f"initially deferred; otherwise delete the rows that reference them first."
+            ) from error
+        except psycopg2.Error as error:
+            if not refuses(error.pgcode):
+                raise
+            cursor.execute("rollback to savepoint write")
+            raise refusal(cursor, self.written, error, None) from error
+        cursor.execute("release savepoint write")
+        cursor.execute(left)
+        if remaining := int(cursor.fetchone()[0]):
+            cause = self.guards(cursor) or "a trigger, a rule or a policy of the table"
+            raise TargetMismatch(
+                f"target {self.written}: {remaining} rows that were deleted are still there: {cause} keeps them. "
+                f"They would be there twice, or for good. Nothing was written. Let this login delete them."
+            )
+        return gone
+
+    def lock_writers(self, cursor: Any) -> None:
+        """Let nobody change the table's definition to the end of this transaction; others may write."""
+        cursor.execute(sql.SQL("lock table {} in row exclusive mode").format(self.identifier))
+
+    def missing_index(self, cursor: Any) -> str | None:
+        """The statement that creates an index for replays, where the table is there and has none."""
+        cursor.execute(
+            """
+            select exists (
+                select from pg_index i
+                join pg_attribute a on a.attrelid = i.indrelid and a.attnum = i.indkey[0]
+                where i.indrelid = c.oid and i.indisvalid and i.indpred is null
+                and a.attname in ('batch_id', 'kafka_topic', 'kafka_partition', 'kafka_offset')
+            ) from (select to_regclass(%s)::oid as oid) c where c.oid is not null
+            """,
+            (self.identifier.as_string(cursor),),
+        )
+        row = cursor.fetchone()
+        return None if row is None or row[0] else f"create index concurrently on {self.written} (batch_id);"
+
     def check_unique(self, cursor: Any, key: Sequence[str], *, nulls_once: bool = False) -> None:
         """Raise TargetMismatch unless no two rows can have the same key.
 
@@ -183,8 +372,11 @@ class TargetTable:
         """
         cursor.execute(
             "select array_agg(a.attname::text order by a.attname) from pg_index i "
-            "join pg_attribute a on a.attrelid = i.indrelid and a.attnum = any(i.indkey) "
+            "join pg_attribute a on a.attrelid = i.indrelid "
+            # int2vector counts from 0; what comes after the key columns is included beside them.
+            "and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
             "where i.indrelid = %s::regclass and i.indisunique and i.indimmediate and i.indpred is null "
+            "and i.indisvalid and i.indisready "
             "and i.indexprs is null and (i.indisprimary or i.indnullsnotdistinct or not %s) "
             "group by i.indexrelid",
             (self.identifier.as_string(cursor), nulls_once),
@@ -202,7 +394,7 @@ class TargetTable:
     def execute(
         self, cursor: Any, statement: sql.Composable, *, candidates: sql.Composable | None = None
     ) -> int:
-        """Run a statement that writes into the table; return how many rows it wrote.
+        """Run a statement that writes into the table; return the number that it gives, or of written rows.
 
         Raises TargetMismatch when the table refuses a row; `candidates`, a query of the rows that are to be
         written with their lineage, then tells their offsets.
@@ -210,7 +402,7 @@ class TargetTable:
         cursor.execute("savepoint write")
         try:
             cursor.execute(statement)
-            written = int(cursor.rowcount)
+            written = int(cursor.fetchone()[0] if cursor.description else cursor.rowcount)
             # A deferred constraint would speak at the commit, when nobody could tell which rows are meant.
             cursor.execute("set constraints all immediate")
         except psycopg2.Error as error:
@@ -222,24 +414,79 @@ class TargetTable:
         return written
 
     def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
-        """How each staged column becomes a column of the table, which prepare() has seen."""
-        found = self._columns_found(cursor)
-        return tuple(Cast(column, found[column.name].type) for column in columns)
+        """How each staged column becomes a column of the table, which prepare() has seen.
+
+        Casts that are made of the same columns later are equal to these unless a type has changed.
+        """
+        return tuple(self._casts(cursor, columns, self._columns_found(cursor)))
+
+    def _casts(
+        self, cursor: Any, columns: Sequence[Column], found: "Mapping[str, _FoundColumn]"
+    ) -> Iterator[Cast]:
+        types = pg_types(cursor, {found[column.name].its_type for column in columns})
+        for column in columns:
+            its = found[column.name]
+            type_ = types[its.its_type]
+            yield Cast(column, type_, refusal_of_null(cursor, type_), its.collation)
 
     def _add(self, cursor: Any, columns: Sequence[Column]) -> None:
         there = self._columns_found(cursor)
-        for column in columns:
-            if column.name not in there:
-                cursor.execute(
-                    sql.SQL("alter table {} add column {} {}").format(
-                        self.identifier, sql.Identifier(column.name), sql.SQL(column.type)
-                    )
-                )
+        added = [
+            sql.SQL("add column {} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
+            for column in columns
+            if column.name not in there
+        ]
+        if added:
+            statement = sql.SQL("alter table {} {}").format(self.identifier, sql.SQL(", ").join(added))
+            self._change(cursor, statement)
+
+    def _change(self, cursor: Any, statement: sql.Composable) -> None:
+        """Run a statement that needs the table for itself, without holding up readers for long.
+
+        Raises PostgresUnavailable, retryable, when others hold the table.
+        """
+        cursor.execute("select current_setting('lock_timeout')")
+        own = cursor.fetchone()[0]
+        for attempt in range(_DDL_TRIES):
+            if attempt:
+                time.sleep(_DDL_PAUSE)
+            cursor.execute("savepoint change")
+            try:
+                cursor.execute("select set_config('lock_timeout', %s, true)", (_DDL_LOCK_TIMEOUT,))
+                cursor.execute(statement)
+            except psycopg2.errors.LockNotAvailable:
+                cursor.execute("rollback to savepoint change")
+                continue
+            cursor.execute("select set_config('lock_timeout', %s, true)", (own,))
+            cursor.execute("release savepoint change")
+            return
+        cursor.execute(
+            "select string_agg(distinct "
+            "format('%%s (%%s)', a.pid, coalesce(nullif(a.application_name, ''), a.usename)), ', ') "
+            "from pg_locks l join pg_stat_activity a using (pid) "
+            "where l.relation = %s::regclass and l.granted and l.pid <> pg_backend_pid()",
+            (self.identifier.as_string(cursor),),
+        )
+        raise PostgresUnavailable(
+            f"target {self.written} is in use by {cursor.fetchone()[0] or 'another session'}, so no column could "
+            f"be added to it in {_DDL_TRIES} tries of {_DDL_LOCK_TIMEOUT}; waiting longer would hold up its "
+            f"readers. Nothing was written. Try again when these sessions of pg_stat_activity have ended."
+        )
+
+    def _check_replicated(self, cursor: Any) -> None:
+        """Raise TargetMismatch when a publication has the table, and no row of it could be deleted for that."""
+        cursor.execute(_NOT_REPLICATED, (self.identifier.as_string(cursor),) * 2)
+        if (found := cursor.fetchone()) is not None:
+            raise TargetMismatch(
+                f"target {self.written}: the publication {found[1]} sends deletes and updates of {found[0]} on, "
+                f"and the table has no replica identity, so Postgres refuses them. Nothing was written. Give it "
+                f"one: alter table {found[0]} replica identity full;"
+            )
 
     def _check_columns(self, cursor: Any, columns: Sequence[Column], *, exact: bool) -> None:
-        found = self._columns_found(cursor)
+        there = self._columns_found(cursor)
         for column in columns:
-            actual = found.pop(column.name, None)
+            actual = there.get(column.name)
             if actual is None:
                 raise TargetMismatch(
                     f"target {self.written}: expected a column {column.name} of type {column.type}, found none. "
@@ -251,14 +498,16 @@ class TargetTable:
                     f"target {self.written}, column {column.name}: expected a column that can be written, found "
                     f"one that is generated always. Leave it out of the pipeline's schema."
                 )
-            cast = Cast(column, actual.type)
+        for cast in self._casts(cursor, columns, there):
+            column, actual = cast.column, there[cast.column.name]
             if not (cast.is_plain or actual.type == column.type if exact else cast.is_possible):
                 raise TargetMismatch(
                     f"target {self.written}, column {column.name}: expected type {column.type}, as the pipeline "
                     f"writes it, found {actual.type}. Change the pipeline's schema or the column's type."
                 )
-        for name, actual in found.items():
-            if actual.required:
+        written = {column.name for column in columns}
+        for name, actual in there.items():
+            if actual.required and name not in written:
                 raise TargetMismatch(
                     f"target {self.written}, column {name}: expected a column that the pipeline writes, one "
                     f"with a default or one that may be null, found {actual.type} not null without a default. "
@@ -281,6 +530,19 @@ class _FoundColumn:
     type: str
     required: bool
     generated: bool
+    oid: int
+    modifier: int
+    collation: str | None
+
+    @property
+    def its_type(self) -> tuple[int, int]:
+        return self.oid, self.modifier
+
+
+def _equality(type_: str) -> str:
+    """How a type compares: alike for types of which one value is equal in both or in neither."""
+    plain = re.sub(r"\(\d+(?:,\d+)?\)", "", type_)
+    return _COMPARED_AS.get(plain, plain)
 
 
 def _quoted(name: str) -> str:

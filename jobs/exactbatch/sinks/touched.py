@@ -26,23 +26,23 @@ def take_back_touching(
 
     Returns `count`, an aggregate over what was deleted.
     """
-    taken = 0
-    for condition in contributions.conditions(parts):
-        cursor.execute(
-            sql.SQL(
-                "with gone as (delete from {contributions} where {condition} returning *), "
-                "touched as (insert into {touched} select distinct {key} from gone) "
-                "select {count} from gone"
-            ).format(
-                contributions=contributions.table,
-                condition=condition,
-                key=_names(key),
-                touched=TOUCHED,
-                count=count,
-            )
-        )
-        taken += int(cursor.fetchone()[0])
-    return taken
+    if (found := contributions.found(parts)) is None:
+        return 0
+    source, condition = found
+    statement = sql.SQL(
+        "with gone as (delete from {contributions} t using {source} where {condition} returning t.*), "
+        "touched as (insert into {touched} select distinct {key} from gone) "
+        "select {count} from gone"
+    ).format(
+        contributions=contributions.table,
+        source=source,
+        condition=condition,
+        key=_names(key),
+        touched=TOUCHED,
+        count=count,
+    )
+    left = sql.SQL("select count(*) from {} t, {} where {}").format(contributions.table, source, condition)
+    return contributions.tables[0].delete(cursor, statement, left=left)
 
 
 def _names(names: Sequence[str]) -> sql.Composable:

@@ -1,6 +1,6 @@
 """Upsert: the latest state of each key, derived from all changes of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -9,9 +9,10 @@ from typing import Any, ClassVar, Final, Literal
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions
+from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
 from exactbatch.sinks.append import Append, Part
-from exactbatch.sinks.cast import Cast, Misfit, misfits
+from exactbatch.sinks.cast import Cast, Misfit, check_on_the_way, misfits
+from exactbatch.sinks.groups import differs, has_one_image, listed
 from exactbatch.sinks.refusal import candidates
 from exactbatch.sinks.target import Evolve, TargetTable
 from exactbatch.sinks.touched import TOUCHED, create_touched, take_back_touching
@@ -67,6 +68,11 @@ class Upsert:
         return Append(self._target.beside("_change"))
 
     @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The table of changes and the target, in the order in which tables are locked."""
+        return (*self.contributions.tables, self._target)
+
+    @property
     def table(self) -> sql.Composable:
         """The target as an SQL identifier."""
         return self._target.identifier
@@ -84,10 +90,11 @@ class Upsert:
             raise ConfigurationError(
                 f"expected a version beside the key of {self.target}, found {self.version!r} as both"
             )
-        if plain := [column.name for column in columns if column.type in ("json", "json[]")]:
+        ordered = [*self.key, *([] if self.version is None else [self.version])]
+        if plain := [c.name for c in columns if c.name in ordered and (c.element or c.type) == "json"]:
             raise ConfigurationError(
-                f"expected columns that can be compared, for the rows of {self.target} that change, found json in "
-                f"{', '.join(plain)}: write jsonb"
+                f"{self.target}: key and version have to be values that can be compared, and {', '.join(plain)} "
+                f"is json: write jsonb"
             )
         if DELETED.name in names:
             raise ConfigurationError(
@@ -105,15 +112,32 @@ class Upsert:
 
         Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
         """
+        # First, as publish does: two pipelines may share the target.
+        self._target.lock(cursor)
+        if not self._target.prepare(cursor, columns, key=self.key, evolve=evolve):
+            self._target.check_unique(cursor, self.key)
         if self.contributions.prepare(cursor, self.staged_columns(columns), evolve=evolve):
             cursor.execute(
                 sql.SQL("create index on {} ({})").format(self.contributions.table, self._names(self.key))
             )
-        if not self._target.prepare(cursor, columns, key=self.key, evolve=evolve):
-            self._target.check_unique(cursor, self.key)
+        self._target.check_key(cursor, self.key, self.contributions.tables[0])
+        check_on_the_way(
+            self.target,
+            self.contributions.casts(cursor, self.staged_columns(columns)),
+            self._target.casts(cursor, columns),
+        )
+
+    def check_replay(self, cursor: Any) -> None:
+        """Raise TargetMismatch when a replay would change tables that refer to the changes."""
+        self.contributions.check_replay(cursor)
+
+    def counts(self, cursor: Any, parts: Sequence[Part]) -> list[int | None]:
+        """How many changes take_back() would delete of each part."""
+        return self.contributions.counts(cursor, parts)
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
         """Delete the changes that batches have written in ranges; return how many that was."""
+        self._target.lock(cursor)
         create_touched(cursor, self.contributions, self.key)
         return take_back_touching(cursor, self.contributions, parts, self.key, count=sql.SQL("count(*)"))
 
@@ -224,6 +248,8 @@ class Upsert:
         Returns how many changes arrived. Raises KeyOnTwoPartitions where the order of a key's changes is not
         known, and TargetMismatch when a constraint of the target refuses a row.
         """
+        # Two pipelines may share the target: each has to see what the other has committed before.
+        self._target.lock(cursor)
         create_touched(cursor, self.contributions, self.key)
         inserted = self.contributions.insert_staged(
             cursor,
@@ -237,7 +263,12 @@ class Upsert:
                 "insert into {touched} select distinct {key} from {staging} where task_attempt = any({attempts})"
             ).format(
                 touched=TOUCHED,
-                key=self._names(self.key),
+                # In the types of the changes: a staged uuid is text.
+                key=sql.SQL(", ").join(
+                    sql.SQL("{}::{}").format(_id(cast.column.name), sql.SQL(cast.type))
+                    for cast in self.contributions.tables[0].casts(cursor, columns)
+                    if cast.column.name in self.key
+                ),
                 staging=staging,
                 attempts=sql.Literal(list(attempts)),
             )
@@ -289,7 +320,12 @@ class Upsert:
     def _derive(self, cursor: Any, casts: Sequence[Cast], staged: sql.Composable) -> None:
         """Compute the touched keys' rows from all their changes; `staged` are those of this batch."""
         names = [each.column.name for each in casts]
-        rest = [name for name in names if name not in self.key]
+        # Equal keys can look different: the row has the key as its latest change writes it.
+        written = [
+            cast.column.name
+            for cast in casts
+            if cast.column.name not in self.key or not has_one_image(cast.type)
+        ]
         order = sql.SQL(", ").join([*map(_id, self.key), self._latest_first])
         parts = {
             "target": self.table,
@@ -312,20 +348,22 @@ class Upsert:
                 "from {change} join (select distinct {key} from {touched}) touched using ({key}) order by {order}"
             ).format(**parts)
         )
-        cursor.execute(
-            sql.SQL(
-                "delete from {target} t using (select distinct {key} from {touched}) l where {same_key} "
-                "and not exists (select from {latest} l where {same_key} and not l.deleted)"
-            ).format(**parts)
+        gone = sql.SQL(
+            "(select distinct {key} from {touched}) l where {same_key} "
+            "and not exists (select from {latest} l where {same_key} and not l.deleted)"
+        ).format(**parts)
+        self._target.delete(
+            cursor,
+            sql.SQL("delete from {} t using {}").format(self.table, gone),
+            left=sql.SQL("select count(*) from {} t, {}").format(self.table, gone),
         )
         # A row that stays as it is, is not written: no dead row, and no trigger that sees a change.
         update = (
-            sql.SQL("do update set {} where ({}) is distinct from ({})").format(
-                sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(_id(name)) for name in rest),
-                sql.SQL(", ").join(sql.SQL("t.{}").format(_id(name)) for name in rest),
-                sql.SQL(", ").join(sql.SQL("excluded.{}").format(_id(name)) for name in rest),
+            sql.SQL("do update set {} where {}").format(
+                sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(_id(name)) for name in written),
+                differs(written, "t", "excluded"),
             )
-            if rest
+            if written
             else sql.SQL("do nothing")
         )
         self._target.execute(
@@ -336,6 +374,37 @@ class Upsert:
             ).format(**parts, update=update),
             candidates=staged,
         )
+        self._check_derived(cursor, casts, parts, gone)
+
+    def _check_derived(
+        self, cursor: Any, casts: Sequence[Cast], parts: Mapping[str, sql.Composable], gone: sql.Composable
+    ) -> None:
+        """The touched keys' rows are those of their latest changes: a trigger may alter or swallow them."""
+        cursor.execute(
+            sql.SQL(
+                "select count(*) filter (where t.tableoid is null) as missing, count(*) as differ, "
+                "(select count(*) from {target} t, {gone}) as left "
+                "from {latest} l left join {target} t on {same_key} where not l.deleted "
+                "and (t.tableoid is null or record_image_ne(row({stored}), row({computed})))"
+            ).format(
+                **parts,
+                gone=gone,
+                stored=listed([cast.column.name for cast in casts], of="t"),
+                computed=sql.SQL(", ").join(
+                    sql.SQL("{}::{}").format(sql.Identifier("l", cast.column.name), sql.SQL(cast.type))
+                    for cast in casts
+                ),
+            )
+        )
+        missing, differ, left = cursor.fetchone()
+        if differ or left:
+            cause = self._target.guards(cursor) or "something in the database"
+            raise TargetMismatch(
+                f"target {self.target}: of the rows of this batch {missing} did not arrive, {differ - missing} "
+                f"are not stored as they were written, and {left} that were deleted are still there: {cause} "
+                f"alters them. Nothing was written. Drop it, or let it change only columns that the pipeline does "
+                f"not write."
+            )
 
     @property
     def _latest_first(self) -> sql.Composable:

@@ -63,6 +63,12 @@ class Watermark:
         if self._table.prepare(cursor, _COLUMNS, required=names, key=names[:3]):
             cursor.execute(sql.SQL("create index on {} (topic, partition, event_time)").format(self.table))
             cursor.execute(sql.SQL("create index on {} (batch_id)").format(self.table))
+        self._table.check_plain(cursor)
+
+    @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The table, in the order in which tables are locked."""
+        return (self._table,)
 
     def remember(self, cursor: Any) -> None:
         """Note the watermark as the transaction finds it, unless that is done."""
@@ -72,10 +78,30 @@ class Watermark:
             )
         )
 
+    def left_topics(self, cursor: Any, pipeline: str, topics: Sequence[str]) -> list[str]:
+        """The topics whose event times are kept although they were taken out of the pipeline.
+
+        A topic that another pipeline with the same target has processed is none of them.
+        """
+        cursor.execute(
+            sql.SQL(
+                "select distinct o.topic from exactbatch.stored_offset o join exactbatch.pipeline p "
+                "on p.name = o.pipeline where o.pipeline = %s and o.topic <> all(%s) "
+                "and exists (select from {} w where w.topic = o.topic) "
+                "and not exists (select from exactbatch.pipeline q join exactbatch.stored_offset x "
+                "on x.pipeline = q.name where q.target = p.target and q.name <> p.name and x.topic = o.topic)"
+            ).format(self.table),
+            (pipeline, list(topics)),
+        )
+        return [row[0] for row in cursor.fetchall()]
+
+    def forget(self, cursor: Any, topics: Sequence[str]) -> None:
+        """Forget the event times of topics."""
+        cursor.execute(sql.SQL("delete from {} where topic = any(%s)").format(self.table), (list(topics),))
+
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> None:
         """Forget the event times of the batches that stand for these ranges."""
-        for condition in Append(self.written, lineage="batch").conditions(parts):
-            cursor.execute(sql.SQL("delete from {} where {}").format(self.table, condition))
+        Append(self.written, lineage="batch").take_back(cursor, parts)
 
     def insert_staged(
         self,

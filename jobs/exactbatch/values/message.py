@@ -4,7 +4,8 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
@@ -12,6 +13,12 @@ from exactbatch.values.format import Decoded, Format
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+UNREADABLE: Final = (
+    "headers: a name is not UTF-8, so librdkafka's client cannot read the headers, and they are stored as []"
+)
+
+_headers = methodcaller("headers")
 
 
 class Messages(Protocol):
@@ -22,7 +29,7 @@ class Messages(Protocol):
         ...
 
     def headers(self) -> Sequence[Any]:
-        """For each record its headers, a list of (name, bytes or None), or None."""
+        """For each record its headers, as read_headers() gives them."""
         ...
 
 
@@ -35,7 +42,8 @@ class WithMessage:
              such header, and the last one where it has several
     headers  the name of a jsonb column for all headers, a list of [name, value in base64 or null]
 
-    A key or header that does not decode makes the record a reject. Of a tombstone nothing is decoded.
+    A key or header that does not decode makes the record a reject, and so do headers that cannot be read. Of a
+    tombstone nothing is decoded.
     Raises ConfigurationError for a column given twice.
     """
 
@@ -79,6 +87,7 @@ class WithMessage:
         if self.headers is None and not self.header:
             return decoded
         headers = messages.headers()
+        decoded = _with_readable(decoded, headers)
         for name, format_ in self.header.items():
             found = pa.array([dict(each or ()).get(name) for each in headers], pa.binary())
             decoded = _joined(decoded, f"header {name!r}", format_, found)
@@ -86,6 +95,29 @@ class WithMessage:
             return decoded
         as_json = pa.array(list(map(headers_as_json, headers)), pa.string()).take(decoded.kept)
         return replace(decoded, rows=decoded.rows.append_column(self.headers, as_json))
+
+
+class Unreadable(tuple[()]):
+    """Stands for headers that the client cannot read; it is empty, as they are where they are stored."""
+
+
+def read_headers(messages: Sequence[Any]) -> list[Any]:
+    """For each Kafka message its headers, a list of (name, bytes or None), None, or Unreadable.
+
+    Nothing else may ask a message for them. Where a name is not UTF-8, which the log takes, confluent_kafka sets
+    an exception and returns a list with a null pointer in it; the next time it returns that list alone, and
+    whoever looks at it ends the process. The interpreter does not see the exception once it has specialised the
+    call; methodcaller, in C, does.
+    """
+    return list(map(_headers_of, messages))
+
+
+def _headers_of(message: Any) -> Any:
+    try:
+        return _headers(message)
+    except (SystemError, UnicodeDecodeError):
+        message.set_headers(Unreadable())
+        return Unreadable()
 
 
 def headers_as_json(headers: Any) -> str:
@@ -99,6 +131,15 @@ def headers_as_json(headers: Any) -> str:
             for name, value in headers or ()
         ]
     )
+
+
+def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:
+    """Rows without those whose headers cannot be read."""
+    unreadable = {index for index, each in enumerate(headers) if isinstance(each, Unreadable)}
+    if not unreadable:
+        return decoded
+    rows = [row for row, index in enumerate(decoded.kept.to_pylist()) if index in unreadable]
+    return _without(decoded, [(row, UNREADABLE) for row in rows])
 
 
 def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArray") -> Decoded:
@@ -117,13 +158,21 @@ def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArra
     joined = replace(decoded, rows=rows)
     if not part.rejects:
         return joined
-    good = np.ones(len(rows), bool)
-    good[[index for index, _ in part.rejects]] = False
-    refused = [(decoded.kept[index].as_py(), f"{what}: {reason}") for index, reason in part.rejects]
+    return _without(joined, [(row, f"{what}: {reason}") for row, reason in part.rejects])
+
+
+def _without(decoded: Decoded, refused: Sequence[tuple[int, str]]) -> Decoded:
+    """Rows without some, which are rejects for these reasons."""
+    import numpy as np
+    import pyarrow as pa
+
+    good = np.ones(len(decoded.rows), bool)
+    good[[row for row, _ in refused]] = False
+    rejects = [(decoded.kept[row].as_py(), reason) for row, reason in refused]
     return Decoded(
-        rows=rows.filter(pa.array(good)),
+        rows=decoded.rows.filter(pa.array(good)),
         kept=decoded.kept.filter(pa.array(good)),
-        rejects=tuple(sorted([*decoded.rejects, *refused])),
+        rejects=tuple(sorted([*decoded.rejects, *rejects])),
         tombstones=decoded.tombstones,
         deleted=None if decoded.deleted is None else decoded.deleted.filter(pa.array(good)),
     )

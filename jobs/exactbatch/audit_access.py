@@ -1,0 +1,111 @@
+"""Can the auditor see everything, and can the tables keep what is committed?"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from psycopg2 import sql
+
+from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.pipeline import Pipeline
+from exactbatch.sinks import Aggregate
+
+_LEDGER: Final = (
+    "exactbatch.pipeline",
+    "exactbatch.stored_offset",
+    "exactbatch.batch",
+    "exactbatch.batch_range",
+    "exactbatch.coverage",
+    "exactbatch.rejected_record",
+    "exactbatch.replay_horizon",
+)
+
+
+def tables_of(pipeline: Pipeline) -> list[sql.Composable]:
+    """The target, and the tables beside it that its rows come from."""
+    sink = pipeline.sink
+    tables = [sink.table]
+    if sink.contributions is not sink:
+        tables.append(sink.contributions.table)
+    if isinstance(sink, Aggregate) and sink.watermark is not None:
+        tables.append(sink.watermark.table)
+    return tables
+
+
+def check_visible(cursor: Any, pipeline: Pipeline, *, values: bool) -> None:
+    """Raise an error unless this login sees all rows of target and ledger.
+
+    TargetMismatch where a table is not there; ConfigurationError where row security hides rows, a privilege is
+    missing, or `values` need a temporary table that this server or login cannot have.
+    """
+    names = [table.as_string(cursor) for table in tables_of(pipeline)]
+    for name in names:
+        cursor.execute("select to_regclass(%s) is null", (name,))
+        if cursor.fetchone()[0]:
+            raise TargetMismatch(
+                f"pipeline {pipeline.name!r}: expected the table {name}, found none: either no batch of it was "
+                f"processed yet, or somebody dropped it. `exactbatch status {pipeline.name}` shows the batches."
+            )
+    cursor.execute(
+        "select t.name, row_security_active(t.name::regclass), has_table_privilege(t.name::regclass, 'select') "
+        "or has_any_column_privilege(t.name::regclass, 'select'), current_user "
+        "from unnest(%s) t (name)",
+        ([*names, *_LEDGER],),
+    )
+    for name, is_filtered, is_readable, login in cursor.fetchall():
+        if is_filtered:
+            raise ConfigurationError(
+                f"row security on {name} hides rows from the login {login!r}: an audit would call them missing. "
+                f"Nothing was compared. Audit with a login that sees all rows: alter role … bypassrls; or the "
+                f"owner of the table, where row security is not forced on it."
+            )
+        if not is_readable:
+            raise ConfigurationError(
+                f"the login {login!r} may not read {name}. Nothing was compared. Grant it: grant select on {name} "
+                f"to …; docs/roles.sql grants what the ledger's readers need."
+            )
+    if values:
+        _check_temporary(cursor)
+
+
+def _check_temporary(cursor: Any) -> None:
+    cursor.execute(
+        "select pg_is_in_recovery(), has_database_privilege(current_database(), 'temporary'), current_user, "
+        "current_database()"
+    )
+    is_standby, may_create, login, database = cursor.fetchone()
+    if is_standby:
+        raise ConfigurationError(
+            "the server is a standby, which can hold no temporary table, and an audit of values needs one. "
+            "Nothing was compared. Audit values on the primary, or audit without --values here."
+        )
+    if not may_create:
+        raise ConfigurationError(
+            f"the login {login!r} may not create temporary tables in the database {database!r}, and an audit of "
+            f"values needs one. Nothing was compared. Grant it: grant temporary on database … to …; or audit "
+            f"without --values."
+        )
+
+
+def unsafe_tables(cursor: Any, pipeline: Pipeline) -> Sequence[str]:
+    """What is said of each table that can lose committed rows, or commit without its transaction."""
+    names = [table.as_string(cursor) for table in tables_of(pipeline)]
+    cursor.execute(
+        """
+        select distinct c.oid::regclass::text as name, c.relkind = 'f' as is_foreign
+        from unnest(%s) t (name)
+        cross join lateral (
+            select t.name::regclass::oid as relid union select relid from pg_partition_tree(t.name::regclass)
+        ) part
+        join pg_class c on c.oid = part.relid
+        where c.relkind = 'f' or c.relpersistence <> 'p'
+        order by 1
+        """,
+        ([*names, *_LEDGER],),
+    )
+    return [
+        f"{name} is a foreign table, which commits by itself: a failure can leave its rows without the "
+        f"ledger's, or the other way round"
+        if is_foreign
+        else f"{name} is unlogged: a crash of the server empties it"
+        for name, is_foreign in cursor.fetchall()
+    ]

@@ -1,0 +1,265 @@
+"""Rows wherever they claim to be, and the ledger against itself.
+
+Offsets are compared partition by partition, so rows under the name of another topic, in a partition that the
+topic has not, or at an offset below zero would escape. One scan of the table of rows, grouped, finds these, and
+counts what each batch has.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from psycopg2 import sql
+
+from exactbatch.pipeline import Pipeline
+from exactbatch.sinks import Aggregate
+from exactbatch.sinks.target import TargetTable
+
+_SHOWN: Final = 10
+# Of each batch of the pipeline: how many offsets it stands for, what it was planned for as far as that is
+# committed, and whether a horizon cuts it.
+_BATCHES: Final = """
+batches as (
+    select b.batch_id, coalesce(b.rows, r.rows) as rows, coalesce(b.rejected, r.rejected) as rejected, c.covered,
+           c.covered is null or c.covered = r.span and not r.is_cut as is_whole
+    from exactbatch.batch b
+    left join (
+        select batch_id, sum(upper(offsets) - lower(offsets)) as covered
+        from exactbatch.coverage where pipeline = $1 and kind = 'batch' group by batch_id
+    ) c using (batch_id)
+    left join (
+        select r.batch_id, sum(r.rows) as rows, sum(r.rejected) as rejected,
+               sum(r.until_offset - r.from_offset) filter (where r.records is not null) as span,
+               coalesce(bool_or(r.from_offset < h."offset"), false) as is_cut
+        from exactbatch.batch_range r
+        left join exactbatch.replay_horizon h on h.pipeline = $1 and h.topic_id = r.topic_id
+            and h.partition = r.partition
+        group by r.batch_id
+    ) r using (batch_id)
+    where b.pipeline = $1
+)
+"""
+_CONTRADICTIONS: Final = """
+select format('%s[%s] %s..%s is covered by batch %s, which has committed no such range of this pipeline',
+              c.topic, c.partition, lower(c.offsets), upper(c.offsets), c.batch_id)
+from exactbatch.coverage c
+where c.pipeline = $1 and c.kind = 'batch' and not exists (
+    select from exactbatch.batch b join exactbatch.batch_range r using (batch_id)
+    where b.batch_id = c.batch_id and b.pipeline = $1 and (b.status = 'committed' or r.records is not null)
+      and r.topic = c.topic and r.topic_id = c.topic_id and r.partition = c.partition
+      and int8range(r.from_offset, r.until_offset) @> c.offsets)
+union all
+select format('%s[%s] %s..%s is covered twice', topic, partition, next, until)
+from (
+    select topic, partition, upper(offsets) as until,
+           lead(lower(offsets)) over (partition by topic_id, partition order by offsets) as next
+    from exactbatch.coverage where pipeline = $1
+) c where next < until
+union all
+select format('batch %s has %s records, and its ranges have %s', b.batch_id, b.records, sum(r.records))
+from exactbatch.batch b left join exactbatch.batch_range r using (batch_id)
+where b.pipeline = $1 and b.status = 'committed'
+group by b.batch_id having b.records is distinct from sum(r.records)::bigint
+union all
+select format('batch %s has %s records, of which %s were rejected, %s tombstones and %s dropped', batch_id,
+              records, rejected, tombstones, dropped)
+from exactbatch.batch
+where pipeline = $1 and status = 'committed'
+  and (least(records, rows, rejected, tombstones, dropped) < 0 or rejected + tombstones + dropped > records)
+"""
+
+
+@dataclass(slots=True)
+class Places:
+    """What one scan of the table of rows found, and what the ledger says of itself.
+
+    not_ours       rows without a batch that claim none of the pipeline's topics: not written by exactbatch
+    misplaced      rows and rejects where no batch of theirs can have put them
+    miscounted     batches that have another number of rows or rejects than when they were committed
+    contradictory  statements of the ledger that contradict each other
+    notes          the first of each, in words
+    """
+
+    not_ours: int = 0
+    misplaced: int = 0
+    miscounted: int = 0
+    contradictory: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def find_places(
+    results: Any, connection: Any, pipeline: Pipeline, audited: Collection[tuple[str, int]]
+) -> Places:
+    """Look at all rows, wherever they claim to be.
+
+    `audited` are the topics and partitions whose offsets, from zero on, are compared one by one.
+    """
+    found = Places()
+    sharing = _sharing(results, pipeline)
+    counted = _fetch(results, connection, _scan(pipeline, sharing), (pipeline.name,))
+    suspects = 0
+    for kind, batch_id, expected, there in counted:
+        if kind == "not ours":
+            found.not_ours = there
+        elif kind == "suspects":
+            suspects = there
+        elif kind == "rows" and pipeline_counts_batches(pipeline):
+            continue  # told as missing or unexpected
+        else:
+            found.miscounted += 1
+            found.notes.append(f"batch {batch_id}: committed with {expected} {kind}, now there are {there}")
+    if found.miscounted > _SHOWN:
+        del found.notes[_SHOWN:]
+    misplaced = _fetch(results, connection, _misplaced_rejects(audited), (pipeline.name,))
+    if suspects:
+        misplaced += _fetch(results, connection, _misplaced_rows(pipeline, sharing, audited))
+    found.misplaced = sum({kind: total for kind, *_, total in misplaced}.values())
+    found.notes += [_told(*row) for row in misplaced]
+    contradictions = _fetch(results, connection, sql.SQL(_CONTRADICTIONS), (pipeline.name,))
+    found.contradictory = len(contradictions)
+    found.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:_SHOWN]]
+    return found
+
+
+def pipeline_counts_batches(pipeline: Pipeline) -> bool:
+    """Whether rows are compared by their number, batch by batch, and not offset by offset."""
+    return pipeline.sink.lineage == "batch" or pipeline.is_transformed
+
+
+def sharing_pipelines(results: Any, pipeline: Pipeline) -> list[str]:
+    """The names of the other pipelines whose rows may lie in the same table."""
+    return [name for name, _ in _sharing(results, pipeline)]
+
+
+def _sharing(results: Any, pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Name and lineage of the other pipelines that are registered with the same target and sink."""
+    with results.cursor() as cursor:
+        cursor.execute(
+            "select name, lineage, target from exactbatch.pipeline where name <> $1 and sink = $2",
+            (pipeline.name, pipeline.sink.kind),
+        )
+        others = cursor.fetchall()
+    own = TargetTable(pipeline.sink.target).name
+    return [(name, lineage) for name, lineage, target in others if TargetTable(target).name == own]
+
+
+def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
+    """One row with the number of rows that are not ours, one that is not zero where rows may be misplaced, and
+    one for each batch whose rows or rejects are others than the ledger counted."""
+    by_record = pipeline.sink.lineage == "record"
+    return sql.SQL(
+        "with found as materialized (select batch_id, {topic} as topic, {partition} as partition, "
+        "{rows}::bigint as rows, min({offset}) as low, max({offset}) as high from {contributions} "
+        "group by 1, 2, 3), {batches} select 'not ours', null::bigint, null::bigint, "
+        "coalesce(sum(rows), 0)::bigint from found where {not_ours} union all "
+        "select 'suspects', null, null, count(*) from found where not {not_ours} and not {placed} union all "
+        "select 'rows', b.batch_id, case when b.covered is null then 0 else b.rows end::bigint, "
+        "coalesce(f.rows, 0)::bigint from batches b left join (select batch_id, sum(rows) as rows from found "
+        "group by batch_id) f using (batch_id) where b.is_whole "
+        "and case when b.covered is null then 0 else b.rows end <> coalesce(f.rows, 0) union all "
+        "select 'rejects', b.batch_id, case when b.covered is null then 0 else b.rejected end::bigint, "
+        "coalesce(f.rejects, 0)::bigint from batches b left join (select batch_id, count(*) as rejects "
+        "from exactbatch.rejected_record where pipeline = $1 group by batch_id) f using (batch_id) "
+        "where b.is_whole and case when b.covered is null then 0 else b.rejected end <> coalesce(f.rejects, 0) "
+        "order by 1, 2"
+    ).format(
+        topic=sql.SQL("kafka_topic" if by_record else "null::text"),
+        partition=sql.SQL("kafka_partition" if by_record else "null::int"),
+        offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
+        # A partial result says how many rows it stands for.
+        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
+        batches=sql.SQL(_BATCHES),
+        contributions=pipeline.sink.contributions.table,
+        not_ours=_not_ours(pipeline),
+        placed=_placed(pipeline, sharing),
+    )
+
+
+def _not_ours(pipeline: Pipeline) -> sql.Composable:
+    """Whether a row has no batch and claims none of our topics. Tables beside a target hold only rows of ours."""
+    if pipeline.sink.contributions is not pipeline.sink:
+        return sql.SQL("false")
+    return sql.SQL("(found.batch_id is null and coalesce(found.topic <> all({}::text[]), true))").format(
+        sql.Literal(list(pipeline.topics))
+    )
+
+
+def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
+    """Whether all rows of a group lie within what their batch was planned for."""
+    by_batch = [name for name, lineage in sharing if lineage == "batch"]
+    by_record = [name for name, lineage in sharing if lineage == "record"]
+    (by_batch if pipeline.sink.lineage == "batch" else by_record).append(pipeline.name)
+    return sql.SQL(
+        "(exists (select from exactbatch.batch b where b.batch_id = found.batch_id "
+        "and b.pipeline = any({by_batch}::text[])) "
+        "or coalesce((select min(r.from_offset) <= found.low and max(r.until_offset) > found.high "
+        "from exactbatch.batch b join exactbatch.batch_range r using (batch_id) "
+        "where r.batch_id = found.batch_id and b.pipeline = any({by_record}::text[]) "
+        "and r.topic = found.topic and r.partition = found.partition), false))"
+    ).format(by_batch=sql.Literal(by_batch), by_record=sql.Literal(by_record))
+
+
+def _misplaced_rows(
+    pipeline: Pipeline, sharing: Sequence[tuple[str, str]], audited: Collection[tuple[str, int]]
+) -> sql.Composable:
+    """By batch, topic and partition: rows that no range of their batch holds, but those that are compared
+    offset by offset anyway."""
+    by_record = pipeline.sink.lineage == "record"
+    return sql.SQL(
+        "with found as (select batch_id, {topic} as topic, {partition} as partition, {offset} as low, "
+        "{offset} as high from {contributions}) "
+        "select 'rows', batch_id, topic, partition, count(*), min(low), max(low), sum(count(*)) over ()::bigint "
+        "from found where not {not_ours} and not {placed} and ({seen} and low >= 0) is not true "
+        "group by 2, 3, 4 order by 5 desc limit 10"
+    ).format(
+        topic=sql.SQL("kafka_topic" if by_record else "null::text"),
+        partition=sql.SQL("kafka_partition" if by_record else "null::int"),
+        offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
+        contributions=pipeline.sink.contributions.table,
+        not_ours=_not_ours(pipeline),
+        placed=_placed(pipeline, sharing),
+        seen=_seen(audited) if by_record else sql.SQL("false"),
+    )
+
+
+def _misplaced_rejects(audited: Collection[tuple[str, int]]) -> sql.Composable:
+    return sql.SQL(
+        "select 'rejects', batch_id, topic, partition, count(*), min(low), max(low), "
+        "sum(count(*)) over ()::bigint from (select j.batch_id, j.topic, j.partition, "
+        'j."offset" as low from exactbatch.rejected_record j where j.pipeline = $1 and not exists ('
+        "select from exactbatch.batch b join exactbatch.batch_range r using (batch_id) "
+        "where b.batch_id = j.batch_id and b.pipeline = $1 and r.topic = j.topic and r.topic_id = j.topic_id "
+        'and r.partition = j.partition and j."offset" >= r.from_offset and j."offset" < r.until_offset)) found '
+        "where ({seen} and low >= 0) is not true group by 2, 3, 4 order by 5 desc limit 10"
+    ).format(seen=_seen(audited))
+
+
+def _seen(audited: Collection[tuple[str, int]]) -> sql.Composable:
+    """Whether the offsets of a row's partition are compared one by one."""
+    topics, partitions = [topic for topic, _ in audited], [partition for _, partition in audited]
+    return sql.SQL("(found.topic, found.partition) in (select * from unnest({}::text[], {}::int[]))").format(
+        sql.Literal(topics), sql.Literal(partitions)
+    )
+
+
+def _told(
+    kind: str,
+    batch_id: int | None,
+    topic: str | None,
+    partition: int | None,
+    count: int,
+    low: int | None,
+    high: int | None,
+    _all: int,
+) -> str:
+    batch = "no batch" if batch_id is None else f"batch {batch_id}"
+    where = "" if topic is None else f" claim {topic}[{partition}] offsets {low} to {high}, and"
+    return f"{count} {kind} of {batch}{where} lie where no batch of a pipeline with this target has written"
+
+
+def _fetch(
+    results: Any, connection: Any, query: sql.Composable, parameters: tuple[Any, ...] = ()
+) -> list[tuple[Any, ...]]:
+    with results.cursor() as cursor:
+        cursor.execute(query.as_string(connection), parameters)
+        return list(cursor.fetchall())

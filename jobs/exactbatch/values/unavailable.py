@@ -1,0 +1,92 @@
+"""The placeholder that Debezium writes where the source has left a value out.
+
+Postgres leaves an unchanged value that it keeps outside of the row (TOAST) out of an update, unless the table has
+replica identity full; Oracle does so with LOBs. Debezium then writes `unavailable.value.placeholder`, in the type
+of the column. Its forms are those of UnchangedToastedPlaceholder in all versions of Debezium's Postgres connector.
+"""
+
+import base64
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from exactbatch.columns import Column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Placeholder:
+    """All forms of a placeholder: as text, bytes, an array's only element, an array of its bytes, and hstore."""
+
+    text: str
+
+    @cached_property
+    def _texts(self) -> tuple[str, ...]:
+        written = self.text.encode()
+        return (
+            self.text,
+            base64.b64encode(written).decode(),
+            base64.urlsafe_b64encode(written).decode(),
+            written.hex(),
+            # Java's UUID.nameUUIDFromBytes(), for elements of uuid[]
+            str(uuid.UUID(bytes=hashlib.md5(written, usedforsecurity=False).digest(), version=3)),
+            # hstore.handling.mode=json
+            json.dumps({self.text: self.text}, separators=(",", ":"), ensure_ascii=False),
+        )
+
+    def found(self, column: Column, values: "pa.Array") -> "pa.BooleanArray":
+        """Which values of a column are the placeholder, or hold it; false for null."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if pa.types.is_string(values.type):
+            # Text that is a document: json, and types such as hstore that the database's owner added.
+            nested = (column.element or column.type) in ("json", "jsonb") or "." in column.type
+            return self._in_texts(values, nested=nested)
+        if not pa.types.is_list(values.type):
+            return pa.repeat(pa.scalar(False), len(values))
+        if pa.types.is_string(values.type.value_type):
+            elements = self.found(column, pc.list_flatten(values))
+            if not pc.any(elements, min_count=0).as_py():
+                return pa.repeat(pa.scalar(False), len(values))
+            holding = pc.unique(pc.list_parent_indices(values).filter(elements))
+            return pc.is_in(pa.array(range(len(values)), holding.type), holding)
+        return self._in_bytes(values)
+
+    def _in_texts(self, values: "pa.StringArray", *, nested: bool) -> "pa.BooleanArray":
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = pc.is_in(values, pa.array(self._texts))
+        if nested:
+            quoted = json.dumps(self.text, ensure_ascii=False)
+            found = pc.or_(found, pc.fill_null(pc.match_substring(values, quoted), False))
+        return found
+
+    def _in_bytes(self, values: "pa.ListArray") -> "pa.BooleanArray":
+        """Which arrays of numbers have one element for each byte of the placeholder."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        found = np.zeros(len(values), bool)
+        of_length = pc.fill_null(pc.equal(pc.list_value_length(values), len(self.text.encode())), False)
+        for index in pc.indices_nonzero(of_length).to_pylist():
+            found[index] = self.is_in(values[index].as_py())
+        return pa.array(found)
+
+    def is_in(self, value: Any) -> bool:
+        """Whether a value as JSON has it is the placeholder, or holds it."""
+        if isinstance(value, str):
+            return value in self._texts
+        if isinstance(value, dict):
+            return any(map(self.is_in, (*value, *value.values())))
+        if not isinstance(value, list):
+            return False
+        written = list(self.text.encode())
+        return value == written or value == [True] * len(written) or any(map(self.is_in, value))

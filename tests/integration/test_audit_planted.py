@@ -1,0 +1,346 @@
+"""What a database, a role or a target can do to committed results, and what the audit says of it.
+
+Each state is one that a batch could once commit without an error. It is planted in a copy of a database with the
+sound results of a real batch, and looked for by an audit of values. docs/audit.md has the outcome as a table.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn, parse_dsn
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
+from exactbatch.audit import audit
+from exactbatch.settings import Settings
+
+__all__ = ["world"]
+
+DOCS: Final = Path(__file__).parents[2] / "docs" / "audit.md"
+VALUE: Final = Json(
+    "id int, name text, word public.citext, amount numeric, price text, span interval, clock timetz, "
+    "at timestamptz, day text"
+)
+COLUMNS: Final = "id, name, word, amount, price, span, clock, at, day"
+LINEAGE: Final = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id"
+_AT: Final = '"at": "2026-01-01T10:00:00Z", "clock": "10:00:00+00:00"'
+OLD: Final = f'{{"id": 1, "name": "old", "word": "bob", "amount": 1.0, "span": "30 days", {_AT}}}'
+NEW: Final = (
+    f'{{"id": 1, "name": "Müller", "word": "Bob", "amount": 1.00, "price": "1.239", "span": "1 mon", '
+    f'"day": "01/02/2026", {_AT}}}'
+)
+SECOND: Final = f'{{"id": 2, "name": "Łódź", "word": "x", "amount": 2, "span": "-1 day +02:03:04", {_AT}}}'
+THIRD: Final = f'{{"id": 3, "name": "abc", "word": "y", "amount": 7, {_AT}}}'
+# A batch and its ranges once more, as another one of this pipeline or of a new one.
+ANOTHER_BATCH: Final = (
+    "insert into exactbatch.batch (batch_id, pipeline, kind, origin, status, records, rows, rejected, tombstones, "
+    "dropped, committed_at) overriding system value "
+    "select 900, {pipeline}, 'advance', 'cli', status, records, rows, rejected, tombstones, dropped, committed_at "
+    "from exactbatch.batch; "
+)
+ITS_RANGES: Final = (
+    "insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, topic_id, "
+    "records) select 900, topic, partition, from_offset, until_offset, topic_id, records "
+    "from exactbatch.batch_range; "
+)
+ANOTHER_PIPELINE: Final = (
+    "insert into exactbatch.pipeline (name, target, sink, lineage) values ('o', 'o', 'append', 'record'); "
+)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """What stands in the tables, how it gets there, and what an audit finds: how many of which kind.
+
+    In the statement {t} is the target, {c} the table of its changes or partial results.
+    """
+
+    what: str
+    statement: str
+    found: Mapping[str, int]
+
+
+def changed(number: int) -> dict[str, int]:
+    return {"changed": number}
+
+
+def stale(number: int) -> dict[str, int]:
+    return {"stale": number}
+
+
+def once_more(
+    topic: str = "kafka_topic", partition: str = "kafka_partition", offset: str = "kafka_offset"
+) -> str:
+    """The first row again, with another lineage."""
+    return (
+        f"insert into {{c}} ({COLUMNS}, {LINEAGE}) select {COLUMNS}, {topic}, {partition}, {offset}, "
+        f"kafka_timestamp, batch_id from {{c}} where kafka_offset = 0"
+    )
+
+
+APPENDED: Final = (
+    Planted(
+        "text in another encoding, `MÃ¼ller` for `Müller`",
+        "update {c} set name = convert_from(convert_to(name, 'UTF8'), 'LATIN1')",
+        changed(2),
+    ),
+    Planted("a citext in other letters", "update {c} set word = upper(word::text)", changed(3)),
+    Planted("30 days for a month", "update {c} set span = '30 days' where id = 1", changed(1)),
+    Planted(
+        "an interval as another IntervalStyle reads it",
+        "update {c} set span = '-1 day -02:03:04' where id = 2",
+        changed(1),
+    ),
+    Planted(
+        "times as another time zone reads them",
+        "update {c} set at = at + interval '5 h', clock = clock - interval '5 h' where id = 3",
+        changed(1),
+    ),
+    Planted(
+        "a date as another DateStyle reads it",
+        "alter table {c} alter day type date using case when day is null then null else date '2026-02-01' end",
+        changed(1),
+    ),
+    Planted(
+        "a number with another scale, 1.0 for 1.00", "update {c} set amount = 1.0 where id = 1", changed(1)
+    ),
+    Planted(
+        "text that a type cut, when it was altered between check and publish",
+        "alter table {c} alter name type varchar(3) using left(name, 3)",
+        changed(2),
+    ),
+    Planted(
+        "a number that a type rounded",
+        "alter table {c} alter price type numeric(10,2) using price::numeric",
+        changed(1),
+    ),
+    Planted(
+        "all rows twice, since a replay's delete was swallowed",
+        ANOTHER_BATCH.replace("{pipeline}", "pipeline")
+        + ITS_RANGES
+        + f"insert into {{c}} ({COLUMNS}, {LINEAGE}) select {COLUMNS}, kafka_topic, kafka_partition, "
+        f"kafka_offset, kafka_timestamp, 900 from {{c}}",
+        {"duplicated": 3, "unexpected": 3, "miscounted": 1},
+    ),
+    Planted(
+        "an unlogged target that a crash has emptied",
+        "truncate {c}; alter table {c} set unlogged",
+        {"missing": 3, "miscounted": 1, "unsafe": 1},
+    ),
+    Planted(
+        "a row twice, since a foreign partition's server had committed alone",
+        once_more(),
+        {"duplicated": 1, "miscounted": 1},
+    ),
+    Planted(
+        "a row of a record that is a reject",
+        "delete from exactbatch.rejected_record; " + once_more(offset="3"),
+        {"changed": 1, "miscounted": 2},
+    ),
+    Planted(
+        "a row once more under another topic's name",
+        once_more(topic="'other'"),
+        {"misplaced": 1, "miscounted": 1},
+    ),
+    Planted(
+        "a row once more in a partition that there is not",
+        once_more(partition="7"),
+        {"misplaced": 1, "miscounted": 1},
+    ),
+    Planted(
+        "a row once more at a negative offset", once_more(offset="-1"), {"misplaced": 1, "miscounted": 1}
+    ),
+    Planted(
+        "a row once more, with the batch of a pipeline that writes elsewhere",
+        ANOTHER_PIPELINE
+        + ANOTHER_BATCH.replace("{pipeline}", "'o'")
+        + once_more().replace("batch_id from", "900 from"),
+        {"duplicated": 1, "unexpected": 1},
+    ),
+)
+UPSERTED: Final = (
+    Planted(
+        "a citext that stayed as it was, for the new one",
+        "update {t} set word = 'bob' where id = 1",
+        stale(1),
+    ),
+    Planted("30 days that stayed, for a month", "update {t} set span = '30 days' where id = 1", stale(1)),
+    Planted("1.0 that stayed, for 1.00", "update {t} set amount = 1.0 where id = 1", stale(1)),
+    Planted(
+        "an older version over a newer one",
+        f"update {{t}} t set ({COLUMNS}) = (select {COLUMNS} from {{c}} c where c.name = 'old') where id = 1",
+        stale(1),
+    ),
+    Planted("a row that a trigger swallowed", "delete from {t} where id = 2", stale(1)),
+    Planted(
+        "a row whose delete was swallowed",
+        f"insert into {{t}} ({COLUMNS}) select {COLUMNS} from {{c}} where id = 3 and not deleted",
+        stale(1),
+    ),
+    Planted(
+        "text that the target's type cut",
+        "alter table {t} alter name type varchar(3) using left(name, 3)",
+        changed(2),
+    ),
+    Planted(
+        "changes twice, since a replay's delete was swallowed",
+        ANOTHER_BATCH.replace("{pipeline}", "pipeline")
+        + ITS_RANGES
+        + f"insert into {{c}} ({COLUMNS}, deleted, {LINEAGE}) select {COLUMNS}, deleted, kafka_topic, "
+        f"kafka_partition, kafka_offset, kafka_timestamp, 900 from {{c}}",
+        {"duplicated": 5, "unexpected": 5, "miscounted": 1},
+    ),
+)
+AGGREGATED: Final = (
+    Planted("a group that a trigger swallowed", "delete from {t} where name = 'abc'", stale(1)),
+    Planted(
+        "a sum that a trigger kept as it was", "update {t} set total = total - 1 where name = 'abc'", stale(1)
+    ),
+    Planted("a sum with another scale", "update {t} set total = trim_scale(total) where total = 1", stale(1)),
+    Planted(
+        "partial results twice, and the target made of them",
+        "insert into {c} select * from {c}; update {t} set events = events * 2, total = total * 2",
+        {"unexpected": 3, "changed": 3},
+    ),
+    Planted(
+        "revisions that no batch can have made", "update {t} set revisions = 5 where name = 'abc'", stale(1)
+    ),
+    Planted(
+        "a window that is final, or is not, against its watermark",
+        "update {t} set final = not final where name = 'abc'",
+        stale(1),
+    ),
+)
+# What decides, where nothing else is set, how values are written and read, and which statements succeed.
+SETTINGS: Final = (
+    "timezone = 'America/New_York'",
+    "datestyle = 'SQL, DMY'",
+    "intervalstyle = 'sql_standard'",
+    "extra_float_digits = -15",
+    "bytea_output = 'escape'",
+    "client_encoding = 'LATIN1'",
+    "search_path = ''",
+    "default_transaction_isolation = 'serializable'",
+    "default_transaction_read_only = on",
+    "statement_timeout = '1s'",
+    "idle_in_transaction_session_timeout = '1s'",
+    "quote_all_identifiers = on",
+)
+KINDS: Final[dict[str, tuple[Callable[[str], Any], tuple[Planted, ...], tuple[str | None, ...]]]] = {
+    "Append": (Append, APPENDED, (NEW, SECOND, THIRD, "no JSON")),
+    "Upsert": (
+        lambda name: Upsert(name, key=("id",)),
+        UPSERTED,
+        (OLD, SECOND, THIRD, "no JSON", NEW, None),
+    ),
+    "Aggregate": (
+        lambda name: Aggregate(
+            name,
+            by=("name", Window("at", "1 hour", "hour")),
+            measures={"events": Count(), "total": Sum("amount")},
+            final_after="1 hour",
+        ),
+        AGGREGATED,
+        (NEW, SECOND, THIRD, "no JSON"),
+    ),
+}
+
+
+@pytest.fixture
+def make_sound(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> Callable[[str], Pipeline]:
+    """Commit one batch of records by Spark; nobody is connected to the database afterwards."""
+
+    def make(kind: str) -> Pipeline:
+        make_sink, _, records = KINDS[kind]
+        world.execute("create extension citext schema public")
+        topic = make_topic()
+        for value in records:
+            topic.produce(None if value is None else value.encode(), key=b'{"id": 3}')
+        sink = make_sink(f'public."{topic.name}"')
+        pipeline = make_pipeline(topic, value=VALUE, sink=sink, max_rejects=1)
+        if isinstance(sink, Upsert):
+            pipeline = replace(pipeline, key=Json("id int"))
+        world.run(pipeline)
+        world.connection.close()
+        return pipeline
+
+    return make
+
+
+@contextmanager
+def copy_of(settings: Settings) -> Iterator[Settings]:
+    """The database of the settings once more, under another name, for as long as this lasts."""
+    name = parse_dsn(settings.postgres)["dbname"]
+    copy = f"{name}_copy"
+    with closing(psycopg2.connect(make_dsn(settings.postgres, dbname="postgres"))) as connection:
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(f"create database {copy} template {name}")
+            try:
+                yield replace(settings, postgres=make_dsn(settings.postgres, dbname=copy))
+            finally:
+                cursor.execute(f"drop database {copy} with (force)")
+
+
+def found_after(pipeline: Pipeline, settings: Settings, statement: str) -> dict[str, int]:
+    """What an audit finds once a statement is done, in a copy of the database."""
+    with copy_of(settings) as copied:
+        with closing(psycopg2.connect(copied.postgres)) as connection, connection.cursor() as cursor:
+            tables = {"{t}": pipeline.sink.table, "{c}": pipeline.sink.contributions.table}
+            for name, table in tables.items():
+                statement = statement.replace(name, table.as_string(connection))
+            cursor.execute(statement)
+            connection.commit()
+        audits = audit(pipeline, copied, values=True)
+        return {
+            name: finding.count for each in audits for name, finding in each.findings.items() if finding.count
+        }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_planted_is_found(world: World, make_sound: Callable[[str], Pipeline], kind: str) -> None:
+    pipeline = make_sound(kind)
+    assert found_after(pipeline, world.settings, "select 1") == {}
+    wrong = {
+        planted.what: found
+        for planted in KINDS[kind][1]
+        if (found := found_after(pipeline, world.settings, planted.statement)) != planted.found
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_login_and_a_database_have_set_decides_nothing(
+    world: World, make_sound: Callable[[str], Pipeline], kind: str
+) -> None:
+    """An audit of sound results is exact whatever the settings are."""
+    name = f"{parse_dsn(world.settings.postgres)['dbname']}_copy"
+    pipeline = make_sound(kind)
+    statement = "".join(f"alter database {name} set {setting}; " for setting in SETTINGS)
+    assert found_after(pipeline, world.settings, statement) == {}
+
+
+def test_a_column_that_the_schema_has_lost_is_not_compared(
+    world: World, make_sound: Callable[[str], Pipeline]
+) -> None:
+    """The target keeps its old values, and newer changes have none."""
+    pipeline = replace(make_sound("Upsert"), value=Json("id int, name text"))
+    assert found_after(pipeline, world.settings, "update {c} set word = null, price = null") == {}
+    assert found_after(pipeline, world.settings, "update {t} set name = 'x'") == {"stale": 2}
+
+
+def test_the_documentation_has_what_is_found() -> None:
+    lines = [
+        f"| {kind} | {planted.what} | {', '.join(f'{count} {name}' for name, count in planted.found.items())} |"
+        for kind, (_, all_planted, _) in KINDS.items()
+        for planted in all_planted
+    ]
+    written = DOCS.read_text(encoding="utf-8").splitlines()
+    assert [line for line in written if line.startswith(tuple(f"| {kind} |" for kind in KINDS))] == lines, (
+        "\n".join(lines)
+    )

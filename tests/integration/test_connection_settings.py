@@ -1,0 +1,181 @@
+"""What a connection has set, whatever was set elsewhere; and what it leaves to others."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg2
+import pytest
+from adbc_driver_manager import Error as AdbcError
+from psycopg2.extensions import make_dsn
+from test_batch import MakePipeline
+
+from conftest import Topic
+from exactbatch import batch_job
+from exactbatch.errors import ConfigurationError
+from exactbatch.ledger import connect, connect_arrow, session_settings, transaction
+from exactbatch.ledger.session_settings import SessionSettings
+from exactbatch.settings import Settings
+from exactbatch.staging import StagingTables
+
+DOCUMENTED: Final = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+OPENERS: Final = (connect, connect_arrow)
+
+
+def asked(connection: Any, query: str) -> list[tuple[Any, ...]]:
+    """The rows of a query, on either kind of connection, in the transaction that is open."""
+    with connection.cursor() as cursor:
+        cursor.execute(query)
+        return [tuple(row) for row in cursor.fetchall()]
+
+
+@contextmanager
+def set_for_all(database: str, **settings: str) -> Iterator[None]:
+    """What the database says."""
+    with closing(psycopg2.connect(database)) as superuser:
+        superuser.autocommit = True
+        with superuser.cursor() as cursor:
+            cursor.execute("select current_database()")
+            (name,) = cursor.fetchone()
+            for setting, value in settings.items():
+                cursor.execute(f"alter database {name} set {setting} to {value}")
+            yield
+            cursor.execute(f"alter database {name} reset all")
+
+
+def test_every_setting_that_a_client_can_change_is_decided_on(connection: Any) -> None:
+    """New ones come with each version of Postgres: then docs/settings.md says what becomes of them."""
+    patterns = [name for line in DOCUMENTED.splitlines() for name in re.findall(r"`([\w.*]+)`", line)]
+    names = [
+        name
+        for (name,) in asked(connection, "select name from pg_settings where context = 'user' order by 1")
+    ]
+    unknown = [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    assert unknown == []
+
+
+def test_the_documentation_names_each_setting_with_its_value() -> None:
+    for setting in session_settings._FIXED:
+        name = setting.name
+        if setting.scope == "server" and name != "client_encoding":
+            assert f"`{name}`" in DOCUMENTED
+        else:
+            assert re.search(rf"^\| `{name}` \| {re.escape(setting.value)}", DOCUMENTED, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_a_function_that_changes_the_session_changes_one_transaction(
+    database: str, opener: Callable[..., Any]
+) -> None:
+    with closing(opener(database, application="tests")) as connection:
+        for _ in range(2):
+            assert asked(connection, "select current_setting('timezone')") == [("UTC",)]
+            asked(connection, "select set_config('timezone', 'Asia/Tokyo', false)")
+            assert asked(connection, "select current_setting('timezone')") == [("Asia/Tokyo",)]
+            connection.commit()
+        connection.rollback()
+        assert asked(connection, "select current_setting('timezone')") == [("UTC",)]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_the_users_own_options_stay_where_they_do_no_harm(database: str, opener: Callable[..., Any]) -> None:
+    own = "-c timezone=Asia/Tokyo -c work_mem=123kB -c search_path=public"
+    with closing(opener(make_dsn(database, options=own), application="tests")) as connection:
+        names = ("timezone", "work_mem", "search_path")
+        query = "select " + ", ".join(f"current_setting('{name}') as {name}" for name in names)
+        assert asked(connection, query) == [("UTC", "123kB", "pg_catalog, public")]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("''", "pg_catalog"),
+        ('"$user", public', "pg_catalog, public"),
+        ('"A b", public', 'pg_catalog, "A b", public'),
+    ],
+)
+def test_pg_catalog_comes_first(database: str, opener: Callable[..., Any], path: str, expected: str) -> None:
+    with set_for_all(database, search_path=path), closing(psycopg2.connect(database)) as other:
+        with other, other.cursor() as cursor:
+            cursor.execute('create schema if not exists "A b"')
+        with closing(opener(database, application="tests")) as connection:
+            assert asked(connection, "select current_setting('search_path')") == [(expected,)]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize(
+    ("level", "expected"), [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")]
+)
+def test_a_commit_is_waited_for(database: str, opener: Callable[..., Any], level: str, expected: str) -> None:
+    with (
+        set_for_all(database, synchronous_commit=level),
+        closing(opener(database, application="tests")) as connection,
+    ):
+        assert asked(connection, "select current_setting('synchronous_commit')") == [(expected,)]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_rows_that_a_policy_hides_are_an_error(database: str, opener: Callable[..., Any]) -> None:
+    login = f"tenant_{psycopg2.extensions.parse_dsn(database)['dbname']}"
+    with closing(psycopg2.connect(database)) as superuser:
+        superuser.autocommit = True
+        with superuser.cursor() as cursor:
+            cursor.execute(
+                f"create role {login} login; create table public.shared (id int, tenant text); "
+                "alter table public.shared enable row level security; "
+                f"grant select on public.shared to {login}; "
+                "create policy own on public.shared using (tenant = current_user)"
+            )
+            try:
+                dsn = make_dsn(database, user=login)
+                with closing(opener(dsn, application="tests")) as connection:
+                    with pytest.raises((AdbcError, psycopg2.errors.InsufficientPrivilege)) as caught:
+                        asked(connection, "select id from public.shared")
+                    assert "row-level security policy for table" in str(caught.value)
+                with (
+                    closing(connect(dsn, application="tests")) as connection,
+                    pytest.raises(ConfigurationError, match="row-level security policy"),
+                    transaction(connection) as other,
+                ):
+                    other.execute("select id from public.shared")
+            finally:
+                cursor.execute(f"drop owned by {login} cascade; drop role {login}")
+
+
+def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
+    connection: Any, settings: Settings, make_pipeline: MakePipeline
+) -> None:
+    pipeline = make_pipeline(Topic("launches", {}), publish_timeout=0.3)
+    tables = StagingTables(1, 1111)
+    with (
+        batch_job._launch(connection, settings, pipeline, tables, pipeline.value.columns),
+        transaction(connection) as cursor,
+    ):
+        cursor.execute(
+            "select state, backend_xmin is null as no_snapshot, backend_xid is null as no_id "
+            "from pg_stat_activity where application_name = 'exactbatch launch' and datname = current_database()"
+        )
+        assert [tuple(row) for row in cursor.fetchall()] == [("idle in transaction", True, True)]
+        cursor.execute("select pg_sleep(1)")
+        cursor.execute("select pg_try_advisory_xact_lock(1111)")
+        assert tuple(cursor.fetchone()) == (False,)
+
+
+def test_the_settings_of_one_connection_differ_in_their_times_alone() -> None:
+    times = SessionSettings(lock_timeout=1, statement_timeout=2, idle_in_transaction=3)
+    assert {field.name for field in fields(times)} == {
+        "lock_timeout",
+        "statement_timeout",
+        "idle_in_transaction",
+    }
+    other = replace(times, lock_timeout=4)
+    different = [
+        one.name for one, two in zip(times.all(180000), other.all(180000), strict=True) if one != two
+    ]
+    assert different == ["lock_timeout"]
+    assert "transaction_timeout" not in {setting.name for setting in times.all(160000)}

@@ -1,0 +1,479 @@
+"""What was written is what is there: triggers, rules and policies of a target, and equality to the byte."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from psycopg2 import sql
+
+from exactbatch import Aggregate, Append, Count, Json, Max, Min, OffsetRange, Pipeline, Sum, Upsert
+from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
+from exactbatch.ledger import connect, transaction
+from staged import ID, Batches
+
+LINEAGE = (
+    "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint"
+)
+MakeBatches = Callable[..., Batches]
+
+
+class Database:
+    """Statements in the database of a test."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def execute(self, statement: str) -> None:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement)
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement)
+            return [tuple(row) for row in cursor.fetchall()]
+
+
+@pytest.fixture
+def db(connection: Any) -> Database:
+    return Database(connection)
+
+
+@pytest.fixture
+def batches(connection: Any) -> MakeBatches:
+    def make(columns: str, sink: Any, **changes: Any) -> Batches:
+        pipeline = Pipeline(name="p", topics=("t",), value=Json(columns), sink=sink, **changes)
+        return Batches(connection, pipeline)
+
+    return make
+
+
+def trigger(table: str, when: str, body: str, name: str = "meddle", each: str = "row") -> str:
+    """Statements that create a trigger on a table."""
+    return (
+        f"create function {name}() returns trigger language plpgsql as $$ begin {body} end $$; "
+        f"create trigger {name} {when} on {table} for each {each} execute function {name}()"
+    )
+
+
+ROWS = tuple((number, number * 10) for number in range(5))
+UPSERTS = tuple((number, number * 10, False) for number in range(5))
+SINKS = {
+    "append": (Append("public.t"), "t", ROWS),
+    "upsert": (Upsert("public.t", key=("id",)), "t_change", UPSERTS),
+    "aggregate": (
+        Aggregate("public.t", by=("id",), measures={"n": Count(), "v": Sum("v")}),
+        "t_partial",
+        ROWS,
+    ),
+}
+
+
+# Each way in which a table keeps what is deleted from it.
+KEEPS = {
+    "rule": "create rule keep as on delete to {table} do instead nothing",
+    "before trigger": trigger("{table}", "before delete", "return null;"),
+    "after trigger": trigger("{table}", "after delete", "insert into {table} values (old.*); return null;"),
+}
+
+
+@pytest.mark.parametrize("way", KEEPS)
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_replay_whose_deletes_are_kept_back_is_refused(
+    db: Database, batches: MakeBatches, sink: str, way: str
+) -> None:
+    chosen, table, rows = SINKS[sink]
+    made = batches("id int, v int", chosen)
+    made.run(*rows)
+    before = db.rows(f"select * from {table} order by 1")
+    db.execute(KEEPS[way].replace("{table}", table))
+    with pytest.raises(TargetMismatch, match="keep|meddle|rule|RETURNING"):
+        made.replay()
+    assert db.rows(f"select * from {table} order by 1") == before
+    assert db.rows("select status from exactbatch.batch order by batch_id") == [("committed",), ("planned",)]
+
+
+@pytest.mark.parametrize("way", KEEPS)
+def test_a_tombstone_whose_delete_is_kept_back_is_refused(
+    db: Database, batches: MakeBatches, way: str
+) -> None:
+    made = batches("id int, v int", Upsert("public.t", key=("id",)))
+    made.run(*UPSERTS)
+    db.execute(KEEPS[way].replace("{table}", "t"))
+    with pytest.raises(
+        TargetMismatch, match="target public.t: 1 rows that were deleted are still there: .*(keep|meddle)"
+    ):
+        made.run((1, None, True))
+    assert len(db.rows("select * from t")) == 5
+
+
+# What a trigger does to rows on their way, or just after: when, and the body.
+MEDDLES = {
+    "swallows": ("before insert", "if new.id = 3 then return null; end if; return new;"),
+    "alters": ("before insert", "if new.id = 3 then new.v := 0; end if; return new;"),
+    "alters afterwards": ("after insert", "update t set v = 0 where id = 3; return null;"),
+    "deletes afterwards": ("after insert", "delete from t where id = 3; return null;"),
+    "swallows updates": ("before update", "return null;"),
+    "alters updates": ("before update", "new.v := 0; return new;"),
+}
+
+
+@pytest.mark.parametrize("way", MEDDLES)
+@pytest.mark.parametrize("sink", SINKS)
+def test_a_trigger_that_alters_what_is_written_is_refused(
+    db: Database, batches: MakeBatches, sink: str, way: str
+) -> None:
+    if sink == "append" and "update" in way:
+        pytest.skip("an Append updates nothing")
+    chosen, _, rows = SINKS[sink]
+    made = batches("id int, v int", chosen)
+    made.run(*rows[:3])
+    before = db.rows("select * from t order by 1")
+    when, body = MEDDLES[way]
+    db.execute(trigger("t", when, body))
+    new = [(row[0], row[1] + 1, *row[2:]) for row in rows]
+    with pytest.raises(TargetMismatch, match=r"target public.t.* trigger meddle \((BEFORE|AFTER)|arrived"):
+        made.run(*new)
+    assert db.rows("select * from t order by 1") == before
+    db.execute("drop trigger meddle on t")
+    made.run(*new)
+    made.replay()
+
+
+@pytest.mark.parametrize("sink", SINKS)
+def test_triggers_that_leave_the_columns_of_the_pipeline_alone_are_welcome(
+    db: Database, batches: MakeBatches, sink: str
+) -> None:
+    chosen, _, rows = SINKS[sink]
+    made = batches("id int, v int", chosen)
+    made.run(*rows[:3])
+    db.execute(
+        "alter table t add column noted text; create table seen (id int); "
+        + trigger("t", "before insert or update", "new.noted := 'now'; return new;")
+        + ";"
+        + trigger("t", "after insert or update", "insert into seen values (new.id); return null;", name="log")
+    )
+    made.run(*[(row[0], row[1] + 1, *row[2:]) for row in rows])
+    made.replay()
+    assert db.rows("select distinct noted from t") == [("now",)]
+
+
+def test_a_column_that_is_altered_is_named(db: Database, batches: MakeBatches) -> None:
+    db.execute(f"create table t (id int, v int, {LINEAGE})")
+    db.execute(
+        trigger("t", "before insert", "if new.id < 3 then new.v := 0; end if; return new;", name="audit_row")
+    )
+    made = batches("id int, v int", Append("public.t"))
+    with pytest.raises(TargetMismatch) as caught:
+        made.run(*((row[0], 7) for row in ROWS))
+    assert str(caught.value).startswith(
+        "target public.t, column v: 3 of 5 rows are not stored as they were written: trigger audit_row "
+        "(BEFORE INSERT)"
+    )
+
+
+EQUAL = {
+    "interval": ("interval", "30 days", "1 mon"),
+    "numeric": ("numeric", "1.0", "1.00"),
+    "double": ("double precision", "0", "-0"),
+    "jsonb": ("jsonb", '{"a": 1.0}', '{"a": 1.000}'),
+    "json": ("json", '{"a": 1}', '{"a":1}'),
+    "citext": ("public.citext", "bob", "Bob"),
+    "point": ("pg_catalog.point", "(0,0)", "(1,1)"),
+    "circle": ("pg_catalog.circle", "<(0,0),1>", "<(9,9),1>"),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one(
+    db: Database, batches: MakeBatches, name: str
+) -> None:
+    type_, old, new = EQUAL[name]
+    db.execute("create extension if not exists citext")
+    plain = type_.removeprefix("pg_catalog.")
+    made = batches(f"id int, v {'text' if plain != type_ else type_}", Upsert("public.t", key=("id",)))
+    db.execute(f"create table t (id int primary key, v {plain})")
+    made.run((1, old, False))
+    made.run((1, new, False))
+    (found,) = db.rows("select v::text from t")
+    assert found == db.rows(f"select '{new}'::{plain}::text")[0]
+    # What stays as it is to the byte is not written.
+    (before,) = db.rows("select xmin::text from t")
+    made.run((1, new, False))
+    assert db.rows("select xmin::text from t") == [before]
+    made.replay((0, 0, 1))
+
+
+KEYS = {
+    "uuid": ("uuid", "00000000-0000-0000-0000-00000000000", str),
+    "numeric": ("numeric", "1.", str),
+    "numeric(40,2)": ("numeric(40,2)", "1.1", str),
+    "inet": ("inet", "10.0.0.", str),
+    "time": ("time", "10:00:0", str),
+    "jsonb": ("jsonb", "", str),
+    "enum": ("public.mood", "m", str),
+    "citext": ("public.citext", "k", str),
+    "varchar": ("varchar(9)", "k", str),
+    "smallint": ("smallint", "", int),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_of_any_type_that_can_be_ordered(db: Database, batches: MakeBatches, name: str) -> None:
+    type_, start, of = KEYS[name]
+    db.execute("create extension if not exists citext; create type mood as enum ('m1', 'm2', 'm3')")
+    made = batches(f"id {type_}, v int", Upsert("public.t", key=("id",)))
+    one, two, three = (of(f"{start}{number}") for number in (1, 2, 3))
+    made.run((one, 1, False), (two, 2, False))
+    made.run((one, None, True), (two, 3, False), (three, 4, False))
+    assert [row[0] for row in db.rows("select v from t order by v")] == [3, 4]
+    made.replay((0, 2, 4))
+    assert [row[0] for row in db.rows("select v from t order by v")] == [3, 4]
+    made.replay()
+    assert [row[0] for row in db.rows("select v from t order by v")] == [3, 4]
+
+
+def test_a_key_is_written_as_its_latest_change_writes_it(db: Database, batches: MakeBatches) -> None:
+    made = batches("id numeric, v int", Upsert("public.t", key=("id",)))
+    made.run(("1.0", 1, False))
+    made.run(("1.00", 1, False))
+    assert db.rows("select id::text, v from t") == [("1.00", 1)]
+    made.replay()
+    assert db.rows("select id::text, v from t") == [("1.00", 1)]
+
+
+def test_json_and_keys_without_order_are_refused_as_keys(db: Database, batches: MakeBatches) -> None:
+    with pytest.raises(ConfigurationError, match="key and version have to be values that can be compared"):
+        batches("id json, v int", Upsert("public.t", key=("id",)))
+    db.execute("create domain place as point")
+    made = batches("id public.place, v int", Upsert("public.t", key=("id",)))
+    with pytest.raises(TargetMismatch, match=r"key \(id\): data type .* has no default operator class"):
+        made.run(("(0,0)", 1, False))
+
+
+def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(
+    db: Database, batches: MakeBatches
+) -> None:
+    measures = {"lo": Min("v"), "hi": Max("v"), "zero": Max("f")}
+    made = batches(
+        "k numeric, v numeric, f double precision", Aggregate("public.t", by=("k",), measures=measures)
+    )
+    rows = [("1.0", "2.00", "0"), ("1.00", "2.0", "-0"), ("1", "2.000", "0")]
+    made.run(*rows[:1])
+    made.run(*rows[1:])
+    first = db.rows("select k::text, lo::text, hi::text, zero::text from t")
+    assert first == [("1", "2.0", "2.000", "0")]
+    made.log[0].reverse()
+    made.replay()
+    assert db.rows("select k::text, lo::text, hi::text, zero::text from t") == first
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("alter table t alter column v type varchar(3)", "column v is now character varying(3), was text"),
+        ("alter table t add check (length(v) < 9)", "constraint t_v_check is now CHECK"),
+        (trigger("t", "before insert", "return null;"), "trigger meddle is now CREATE TRIGGER"),
+        ("create rule no as on insert to t do instead nothing", "rule no is now"),
+        ("create table c () inherits (t)", "inheritance child c"),
+        ("alter table t set unlogged", "t is unlogged"),
+        ("create table o (t bigint); alter table t add unique (kafka_offset); "
+         "alter table o add foreign key (t) references t (kafka_offset) on delete cascade", "foreign key "
+         "from elsewhere"),
+    ],
+)  # fmt: skip
+def test_a_target_that_changes_while_a_batch_runs_is_noticed(
+    db: Database, batches: MakeBatches, change: str, said: str
+) -> None:
+    made = batches("id int, v text", Append("public.t"))
+    made.run((1, "abc"))
+    with pytest.raises((StagedRowsDiffer, TargetMismatch)) as caught:
+        made.run((2, "abcdef"), meanwhile=lambda: db.execute(change))
+    assert said in str(caught.value)
+    assert db.rows("select v from t") == [("abc",)]
+
+
+def test_partitions_may_come_while_a_batch_runs(db: Database, batches: MakeBatches) -> None:
+    db.execute(
+        f"create table t (id int, {LINEAGE}) partition by range (id); create table t1 partition of t default"
+    )
+    made = batches("id int", Append("public.t"))
+    made.run((1,), meanwhile=lambda: db.execute("create table t2 partition of t for values from (5) to (9)"))
+    foreign = "create unlogged table t3 partition of t for values from (9) to (19)"
+    with pytest.raises(TargetMismatch, match="t3 is unlogged"):
+        made.run((2,), meanwhile=lambda: db.execute(foreign))
+
+
+def test_two_upserts_that_share_a_target_see_each_other(
+    db: Database, batches: MakeBatches, database: str, connection: Any
+) -> None:
+    """While one has derived a newer version and not committed, the other waits with the older one."""
+    sink = Upsert("public.t", key=("id",), version="version")
+    first = batches("id int, name text, version int", sink)
+    other = connect(database, application="second", timeout=10)
+    second = Batches(other, Pipeline(name="q", topics=("q",), value=first.pipeline.value, sink=sink))
+    first.run((0, "x", 0, False))
+    second.run((9, "y", 0, False))
+    with transaction(connection) as cursor:
+        sink.tables[-1].lock(cursor)
+        thread = threading.Thread(target=lambda: second.run((1, "old", 3, False)))
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+        cursor.execute(
+            "insert into t_change values (1, 'NEW', 5, false, 't', 0, 7, now(), 1); "
+            "insert into t values (1, 'NEW', 5)"
+        )
+    thread.join(20)
+    other.close()
+    assert db.rows("select name from t where id = 1") == [("NEW",)]
+
+
+def test_a_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(
+    db: Database, batches: MakeBatches, database: str
+) -> None:
+    """A long SELECT holds the table: the batch gives up, and a second reader waits for a second at most."""
+    db.execute(f"create table t (id int, {LINEAGE})")
+    made = batches("id int, v int", Append("public.t"), evolve="add")
+    reader, second = (connect(database, application=name, timeout=20) for name in ("a report", "a reader"))
+    waits = []
+
+    def read() -> None:
+        for _ in range(4):
+            started = time.monotonic()
+            with transaction(second) as cursor:
+                cursor.execute("select count(*) from t")
+            waits.append(time.monotonic() - started)
+            time.sleep(0.3)
+
+    with transaction(reader) as cursor:
+        cursor.execute("select count(*) from t")
+        thread = threading.Thread(target=read)
+        thread.start()
+        with pytest.raises(PostgresUnavailable, match=r"is in use by \d+ \(a report\), so no column could"):
+            made.run((1, 2))
+    thread.join()
+    assert max(waits) < 2
+    made.run((1, 2))
+    assert db.rows("select id, v from t") == [(1, 2)]
+    # What the statement waits for otherwise has stayed as it was.
+    assert db.rows("select current_setting('lock_timeout')") == [("10s",)]
+    reader.close()
+    second.close()
+
+
+def test_a_cascade_that_is_allowed_by_name_is_carried_out(db: Database, batches: MakeBatches) -> None:
+    db.execute(f"create table t (id int primary key, {LINEAGE})")
+    db.execute("create table note (id int primary key references t on delete cascade)")
+    db.execute("create table reply (id int references note on delete set null)")
+    made = batches("id int", Append("public.t"))
+    made.run((1,))
+    db.execute("insert into note values (1); insert into reply values (1)")
+    with pytest.raises(
+        TargetMismatch, match="note_id_fkey of public.note .on delete|foreign key note_id_fkey"
+    ):
+        made.replay()
+    assert db.rows("select * from note") == [(1,)]
+    made.pipeline = replace(made.pipeline, sink=Append("public.t", cascade=("public.note",)))
+    with pytest.raises(TargetMismatch, match=r"on delete set null\) would change rows of public.reply"):
+        made.replay()
+    made.pipeline = replace(made.pipeline, sink=Append("public.t", cascade=("public.note", "public.reply")))
+    made.replay()
+    assert db.rows("select * from note") == []
+    with pytest.raises(ConfigurationError, match="cascade of public.t as a tuple"):
+        Append("public.t", cascade="public.note")
+
+
+OTHERWISE = {
+    "citext": ("id citext primary key", "the key has the type public.citext here and text in"),
+    "char": ("id char(5) primary key", "the key has the type character"),
+    "uuid": ("id uuid primary key", "the key has the type uuid here and text in"),
+    "collation": (
+        'id text collate "loose" primary key',
+        "its collation loose takes different texts for equal",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", OTHERWISE)
+def test_a_key_that_the_target_compares_otherwise_is_refused(
+    db: Database, batches: MakeBatches, way: str
+) -> None:
+    db.execute("create extension if not exists citext")
+    db.execute(
+        # Not every build of Postgres has ICU, the only provider of such collations.
+        "create collation loose (provider = libc, locale = 'C'); "
+        "update pg_collation set collisdeterministic = false where collname = 'loose'"
+        if way == "collation"
+        else "select 1"
+    )
+    key, said = OTHERWISE[way]
+    db.execute(f"create table t ({key}, v int)")
+    with pytest.raises(TargetMismatch, match=said):
+        batches("id text, v int", Upsert("public.t", key=("id",))).run(("bob", 1, False))
+
+
+def test_a_replay_of_many_ranges_reads_the_target_once(db: Database, batches: MakeBatches) -> None:
+    """100 ranges without an index are one scan, and with one no scan at all."""
+    db.execute(f"create table t (id int, {LINEAGE}) with (autovacuum_enabled = off)")
+    db.execute(
+        "insert into t select n, 'other', n % 100, n, now(), 7 from generate_series(1, 200000) n; analyze t"
+    )
+    made = batches("id int", Append("public.t"))
+    for partition in range(100):
+        made.log[partition] = []
+    parts = [(OffsetRange("t", partition, 0, 10, ID), [1, 2]) for partition in range(100)]
+    (table,) = made.pipeline.sink.tables
+    with transaction(db.connection) as cursor:
+        assert table.missing_index(cursor) == "create index concurrently on public.t (batch_id);"
+        source, condition = made.pipeline.sink.found(parts)
+        explain = sql.SQL("explain delete from t using {} where {}").format(source, condition)
+        cursor.execute(explain)
+        plan = [row[0] for row in cursor.fetchall()]
+        assert sum("Seq Scan on t" in line for line in plan) == 1, plan
+    db.execute("create index on t (batch_id)")
+    with transaction(db.connection) as cursor:
+        assert table.missing_index(cursor) is None
+        cursor.execute(explain)
+        plan = [row[0] for row in cursor.fetchall()]
+        assert not any("Seq Scan on t" in line for line in plan), plan
+
+
+def test_many_ranges_are_taken_back_at_once(db: Database, batches: MakeBatches) -> None:
+    made = batches("id int", Append("public.t"))
+    for partition in range(3):
+        made.run(*((number,) for number in range(6)), partition=partition)
+    made.run((99,), partition=1)
+    for partition in range(3):
+        made.log[partition] = [(row[0] + 100,) for row in made.log[partition]]
+    parts = [(OffsetRange("t", 0, 1, 2, ID), [1]), (OffsetRange("t", 0, 4, 6, ID), [1])]
+    with transaction(db.connection) as cursor:
+        assert made.pipeline.sink.counts(cursor, [*parts, (OffsetRange("t", 1, 0, 9, ID), [2, 4])]) == [
+            1,
+            2,
+            7,
+        ]
+        assert made.pipeline.sink.count(cursor, parts) == 3
+    made.replay((0, 1, 2), (0, 4, 6), (2, 0, 3))
+    found = db.rows("select kafka_partition, id from t order by kafka_partition, kafka_offset")
+    assert [id_ for partition, id_ in found if partition == 0] == [0, 101, 2, 3, 104, 105]
+    assert [id_ for partition, id_ in found if partition == 1] == [0, 1, 2, 3, 4, 5, 99]
+    assert [id_ for partition, id_ in found if partition == 2] == [100, 101, 102, 3, 4, 5]
+    assert db.rows(
+        "select partition, offsets::text, batch_id from exactbatch.coverage order by partition, offsets"
+    ) == [
+        *((0, f"[{a},{b})", batch) for a, b, batch in ((0, 1, 1), (1, 2, 5), (2, 4, 1), (4, 6, 5))),
+        *((1, f"[{a},{b})", batch) for a, b, batch in ((0, 6, 2), (6, 7, 4))),
+        *((2, f"[{a},{b})", batch) for a, b, batch in ((0, 3, 5), (3, 6, 3))),
+    ]
+
+
+def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db: Database) -> None:
+    found = db.rows(
+        "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where n.nspname = 'exactbatch' and c.relkind = 'r' and c.relreplident <> 'f' "
+        "and pg_get_replica_identity_index(c.oid) is null"
+    )
+    assert found == []

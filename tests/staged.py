@@ -1,0 +1,108 @@
+"""Batches without Kafka and Spark: rows are staged by INSERT, and everything after that is the program's own."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from psycopg2 import sql
+
+from exactbatch import OffsetRange, Pipeline
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.planner import Plan, StoredOffset
+from exactbatch.publish import Published, facts_of, publish
+from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
+
+ID = UUID(int=1)
+Row = tuple[Any, ...]
+
+
+@dataclass
+class Batches:
+    """Batches of a pipeline over one topic; the log has one row for each record, in order of partitions."""
+
+    connection: Any
+    pipeline: Pipeline
+    columns: Sequence[Any] = ()
+    log: dict[int, list[Row]] = field(default_factory=dict)
+    launches: int = 0
+
+    @property
+    def topic(self) -> str:
+        return self.pipeline.topics[0]
+
+    def __post_init__(self) -> None:
+        self.columns = self.columns or self.pipeline.value.columns
+        with transaction(self.connection):
+            Ledger(self.connection).register(self.pipeline)
+
+    def run(self, *rows: Row, partition: int = 0, meanwhile: Callable[[], Any] | None = None) -> Published:
+        """Append records to a partition and process them; `meanwhile` is called before publish."""
+        log = self.log.setdefault(partition, [])
+        start = len(log)
+        seed = StoredOffset(
+            topic=self.topic, partition=partition, next_offset=0, leader_epoch=None, topic_id=ID
+        )
+        log.extend(rows)
+        range_ = OffsetRange(self.topic, partition, start, len(log), ID)
+        with transaction(self.connection):
+            stored = Ledger(self.connection).stored_offsets(self.pipeline)
+            new = not any(each.partition == partition for each in stored)
+            plan = Plan(seeds=(seed,) if new else (), losses=(), ranges=(range_,))
+            batch_id = Ledger(self.connection).write_advance(self.pipeline, plan, origin="cli", run=None)
+        try:
+            return self.process(batch_id, meanwhile)
+        except BaseException:
+            del log[start:]
+            raise
+
+    def replay(self, *ranges: tuple[int, int, int], meanwhile: Callable[[], Any] | None = None) -> Published:
+        """Process ranges (partition, from, until) again; all there is unless some are given."""
+        ranges = ranges or tuple((each, 0, len(rows)) for each, rows in self.log.items())
+        with transaction(self.connection):
+            batch_id = Ledger(self.connection).write_replay(
+                self.pipeline, [OffsetRange(self.topic, *each, ID) for each in ranges], origin="cli", run=None
+            )
+        return self.process(batch_id, meanwhile)
+
+    def process(self, batch_id: int, meanwhile: Callable[[], Any] | None = None) -> Published:
+        """As process_batch() does, but for reading."""
+        self.launches += 1
+        sink, tables = self.pipeline.sink, StagingTables(batch_id, self.launches)
+        with transaction(self.connection) as cursor:
+            batch = Ledger(self.connection).batch(batch_id)
+            ranges = Ledger(self.connection).ranges(batch_id)
+            sink.prepare(cursor, self.columns, evolve=self.pipeline.evolve)
+            if batch.kind == "replay":
+                sink.check_replay(cursor)
+            seen = facts_of(cursor, sink)
+            create_tables(cursor, tables, sink.staged_columns(self.columns))
+            staged = [self._stage(cursor, tables, range_, at) for at, range_ in enumerate(ranges)]
+        if meanwhile is not None:
+            meanwhile()
+        return publish(
+            self.connection,
+            self.pipeline,
+            tables=tables,
+            columns=self.columns,
+            staged=StagedBatch.of(staged),
+            topic_ids={self.topic: ID},
+            seen=seen,
+        )
+
+    def _stage(self, cursor: Any, tables: StagingTables, range_: OffsetRange, attempt: int) -> Staged:
+        rows = self.log[range_.partition][range_.from_offset : range_.until_offset]
+        columns = self.pipeline.sink.staged_columns(self.columns)
+        for offset, row in enumerate(rows, range_.from_offset):
+            cursor.execute(
+                sql.SQL(
+                    "insert into {} (task_attempt, kafka_partition, kafka_offset, kafka_timestamp, "
+                    "kafka_topic, {}) values ({})"
+                ).format(
+                    identifier(tables.rows),
+                    sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
+                    sql.SQL(", ").join([sql.Placeholder()] * (5 + len(columns))),
+                ),
+                (attempt, range_.partition, offset, "2026-01-01 00:00:00+00", self.topic, *row),
+            )
+        return Staged(range_, attempt, len(rows), len(rows), 0, 0)
