@@ -26,6 +26,7 @@ _BATCH: Final = "tests/integration/test_batch.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
+_REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 
 
@@ -41,6 +42,34 @@ class Mutant:
 
 
 MUTANTS: Final = (
+    Mutant(
+        "every answer of Postgres is a lost connection",
+        "sqlstates.py",
+        "    return MEANINGS.get(sqlstate) or MEANINGS.get(sqlstate[:2]) or UNLISTED\n",
+        "    return LOST\n",
+        ("tests/unit/test_sqlstates.py",),
+    ),
+    Mutant(
+        "a terminal error of an executor is tried again",
+        "staging.py",
+        "        if isinstance(happened, ExactbatchError) and not happened.retryable:\n",
+        "        if False:\n",
+        (f"{_REFUSALS}::test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again",),
+    ),
+    Mutant(
+        "an error of psycopg2 gets out",
+        "ledger/connection.py",
+        "        raise own from error\n",
+        "        raise\n",
+        ("tests/integration/test_ledger.py::test_a_migration_that_fails_leaves_the_ledger_as_it_was",),
+    ),
+    Mutant(
+        "a domain that refuses null is not named",
+        "sinks/refusal.py",
+        "    if error.diag.datatype_name is None or error.diag.column_name is not None:\n",
+        "    if True:\n",
+        (f"{_REFUSALS}::test_a_domain_that_refuses_null_is_named_with_its_column",),
+    ),
     Mutant(
         "a stored offset moves from wherever it stands",
         "ledger/queries.sql",

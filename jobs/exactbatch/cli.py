@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Annotated, Any, ParamSpec
 
-import click
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -68,7 +67,7 @@ def _command(function: Callable[P, None]) -> Callable[P, None]:
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            with all_errors_own(but=(typer.Exit, typer.Abort, click.ClickException)):
+            with all_errors_own(but=(typer.Exit, typer.Abort)):
                 function(*args, **kwargs)
         except ExactbatchError as error:
             err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))

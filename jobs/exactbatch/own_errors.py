@@ -90,7 +90,7 @@ def psycopg2_said(error: Any) -> str:
     primary, detail = error.diag.message_primary, error.diag.message_detail
     if not primary:
         return _in_one_line(str(error))
-    return _in_one_line(primary) + (f" ({_in_one_line(detail)})" if detail else "")
+    return _in_one_line(f"{primary} ({detail})" if detail else primary)
 
 
 def adbc_said(error: Any) -> str:

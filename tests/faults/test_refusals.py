@@ -7,15 +7,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 from test_answers import Case, answers, case, outcome, process, process_replay
 from typer.testing import CliRunner
 
+import process_batch as job
 from exactbatch import Json, cli
-from exactbatch.errors import ConfigurationError, ExactbatchError, StatementRefused, TargetMismatch
+from exactbatch.errors import (
+    ConfigurationError,
+    ExactbatchError,
+    RetryableError,
+    StatementRefused,
+    TargetMismatch,
+    TasksFailed,
+)
 from exactbatch.ledger import connect, transaction
-from exactbatch.sqlstates import LOST
+from exactbatch.sqlstates import LOST, meaning
 
 __all__ = ["answers", "case"]
 
@@ -99,31 +108,82 @@ def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(c
     assert "a limit of Postgres is exceeded: tables can have at most 1600 columns" in message
 
 
+@pytest.mark.parametrize(("code", "ends"), [("54000", StatementRefused), ("40001", TasksFailed)])
+@pytest.mark.parametrize("case", ["append"], indirect=True)
+def test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again(
+    case: Case, code: str, ends: type[ExactbatchError]
+) -> None:
+    case.answers.refuse(None)
+    process(case)()
+    copies = [each.text.startswith('COPY "exactbatch_staging"') for each in case.answers.asked]
+    work, before = process(case), case.seen()
+    case.answers.refuse(copies.index(True), code)
+    error = outcome(work)
+    assert type(error) is ends
+    assert f"{case.topic.name}[0] 8..12, staging its rows: {meaning(code).what}: " in str(error)
+    assert case.seen() == before
+    case.answers.refuse(None)
+    assert process(case)().wrote
+    case.assert_exact()
+
+
 @pytest.mark.parametrize("wrong", [{"dbname": "nowhere"}, {"user": "nobody_here"}])
 def test_a_database_or_role_that_is_not_there_is_terminal(database: str, wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"does not exist \(SQLSTATE (3D000|28000)\)"):
         connect(make_dsn(database, **wrong), application="tests")
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "said"),
-    [
-        (
-            TypeError("no such thing"),
-            1,
-            "UnexpectedError: this is an error in exactbatch, or in the pipeline's",
-        ),
-        (StatementRefused("for good"), 42, "StatementRefused: for good"),
-    ],
-)
-def test_a_command_ends_with_one_message_and_a_status(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, said: str
-) -> None:
+OUTERMOST = [
+    (
+        TypeError("no such thing"),
+        1,
+        "UnexpectedError: this is an error in exactbatch, or in the pipeline's own code",
+    ),
+    (StatementRefused("for good"), 42, "StatementRefused: for good"),
+    (psycopg2.OperationalError("gone"), 1, f"PostgresUnavailable: {LOST.what}: gone"),
+]
+
+
+def failing(error: Exception) -> Callable[[str], None]:
     def fails(_reference: str) -> None:
         raise error
 
-    monkeypatch.setattr(cli, "_load", fails)
+    return fails
+
+
+@pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
+def test_a_command_and_the_job_end_with_one_message_and_a_status(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    status: int,
+    said: str,
+) -> None:
+    monkeypatch.setattr(cli, "_load", failing(error))
     done = CliRunner().invoke(cli.app, ["plan", "flights"])
     assert done.exit_code == status
     assert said in " ".join(done.output.split())
-    assert isinstance(error, ExactbatchError) or "raised in test_refusals.py" in " ".join(done.output.split())
+    monkeypatch.setattr(job, "load_pipeline", failing(error))
+    monkeypatch.setattr("sys.argv", ["process_batch.py", "--pipeline", "x:y", "--batch-id", "1"])
+    caplog.clear()
+    assert job.main() == status
+    assert said in caplog.messages[-1]
+    assert ("Traceback" in caplog.text) == isinstance(error, TypeError)
+
+
+@pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
+def test_a_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(
+    error: Exception, status: int, said: str
+) -> None:
+    from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+    from exactbatch.airflow.errors import errors_of_airflow
+
+    with (
+        pytest.raises(AirflowFailException if status == 42 else RetryableError) as caught,
+        errors_of_airflow(),
+    ):
+        raise error
+    assert said in f"{type(caught.value).__name__}: {caught.value}"
+    with pytest.raises(AirflowSkipException), errors_of_airflow():
+        raise AirflowSkipException("nothing new")

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import psycopg2
-import psycopg2.errors
 import psycopg2.extras
 from psycopg2.extensions import TRANSACTION_STATUS_IDLE, make_dsn, parse_dsn
 
