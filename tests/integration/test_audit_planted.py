@@ -57,7 +57,7 @@ ANOTHER_PIPELINE: Final = (
 class Planted:
     """What stands in the tables, how it gets there, and what an audit finds: how many of which kind.
 
-    In the statement {t} is the target, {c} the table of its changes or partial results.
+    In the statement {t} is the target, {c} the table of its changes or partial results, {w} that of event times.
     """
 
     what: str
@@ -200,7 +200,7 @@ BY_NAME: Final = (
     Planted(
         "one row for two keys that the target's type takes for one",
         "delete from {t} where id = 1; update {t} set name = 'bob'; alter table {t} alter name type public.citext",
-        stale(2),
+        stale(3),
     ),
 )
 AGGREGATED: Final = (
@@ -216,6 +216,11 @@ AGGREGATED: Final = (
     ),
     Planted(
         "revisions that no batch can have made", "update {t} set revisions = 5 where name = 'abc'", stale(1)
+    ),
+    Planted(
+        "an event time that a replay's delete left there",
+        "insert into {w} select topic, partition, 900, event_time + interval '9 days' from {w}",
+        {"stale": 3, "misplaced": 1},
     ),
     Planted(
         "a window that is final, or is not, against its watermark",
@@ -304,6 +309,8 @@ def found_after(pipeline: Pipeline, settings: Settings, statement: str) -> dict[
     with copy_of(settings) as copied:
         with closing(psycopg2.connect(copied.postgres)) as connection, connection.cursor() as cursor:
             tables = {"{t}": pipeline.sink.table, "{c}": pipeline.sink.contributions.table}
+            if (watermark := getattr(pipeline.sink, "watermark", None)) is not None:
+                tables["{w}"] = watermark.table
             for name, table in tables.items():
                 statement = statement.replace(name, table.as_string(connection))
             cursor.execute(statement)
