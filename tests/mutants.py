@@ -298,6 +298,48 @@ MUTANTS: Final = (
         "            if False:\n",
         (f"{_AUDIT}::test_each_fault_is_found_and_named",),
     ),
+    Mutant(
+        "the auditor does not look for rows that claim to be elsewhere",
+        "audit_places.py",
+        "    if suspects:\n",
+        "    if False:\n",
+        (f"{_AUDIT}::test_rows_are_found_wherever_they_claim_to_be",),
+    ),
+    Mutant(
+        "the auditor takes any batch's rows for those of a pipeline with the same target",
+        "audit_places.py",
+        " if TargetTable(target).name == own]\n",
+        "]\n",
+        (f"{_AUDIT}::test_rows_are_found_wherever_they_claim_to_be",),
+    ),
+    Mutant(
+        "the auditor does not compare batches with what the ledger counted",
+        "audit_places.py",
+        "            found.miscounted += 1\n",
+        "            pass\n",
+        (f"{_AUDIT}::test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger",),
+    ),
+    Mutant(
+        "the auditor reads the ledger as it contradicts itself",
+        "audit_places.py",
+        "    found.contradictory = len(contradictions)\n",
+        "",
+        (f"{_AUDIT}::test_a_ledger_that_contradicts_itself_is_found",),
+    ),
+    Mutant(
+        "the auditor does not look whether row security hides rows",
+        "audit_access.py",
+        "        if is_filtered:\n",
+        "        if False:\n",
+        (f"{_AUDIT}::test_rows_that_a_login_cannot_see_are_no_lost_ones",),
+    ),
+    Mutant(
+        "the auditor compares values by =",
+        "audit_derived.py",
+        '"record_image_ne(row({}), row({}))"',
+        '"row({}) is distinct from row({})"',
+        ("tests/integration/test_audit_planted.py::test_what_is_planted_is_found",),
+    ),
 )
 
 

@@ -87,8 +87,9 @@ class PartitionAudit:
                   say: their number, in the first partition
     gaps          offsets, from where the pipeline began to the stored one, that the ledger accounts for
                   neither as processed nor as lost
-    misplaced     rows and rejects that claim a topic, partition or offset at which no batch of theirs can have
-                  put them, or a batch that has not written to this target: their number, in the first partition
+    misplaced     rows, rejects and event times that claim a topic, partition or offset at which no batch of theirs
+                  can have put them, or a batch that has not written to this target: their number, in the first
+                  partition
     miscounted    batches that have another number of rows or rejects than when they were committed: their
                   number, in the first partition
     contradictory statements of the ledger that contradict each other: their number, in the first partition

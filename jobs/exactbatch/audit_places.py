@@ -14,6 +14,7 @@ from psycopg2 import sql
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate
 from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.watermark import Watermark
 
 _SHOWN: Final = 10
 # Of each batch of the pipeline: how many offsets it stands for, what it was planned for as far as that is
@@ -74,7 +75,7 @@ class Places:
     """What one scan of the table of rows found, and what the ledger says of itself.
 
     not_ours       rows without a batch that claim none of the pipeline's topics: not written by exactbatch
-    misplaced      rows and rejects where no batch of theirs can have put them
+    misplaced      rows, rejects and event times where no batch of theirs can have put them
     miscounted     batches that have another number of rows or rejects than when they were committed
     contradictory  statements of the ledger that contradict each other
     notes          the first of each, in words
@@ -107,12 +108,15 @@ def find_places(
             continue  # told as missing or unexpected
         else:
             found.miscounted += 1
-            found.notes.append(f"batch {batch_id}: committed with {expected} {kind}, now there are {there}")
+            found.notes.append(f"batch {batch_id}: the ledger has {expected} {kind}, its table {there}")
     if found.miscounted > _SHOWN:
         del found.notes[_SHOWN:]
     misplaced = _fetch(results, connection, _misplaced_rejects(audited), (pipeline.name,))
     if suspects:
         misplaced += _fetch(results, connection, _misplaced_rows(pipeline, sharing, audited))
+    if isinstance(pipeline.sink, Aggregate) and pipeline.sink.watermark is not None:
+        query = _misplaced_times(pipeline, sharing, pipeline.sink.watermark)
+        misplaced += _fetch(results, connection, query)
     found.misplaced = sum({kind: total for kind, *_, total in misplaced}.values())
     found.notes += [_told(*row) for row in misplaced]
     contradictions = _fetch(results, connection, sql.SQL(_CONTRADICTIONS), (pipeline.name,))
@@ -234,6 +238,21 @@ def _misplaced_rejects(audited: Collection[tuple[str, int]]) -> sql.Composable:
     ).format(seen=_seen(audited))
 
 
+def _misplaced_times(
+    pipeline: Pipeline, sharing: Sequence[tuple[str, str]], watermark: Watermark
+) -> sql.Composable:
+    """Event times of batches that stand for nothing: windows would be final by what is no longer there."""
+    return sql.SQL(
+        "select 'event times', batch_id, topic, partition, count(*), null::bigint, null::bigint, "
+        "sum(count(*)) over ()::bigint from {watermark} w where not exists (select from exactbatch.coverage c "
+        "where c.batch_id = w.batch_id and c.topic = w.topic and c.partition = w.partition "
+        "and c.pipeline = any({pipelines}::text[])) group by 2, 3, 4 order by 5 desc limit 10"
+    ).format(
+        watermark=watermark.table,
+        pipelines=sql.Literal([pipeline.name, *(name for name, _ in sharing)]),
+    )
+
+
 def _seen(audited: Collection[tuple[str, int]]) -> sql.Composable:
     """Whether the offsets of a row's partition are compared one by one."""
     topics, partitions = [topic for topic, _ in audited], [partition for _, partition in audited]
@@ -253,7 +272,8 @@ def _told(
     _all: int,
 ) -> str:
     batch = "no batch" if batch_id is None else f"batch {batch_id}"
-    where = "" if topic is None else f" claim {topic}[{partition}] offsets {low} to {high}, and"
+    offsets = "" if low is None else f" offsets {low} to {high}"
+    where = "" if topic is None else f" claim {topic}[{partition}]{offsets}, and"
     return f"{count} {kind} of {batch}{where} lie where no batch of a pipeline with this target has written"
 
 

@@ -428,7 +428,7 @@ def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
     world.execute("truncate {t}")
     found = world.audit()
     assert findings(found) == COUNT
-    assert found.notes == ["batch 1: committed with 30 rows, now there are 0"]
+    assert found.notes == ["batch 1: the ledger has 30 rows, its table 0"]
 
 
 def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(
