@@ -26,6 +26,7 @@ _BATCH: Final = "tests/integration/test_batch.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
+_FAILOVER: Final = "tests/faults/test_failover.py"
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,34 @@ MUTANTS: Final = (
         "            if end < start:\n",
         "            if False:\n",
         (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+    ),
+    Mutant(
+        "an executor commits over the batch that got the number of its own",
+        "partition_commit.py",
+        "    if rows and rows[0][0] == task.plan_id:\n",
+        "    if rows:\n",
+        (f"{_FAILOVER}::test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_number",),
+    ),
+    Mutant(
+        "a batch is known by its number alone",
+        "ledger/ledger.py",
+        "        if row is None or plan_id not in (None, row.plan_id):\n",
+        "        if row is None:\n",
+        (f"{_FAILOVER}::test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored",),
+    ),
+    Mutant(
+        "a failure is noted whatever plan has the number",
+        "ledger/queries.sql",
+        "where batch_id = :batch_id and plan_id = :plan_id\n",
+        "where batch_id = :batch_id\n",
+        (f"{_FAILOVER}::test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch",),
+    ),
+    Mutant(
+        "the auditor takes its own session for a server that cannot be written to",
+        "ledger/connection.py",
+        '    if settings.read_only and server == "read-write":\n',
+        "    if False:\n",
+        (f"{_FAILOVER}::test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones",),
     ),
 )
 
