@@ -28,6 +28,7 @@ _AUDIT: Final = "tests/integration/test_audit.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
+_FAILOVER: Final = "tests/faults/test_failover.py"
 
 
 @dataclass(frozen=True)
@@ -339,6 +340,27 @@ MUTANTS: Final = (
         '"record_image_ne(row({}), row({}))"',
         '"row({}) is distinct from row({})"',
         ("tests/integration/test_audit_planted.py::test_what_is_planted_is_found",),
+    ),
+    Mutant(
+        "an executor commits over the batch that got the number of its own",
+        "partition_commit.py",
+        "    if rows and rows[0][0] == task.plan_id:\n",
+        "    if rows:\n",
+        (f"{_FAILOVER}::test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_number",),
+    ),
+    Mutant(
+        "a batch is known by its number alone",
+        "ledger/ledger.py",
+        "        if row is None or plan_id not in (None, row.plan_id):\n",
+        "        if row is None:\n",
+        (f"{_FAILOVER}::test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored",),
+    ),
+    Mutant(
+        "a failure is noted whatever plan has the number",
+        "ledger/queries.sql",
+        "where batch_id = :batch_id and plan_id = :plan_id\n",
+        "where batch_id = :batch_id\n",
+        (f"{_FAILOVER}::test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch",),
     ),
 )
 

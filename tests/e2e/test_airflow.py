@@ -83,6 +83,7 @@ def test_the_asset_event_holds_the_ranges(
     events = airflow.request("GET", "/assets/events")["asset_events"]
     batch = _newest_batch(settings)
     extra = next(each["extra"] for each in events if each["extra"].get("batch_id") == batch.batch_id)
+    assert extra["plan_id"] == str(batch.plan_id)
     assert extra["rows"] == SENT
     assert {(r["partition"], r["from_offset"], r["until_offset"]) for r in extra["ranges"]} == {
         (partition, 0, SENT // 4) for partition in range(4)

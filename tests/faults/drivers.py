@@ -134,8 +134,9 @@ class World:
     ) -> Driver:
         """Start a driver for a batch."""
         self._write_module(pipeline)
+        batch = ["--batch-id", str(batch_id), "--plan-id", str(self.batch(batch_id).plan_id)]
         return self.start(
-            ["--pipeline", f"{_module(pipeline)}:pipeline", "--batch-id", str(batch_id)],
+            ["--pipeline", f"{_module(pipeline)}:pipeline", *batch],
             {"EXACTBATCH_FAILPOINTS": failpoints, **(settings or self.settings).as_environment()},
         )
 
