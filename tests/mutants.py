@@ -23,6 +23,7 @@ HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local")).absolute(
 _TIMEOUT_S: Final = 1200
 _UNSHRUNK: Final = "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
+_WRITES: Final = "tests/integration/test_target_writes.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
@@ -168,15 +169,50 @@ MUTANTS: Final = (
     Mutant(
         "a replay takes no reject back",
         "publish.py",
-        "        ledger.delete_rejects(pipeline, range_, batch_ids)\n",
-        "        pass\n",
+        "    ledger.delete_rejects(pipeline, parts)\n",
+        "",
         (f"{_REPLAY}::test_rejects_are_taken_back_and_written_anew",),
+    ),
+    Mutant(
+        "rows that a replay could not delete are not looked for",
+        "sinks/target.py",
+        "        if remaining := int(cursor.fetchone()[0]):\n",
+        "        if remaining := 0 * int(cursor.fetchone()[0]):\n",
+        (f"{_WRITES}::test_a_replay_whose_deletes_are_kept_back_is_refused",),
+    ),
+    Mutant(
+        "what triggers alter is not looked for",
+        "sinks/target.py",
+        "        return guards_of(self.facts(cursor))\n",
+        '        return guards_of(()) or ""\n',
+        (f"{_WRITES}::test_a_trigger_that_alters_what_is_written_is_refused",),
+    ),
+    Mutant(
+        "equal values are taken for the same bytes",
+        "sinks/groups.py",
+        "record_image_ne(row({}), row({}))",
+        "row({}) is distinct from row({})",
+        (f"{_WRITES}::test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one",),
+    ),
+    Mutant(
+        "a target that changes while a batch runs is not noticed",
+        "publish.py",
+        "    check_unchanged(sink.target, seen, found)\n",
+        "",
+        (f"{_WRITES}::test_a_target_that_changes_while_a_batch_runs_is_noticed",),
+    ),
+    Mutant(
+        "two Upserts that share a target do not wait for each other",
+        "publish.py",
+        '    if sink.kind != "append":\n',
+        '    if sink.kind == "aggregate":\n',
+        (f"{_WRITES}::test_two_upserts_that_share_a_target_see_each_other",),
     ),
     Mutant(
         "a replay takes back rows of every batch",
         "sinks/append.py",
-        '"and batch_id = any({}::bigint[])"',
-        '"and {}::bigint[] is not null"',
+        'by_batch = sql.SQL("t.batch_id = any({}::bigint[])")',
+        'by_batch = sql.SQL("{}::bigint[] is not null")',
         (f"{_REPLAY}::test_rows_of_another_pipeline_in_the_same_target_stay",),
     ),
     Mutant(

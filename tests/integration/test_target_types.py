@@ -337,11 +337,13 @@ def test_lineage_columns_are_never_added(
     assert "expected a column kafka_topic of type text, found none" in world.refused(TargetMismatch, pipeline)
 
 
-def test_a_wrong_word_for_evolve_and_json_in_an_upsert_are_refused() -> None:
+def test_a_wrong_word_for_evolve_and_json_as_a_key_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected evolve to be 'refuse' or 'add', found 'yes'"):
         Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("t"), evolve="yes")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="found json in j: write jsonb"):
-        Pipeline(name="p", topics=("t",), value=Json("id int, j json"), sink=Upsert("t", key=("id",)))
+    with pytest.raises(
+        ConfigurationError, match="key and version have to be values that can be compared, and j is"
+    ):
+        Pipeline(name="p", topics=("t",), value=Json("id int, j json"), sink=Upsert("t", key=("j",)))
 
 
 def _refused(world: World, pipeline: Pipeline) -> str:

@@ -346,12 +346,14 @@ class Aggregate:
                 **parts
             )
         )
-        if cursor.rowcount:
+        groups_go = bool(cursor.rowcount)
+        guards = self._target.guards(cursor)
+        if groups_go:
             gone = sql.SQL("{gone} g where {same}").format(**parts, same=same_group(self.by_names, "t", "g"))
             self._target.delete(
                 cursor,
                 sql.SQL("delete from {} t using {}").format(self.table, gone),
-                left=sql.SQL("select count(*) from {} t, {}").format(self.table, gone),
+                left=sql.SQL("select count(*) from {} t, {}").format(self.table, gone) if guards else None,
             )
         # A row that stays as it is, is not written, and no revision is counted.
         changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written]
@@ -373,7 +375,7 @@ class Aggregate:
                 differs=differs(written, "t", "excluded"),
             ),
         )
-        if guards := self._target.guards(cursor):
+        if guards:
             self._check_derived(cursor, results, guards)
 
     def _check_derived(self, cursor: Any, results: Sequence[Column], guards: str) -> None:

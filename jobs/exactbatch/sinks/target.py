@@ -311,10 +311,10 @@ class TargetTable:
                 + ("." if own else f", or allow it: Append(…, cascade=({written!r},)).")
             )
 
-    def delete(self, cursor: Any, statement: sql.Composable, *, left: sql.Composable) -> int:
+    def delete(self, cursor: Any, statement: sql.Composable, *, left: sql.Composable | None) -> int:
         """Run a statement that deletes from the table; return the number that it gives, or of deleted rows.
 
-        `left` is a query of how many of these rows are still there.
+        `left` is a query of how many of these rows are still there, None where nothing could keep them back.
 
         Raises TargetMismatch when the table refuses, or when rows are left.
         """
@@ -336,6 +336,8 @@ class TargetTable:
             cursor.execute("rollback to savepoint write")
             raise refusal(cursor, self.written, error, None) from error
         cursor.execute("release savepoint write")
+        if left is None:
+            return gone
         cursor.execute(left)
         if remaining := int(cursor.fetchone()[0]):
             cause = self.guards(cursor) or "a trigger, a rule or a policy of the table"
