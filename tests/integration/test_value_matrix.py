@@ -115,6 +115,8 @@ def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reas
     assert needed.rejected[len(text.values) - 1] == (
         "column 'x', public.needed: domain needed does not allow null values"
     )
+    [raising] = [source for source in AS_TEXT if source.written == "public.picky"]
+    matrix.judged(raising, Append("public.picked"))
 
 
 def test_a_cast_is_equal_to_one_of_later_unless_a_type_has_changed(connection: Any) -> None:
@@ -162,9 +164,10 @@ def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(
     world.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         pipeline = make_pipeline(
-            topic, value=Json("id int, at timestamptz"), sql=NESTED.format(lineage=LINEAGE)
+            topic, value=Json("id int, at timestamptz"), sql=NESTED.replace("{lineage}", LINEAGE)
         )
         assert world.run(pipeline).batch.rows == 1
+        topic.produce(b'{"id": 2}')
         keyed = make_pipeline(
             topic,
             value=pipeline.value,
