@@ -119,6 +119,16 @@ def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reas
     matrix.judged(raising, Append("public.picked"))
 
 
+def test_what_an_upsert_would_keep_as_another_type_on_the_way_is_refused(matrix: Matrix) -> None:
+    sources = {source.written: source for source in AS_TEXT}
+    kinds = {kind.declared: kind for kind in KINDS if not kind.options}
+    refused = matrix.upsert(sources["inet"], kinds["text"]).refused
+    assert refused is not None
+    assert "column x: changes are kept as inet, and the target has text" in refused
+    same = matrix.upsert(sources["inet"], kinds["inet"])
+    assert (same.wrong, same.refused) == ([], None)
+
+
 def test_a_cast_is_equal_to_one_of_later_unless_a_type_has_changed(connection: Any) -> None:
     columns = (Column("id", "bigint"), Column("x", "text"))
     table = TargetTable("public.t")
