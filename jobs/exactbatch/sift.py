@@ -5,6 +5,7 @@ uuid. Postgres says which, over the whole staging table at once; the records are
 reject keeps key, value and headers as they were, and a staged row does not.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -167,14 +168,17 @@ def _unfit(
     cursor.execute("savepoint unfit")
     try:
         cursor.execute(_all_at_once(misfits, tables, staged, most))
+        unfit = [_Unfit(*row) for row in cursor.fetchall()]
     except _RAISED as error:
-        if (error.pgcode or "").startswith("XX"):
+        if re.search(_TROUBLES, error.pgcode or ""):
             raise
         # A check of a domain, or a type of an extension, raises where Postgres's own types say no.
         cursor.execute("rollback to savepoint unfit")
         cursor.execute(_function(cursor, misfits, tables))
         cursor.execute(_one_by_one(tables, staged, most))
-    unfit = [_Unfit(*row) for row in cursor.fetchall()]
+        unfit = [_Unfit(*row) for row in cursor.fetchall()]
+        # While it is there, the staging table cannot be dropped.
+        cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
     if unfit and unfit[-1].topic is None:
         raise TargetMismatch(
             f"expected rows that the target can hold, found: {unfit[-1].reason}. They do not tell which records "
@@ -210,7 +214,7 @@ def _cases(misfits: Sequence[Misfit]) -> sql.Composable:
 def _function(cursor: Any, misfits: Sequence[Misfit], tables: StagingTables) -> sql.Composable:
     """A function that gives the reason why a staged row does not fit, also where Postgres raises it.
 
-    It lasts as long as the session. Each row costs it a subtransaction for each column with a check.
+    Each row costs it a subtransaction for each column with a check.
     """
     blocks = sql.SQL(" ").join(
         sql.SQL(

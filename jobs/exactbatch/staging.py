@@ -361,9 +361,9 @@ def _refuse_unstorable(batch: pa.RecordBatch) -> None:
 
 
 def _refused(column: pa.Array) -> str | None:
-    """Why Postgres cannot store a column, of any type that Spark gives."""
+    """Why Postgres cannot store some value of a column."""
     try:
-        check_storable(column.cast(pa.timestamp("us")) if pa.types.is_timestamp(column.type) else column)
+        check_storable(column)
     except ValueError as error:
         return "expected text that Postgres can store, found U+0000" if str(error) == NUL else str(error)
     return None

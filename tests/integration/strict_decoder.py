@@ -266,6 +266,8 @@ def _plain(field: Any) -> Any:
     if isinstance(field, Number):
         return ["number", _as_numeric(field.written)]
     if isinstance(field, Fields):
+        if len({name for name, _ in field}) < len(field):
+            raise Refused("an object with a field given twice")
         return {_text(name): _plain(each) for name, each in field}
     if isinstance(field, list):
         return ["array", *map(_plain, field)]

@@ -407,6 +407,16 @@ class Matrix:
         sink = Aggregate("public.t", by=("x",), measures=measures)
         return self._judge(source, kind, sink, "", "ids")
 
+    def judged(self, source: Source, sink: Append) -> None:
+        """Judge in a transaction that commits, and drop the staging tables, as a batch does."""
+        columns = (Column("id", "bigint"), source.column)
+        tables, staged = self._stage(source, sink, columns)
+        with self._connection, self._connection.cursor() as cursor:
+            sink.prepare(cursor, columns)
+            assert _unfit(cursor, sink.misfits(cursor, columns, batch_id=1), tables, staged, most=1)
+        with self._connection, self._connection.cursor() as cursor:
+            cursor.execute(sql.SQL("drop table {}").format(identifier(tables.rows)))
+
     def _judge(self, source: Source, kind: Kind, sink: Any, declared: str, number: str) -> Result:
         columns = (Column("id", "bigint"), source.column)
         tables, staged = self._stage(source, sink, columns)

@@ -123,6 +123,8 @@ def interval(text: str) -> Meaning:
     """Months, days and microseconds, which Postgres keeps apart."""
     if text in ("infinity", "-infinity"):
         return text
+    if re.fullmatch(r"-[^+-]*\d[^+-]* [^+-]*\d[^+-]*", text):
+        raise ValueError(text)  # of which parts the minus is depends on a setting
     total = [Fraction(0)] * 3
 
     def add(count: str, unit: str) -> None:

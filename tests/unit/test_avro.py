@@ -138,6 +138,19 @@ def test_a_field_becomes_a_column(type_: Any, value: Any, there: Any, column: st
     assert column is None or its == column
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_what_is_no_number_of_json_is_a_reject_and_never_null(number: float) -> None:
+    type_ = {"type": "map", "values": ["null", "double"]}
+    avro = Avro(json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": type_}]}))
+    good, bad = (
+        body(json.loads(str(avro.schema)), {"x": {"k": None}}),
+        body(json.loads(str(avro.schema)), {"x": {"k": number}}),
+    )
+    decoded = avro.decode(pa.array([good, bad], pa.binary()))
+    assert decoded.rows.to_pylist() == [{"x": '{"k":null}'}]
+    assert decoded.rejects == ((1, f"column 'x', jsonb: expected numbers that JSON has, found {number}"),)
+
+
 def test_a_named_type_stands_for_itself_wherever_it_is_used() -> None:
     for namespace in ({}, {"namespace": "a.b"}):
         fields = [{"name": "e", "type": ENUM}, {"name": "f", "type": ["null", "E"]}]

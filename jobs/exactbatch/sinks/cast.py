@@ -52,6 +52,8 @@ _CHECKED: Final = {
 }
 # Any text that these take, they give back as it was, or as another way to write the same.
 _TAKEN_AS_IT_IS: Final = {"text", "varchar", "uuid", "json"}
+# Of these the length alone says what is valid input.
+_LIMITED_BY_LENGTH: Final = {"varchar", "bpchar"}
 # Postgres reads these by settings, but gives back the same text only for what no setting changes.
 _READ_BY_SETTINGS: Final = {"xml"}
 _LENGTH_HEADER: Final = 4  # the modifier of varchar(n) is n + 4
@@ -134,11 +136,12 @@ class Cast:
             invalid = sql.SQL("({} is null or {})").format(name, invalid)
         # The order matters: what is no valid input cannot be cast to see whether it stays the same.
         changed = self._changed_elements if self.column.element else _changed(self._staged, self.target, name)
-        condition = (
-            invalid
-            if changed is None
-            else sql.SQL("case when {} then true else {} end").format(invalid, changed)
-        )
+        if changed is None:
+            condition = invalid
+        elif self.target.kind == "base" and self.target.name in _LIMITED_BY_LENGTH:
+            condition = changed
+        else:
+            condition = sql.SQL("case when {} then true else {} end").format(invalid, changed)
         reason = sql.SQL(
             "{where} || coalesce((pg_input_error_info({text}, {named})).message, {words})"
         ).format(

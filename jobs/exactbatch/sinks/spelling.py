@@ -19,6 +19,8 @@ _SECONDS: Final = r"[0-9]+(\.[0-9]{1,6}0*)?"
 _UNITS: Final = r"years?|mons?|months?|weeks?|days?|hours?|minutes?|mins?"
 _PARTS: Final = rf"[+-]?([0-9]+ ?({_UNITS})|{_SECONDS} ?(seconds?|secs?))"
 _CLOCK: Final = r"[+-]?[0-9]+:[0-5][0-9](:[0-5][0-9](\.[0-9]{1,6}0*)?)?"
+# A minus before the first of several parts without signs is one of them all where IntervalStyle is sql_standard.
+_MINUS_OF_ALL: Final = r"(?!-[^+-]*[0-9][^+-]* [^+-]*[0-9][^+-]*$)"
 _ISO: Final = (
     rf"P(?=.)([+-]?[0-9]+Y)?([+-]?[0-9]+M)?([+-]?[0-9]+W)?([+-]?[0-9]+D)?"
     rf"(T(?=.)([+-]?[0-9]+H)?([+-]?[0-9]+M)?([+-]?{_SECONDS}S)?)?"
@@ -74,7 +76,7 @@ SPELLINGS: Final[Mapping[str, Spelling]] = {
         "a timestamp with its offset, as 2024-02-29T10:00:00.123456+02:00",
     ),
     "interval": _spelling(
-        rf"(?=.)({_PARTS}( +{_PARTS})*( +{_CLOCK})?|{_CLOCK}|{_ISO}|-?infinity)",
+        rf"(?=.){_MINUS_OF_ALL}({_PARTS}( +{_PARTS})*( +{_CLOCK})?|{_CLOCK}|{_ISO}|-?infinity)",
         "an interval as '1 day 02:00:00.5' or P1DT2H, of whole units but for seconds",
     ),
 }

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
+from math import isfinite
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
@@ -292,13 +293,30 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
             return pa.array([None if each is None else _as_text(each) for each in values], pa.string())
         case "json":
             encode = msgspec.json.Encoder(decimal_format="number").encode
-            return json_texts(pa.array(list(map(encode, values)), pa.binary()))
+            texts = list(map(encode, values))
+            for value, text in zip(values, texts, strict=True):
+                if b"null" in text:
+                    _refuse_not_finite(value)
+            return json_texts(pa.array(texts, pa.binary()))
         case unit if column.element is None:
             return from_epoch(pa.array(values, pa.int64()), unit, column.arrow_type)
         case unit:
             lists = pa.array(values, pa.list_(pa.int64()))
             elements = from_epoch(lists.values, unit, column.arrow_type.value_type)
             return pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null())
+
+
+def _refuse_not_finite(value: Any) -> None:
+    """Raise ValueError for NaN and infinity, which JSON does not have and msgspec writes as null."""
+    match value:
+        case float() if not isfinite(value):
+            raise ValueError(f"expected numbers that JSON has, found {value}")
+        case dict():
+            for each in value.values():
+                _refuse_not_finite(each)
+        case list():
+            for each in value:
+                _refuse_not_finite(each)
 
 
 def _as_text(value: Any) -> str:
