@@ -66,13 +66,6 @@ MUTANTS: Final = (
         ("tests/integration/test_ledger.py::test_a_migration_that_fails_leaves_the_ledger_as_it_was",),
     ),
     Mutant(
-        "a domain that refuses null is not named",
-        "sinks/refusal.py",
-        "    if error.diag.datatype_name is None or error.diag.column_name is not None:\n",
-        "    if True:\n",
-        (f"{_REFUSALS}::test_a_domain_that_refuses_null_is_named_with_its_column",),
-    ),
-    Mutant(
         "a stored offset moves from wherever it stands",
         "ledger/queries.sql",
         "  and s.topic_id = r.topic_id and s.next_offset = r.from_offset\n",

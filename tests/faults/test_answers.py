@@ -271,6 +271,7 @@ def case(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Case:
+    monkeypatch.setattr(batch_job, "set_time_zone", lambda _spark, _pipeline: None)
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", on_this_process)
     for module in (staging, sift, partition_commit):
