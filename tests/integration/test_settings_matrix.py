@@ -104,7 +104,6 @@ ROLE: Final = {
     "bytea_output": "escape",
     "search_path": "evil, pg_catalog, public",
     "default_transaction_isolation": "serializable",
-    "default_transaction_read_only": "on",
     "default_transaction_deferrable": "on",
     "lock_timeout": "1ms",
     "statement_timeout": "3s",
@@ -157,7 +156,7 @@ ENVIRONMENT: Final = {
     "TZ": "Asia/Tokyo",
 }
 # What a pooler that drops startup options cannot be helped with.
-OUTSIDE: Final = ("idle_session_timeout", "quote_all_identifiers", "default_transaction_read_only")
+OUTSIDE: Final = ("idle_session_timeout", "quote_all_identifiers")
 # Between the beginning of a transaction and its settings the login's own timeout counts.
 POOLED: Final = {name: value for name, value in ROLE.items() if name not in OUTSIDE} | {
     "idle_in_transaction_session_timeout": "3s"

@@ -144,6 +144,7 @@ def connect_arrow(
         lock_timeout=_milliseconds(timeout),
         statement_timeout=_milliseconds(statement_timeout) if statement_timeout else 0,
         idle_in_transaction=0 if read_only else _milliseconds(timeout),
+        read_only=read_only,
     )
     with _connection_errors():
         complete = _with_settings(dsn, settings, application=application, timeout=timeout)

@@ -58,12 +58,6 @@ _FIXED: Final = (
     Setting("exit_on_error", "off", "an error ends its transaction, not the session"),
     Setting("transaction_timeout", _OFF, "it would end a COPY in the middle of a big range", since=170000),
     Setting(
-        "default_transaction_read_only",
-        "off",
-        "a transaction that is read-only cannot write, nor an audit keep what it compares in a temporary table",
-        scope="session",
-    ),
-    Setting(
         "quote_all_identifiers",
         "off",
         "the COPY client does not find its types when their names come in quotes",
@@ -115,6 +109,13 @@ _FIXED: Final = (
         "alter system …).",
     ),
 )
+# For a session that writes temporary tables alone: whoever closes a database to writes means all others.
+_TEMPORARY_TABLES: Final = Setting(
+    "default_transaction_read_only",
+    "off",
+    "an audit keeps what it compares in a temporary table",
+    scope="session",
+)
 _TIMEOUTS: Final = {
     "lock_timeout": "how long a statement waits for a lock",
     "statement_timeout": "how long a statement may take",
@@ -124,11 +125,15 @@ _TIMEOUTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """The settings of one connection. Times are in milliseconds; 0 is no limit."""
+    """The settings of one connection. Times are in milliseconds; 0 is no limit.
+
+    A session that is `read_only` writes temporary tables alone.
+    """
 
     lock_timeout: int
     statement_timeout: int
     idle_in_transaction: int
+    read_only: bool = False
 
     def all(self, version: int) -> list[Setting]:
         """Every setting that a server of this version has, as 180001."""
@@ -137,7 +142,7 @@ class SessionSettings:
             Setting(name, str(time), why) for (name, why), time in zip(_TIMEOUTS.items(), times, strict=True)
         ]
         fixed = [setting for setting in _FIXED if setting.since <= version]
-        return [*fixed, *timeouts]
+        return [*fixed, *([_TEMPORARY_TABLES] if self.read_only else []), *timeouts]
 
     def options(self) -> str:
         """What goes into libpq's `options`: all that every supported server has."""
@@ -159,7 +164,9 @@ class SessionSettings:
         return "; ".join(local)
 
 
-_ASKED: Final = "', '".join([*(setting.name for setting in _FIXED), *_TIMEOUTS, "synchronous_commit"])
+_ASKED: Final = "', '".join(
+    [*(setting.name for setting in (*_FIXED, _TEMPORARY_TABLES)), *_TIMEOUTS, "synchronous_commit"]
+)
 # What a session has, and the path on which it looks names up, without schemas that there are not. It is asked
 # while that path holds, on which anything may come before pg_catalog.
 FOUND: Final = f"""
@@ -196,8 +203,11 @@ class Found:
 
     @property
     def search_path(self) -> str:
-        """The login's own path, which users' functions and operators need, after pg_catalog."""
-        return f"pg_catalog, {self.schemas}" if self.schemas else "pg_catalog"
+        """The login's own path, which users' functions and operators need.
+
+        pg_catalog is not on it: then Postgres looks there first, and creates nothing there.
+        """
+        return self.schemas or "''"
 
     @property
     def waits_for_commits(self) -> bool:
