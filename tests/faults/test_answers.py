@@ -72,7 +72,14 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "aggregate": lambda name: {"sink": Aggregate(name, by=("name",), measures={"n": Count(), "ids": Sum("id")})},
 }  # fmt: skip
 # What fails without an error of the batch: it has committed, or has failed already.
-WITHOUT_ERROR: Final = ("drop table if exists", "set lock_timeout", "rollback", "savepoint offenders")
+WITHOUT_ERROR: Final = (
+    "drop table if exists",
+    "lock_timeout",
+    "rollback",
+    "savepoint offenders",
+    "begin",
+    "commit",
+)
 
 
 class NoSpark:
