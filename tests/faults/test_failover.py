@@ -32,6 +32,7 @@ from exactbatch.ledger import Batch, Ledger, Run, connect, connect_arrow, migrat
 from exactbatch.ledger import connection as connections
 from exactbatch.ledger.schema import migrations
 from exactbatch.partition_commit import RangeTask, commit_range
+from exactbatch.publish import facts_of
 from exactbatch.replay_request import ReplayRequest
 from exactbatch.report import load_report
 from exactbatch.settings import Settings
@@ -208,10 +209,12 @@ def range_task(life: Life, batch: Batch, until: int) -> RangeTask:
             (range_,) = (each for each in Ledger(connection).ranges(batch.batch_id) if each.partition == 0)
         with transaction(connection) as cursor:
             life.pipeline.sink.prepare(cursor, life.pipeline.value.columns)
+        with transaction(connection) as cursor:
+            seen = facts_of(cursor, life.pipeline.sink)
     range_ = replace(range_, until_offset=until)
     settings = life.case.settings
     return RangeTask(
-        range_, None, batch.batch_id, batch.plan_id, life.pipeline, settings.kafka, settings.postgres
+        range_, None, batch.batch_id, batch.plan_id, life.pipeline, settings.kafka, settings.postgres, seen
     )
 
 
