@@ -8,7 +8,6 @@ reject keeps key, value and headers as they were, and a staged row does not.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
@@ -20,12 +19,10 @@ from exactbatch.columns import Column
 from exactbatch.errors import LogEndedEarly, TargetMismatch
 from exactbatch.ledger import transaction
 from exactbatch.offsets import OffsetRange
-from exactbatch.own_errors import psycopg2_said
 from exactbatch.pipeline import Pipeline
 from exactbatch.read import read_range
 from exactbatch.settings import Settings
 from exactbatch.sinks import Misfit
-from exactbatch.sqlstates import UNDEFINED_TABLE, refuses
 from exactbatch.staging import Rejected, StagedBatch, StagingTables, identifier, reject_batch, stage_rejects
 
 # Offsets: records that are no farther apart are read in one go.
@@ -38,8 +35,8 @@ _RAISED: Final = (
     psycopg2.NotSupportedError,
     psycopg2.ProgrammingError,
 )
-# SQLSTATEs that tell of the server, the session or a privilege, and not of a value.
-_TROUBLES: Final = "^(08|25|40|53|57|58|XX|42501)"
+# SQLSTATEs that tell of the server, the session, a privilege or a staging table that is gone, and not of a value.
+_TROUBLES: Final = "^(08|25|40|53|57|58|XX|42501|42P01)"
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_misfit")
 _SHOWN: Final = 200  # characters of a value that a reason repeats
 _CHUNK: Final = 10_000  # records that are read and staged as rejects at a time
@@ -77,8 +74,7 @@ def sift(
     """
     with transaction(connection) as cursor:
         misfits = _misfits(cursor, pipeline, columns, tables.batch_id)
-        with _failing_column_named(cursor, pipeline, columns, tables, staged):
-            unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
+        unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
     if not unfit:
         return staged
     for start in range(0, len(unfit), _CHUNK):
@@ -100,47 +96,6 @@ def sift(
         rows={attempt: rows - taken.get(attempt, 0) for attempt, rows in staged.rows.items()},
         rejects=rejects,
     )
-
-
-@contextmanager
-def _failing_column_named(
-    cursor: Any,
-    pipeline: Pipeline,
-    columns: Sequence[Column],
-    tables: StagingTables,
-    staged: StagedBatch,
-) -> Iterator[None]:
-    """Where looking for misfits fails itself, as in the function of a domain's check: raise TargetMismatch, which
-    names the column."""
-    cursor.execute("savepoint sift")
-    try:
-        yield
-    except psycopg2.Error as error:
-        if not refuses(error.pgcode) or error.pgcode == UNDEFINED_TABLE:
-            raise
-        cursor.execute("rollback to savepoint sift")
-        failing = [column.name for column in columns if _fails(cursor, pipeline, column, tables, staged)]
-        where = f", column {' or '.join(failing)}" if failing else ""
-        raise TargetMismatch(
-            f"target {pipeline.sink.target}{where}: looking whether values fit it raises an error: "
-            f"{psycopg2_said(error)} (SQLSTATE {error.pgcode}). Nothing was written. Let the check of the domain "
-            f"return false instead, so that max_rejects applies, or correct what the pipeline writes."
-        ) from error
-
-
-def _fails(
-    cursor: Any, pipeline: Pipeline, column: Column, tables: StagingTables, staged: StagedBatch
-) -> bool:
-    """Whether looking for misfits in this column alone fails."""
-    misfits = pipeline.sink.misfits(cursor, [column], batch_id=tables.batch_id)
-    try:
-        _ = _unfit(cursor, misfits, tables, staged, most=0) if misfits else []
-    except psycopg2.Error:
-        cursor.execute("rollback to savepoint sift")
-        return True
-    except TargetMismatch:
-        pass  # other values of it do not fit
-    return False
 
 
 def _misfits(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[Misfit]:
