@@ -54,8 +54,8 @@ MUTANTS: Final = (
     Mutant(
         "a terminal error of an executor is tried again",
         "staging.py",
-        "        if isinstance(happened, ExactbatchError) and not happened.retryable:\n",
-        "        if False:\n",
+        "    if isinstance(error, ExactbatchError) and not error.retryable:\n",
+        "    if False:\n",
         (f"{_REFUSALS}::test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again",),
     ),
     Mutant(
@@ -289,8 +289,9 @@ MUTANTS: Final = (
     Mutant(
         "a range of a superseded batch commits",
         "partition_commit.py",
-        '    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))\n    if status == "superseded":\n',
-        "    (status,) = _row(cursor, _LOCK_BATCH, (task.batch_id,))\n    if False:\n",
+        '    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n'
+        '    if status == "superseded":\n',
+        "    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n    if False:\n",
         (f"{_PARTITION}::test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it",),
     ),
     Mutant(
