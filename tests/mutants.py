@@ -289,7 +289,7 @@ MUTANTS: Final = (
     Mutant(
         "a range of a superseded batch commits",
         "partition_commit.py",
-        '    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n'
+        "    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n"
         '    if status == "superseded":\n',
         "    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n    if False:\n",
         (f"{_PARTITION}::test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it",),

@@ -83,6 +83,7 @@ class Batches:
         return publish(
             self.connection,
             self.pipeline,
+            plan_id=batch.plan_id,
             tables=tables,
             columns=self.columns,
             staged=StagedBatch.of(staged),

@@ -120,13 +120,13 @@ MEDDLES = {
 }
 
 
-@pytest.mark.parametrize("way", MEDDLES)
-@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize(
+    ("sink", "way"),
+    [(sink, way) for sink in SINKS for way in MEDDLES if not (sink == "append" and "update" in way)],
+)
 def test_a_trigger_that_alters_what_is_written_is_refused(
     db: Database, batches: MakeBatches, sink: str, way: str
 ) -> None:
-    if sink == "append" and "update" in way:
-        pytest.skip("an Append updates nothing")
     chosen, _, rows = SINKS[sink]
     made = batches("id int, v int", chosen)
     made.run(*rows[:3])
