@@ -251,5 +251,5 @@ class _Beside:
 
 
 def _of_row(column: Column) -> sql.Composable:
-    name = sql.Identifier(column.name)
-    return name if column.staged_type == column.type else sql.SQL("{}::{}").format(name, sql.SQL(column.type))
+    # Also where it is staged as it is: ADBC makes a numeric(12,2) a numeric, and 1.50 a 1.5.
+    return sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(column.type))
