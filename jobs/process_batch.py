@@ -7,6 +7,7 @@ that no retry can mend, 1 any other.
 import argparse
 import logging
 import sys
+from pathlib import Path
 from uuid import UUID
 
 from exactbatch.batch_job import process_batch
@@ -29,6 +30,9 @@ def main() -> int:
     arguments = parser.parse_args()
     # Others tell at INFO of each connection that they close, py4j with a trace.
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        # It logs the trace of a JVM that is gone under the root's name; the error says so in one line.
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
     log = logging.getLogger("exactbatch")
     log.setLevel(logging.INFO)
     try:

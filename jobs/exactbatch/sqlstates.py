@@ -134,6 +134,12 @@ _STAGING_GONE: Final = Meaning(
     "The retry reads the same ranges again.",
 )
 
+_HIDDEN: Final = Meaning(
+    ConfigurationError,
+    "row security would hide rows from this login",
+    "Let it own the table, or give it bypassrls: what a policy hides can be neither counted nor taken back.",
+)
+
 # By code, or by class.
 MEANINGS: Final[Mapping[str, Meaning]] = {
     "03": _SESSION_STATE,
@@ -274,6 +280,8 @@ def refused(sqlstate: str | None, said: str, *, where: str = "", lost: bool = Tr
         found = LOST if lost else UNTOLD
     elif sqlstate == UNDEFINED_TABLE and _STAGING in said:
         found = _STAGING_GONE
+    elif sqlstate == INSUFFICIENT_PRIVILEGE and _POLICY in said:
+        found = _HIDDEN
     else:
         found = meaning(sqlstate)
     outcome = (

@@ -83,7 +83,7 @@ class Driver:
         """The one line of the log that names an error."""
         lines = [line for line in self.output.splitlines() if re.search(rf" ERROR \S+: {name}: ", line)]
         assert len(lines) == 1, self.output
-        assert "Traceback" not in self.output
+        assert "Traceback" not in self.output, self.output
         return lines[0]
 
     def close(self) -> None:

@@ -677,5 +677,5 @@ def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_trie
     with monkeypatch.context() as patch:
         patch.setattr(batch_job, "_drop_leftovers", cut_off)
         message = world.refused(PostgresUnavailable, pipeline)
-    assert "expected the connection to Postgres to last" in message
+    assert "the connection to Postgres was lost" in message
     assert world.run(pipeline).wrote

@@ -486,7 +486,10 @@ class Matrix:
                 "deleted": pa.repeat(False, n),
             }
         )
-        assert stage_rows([batch], tables, self._postgres, staged_columns, 1, timeout=60) == n
+        rows = stage_rows(
+            [batch], tables, self._postgres, staged_columns, 1, publish_timeout=60, statement_timeout=60
+        )
+        assert rows == n
         self._staged[key] = tables, StagedBatch((), {1: n}, {})
         return self._staged[key]
 

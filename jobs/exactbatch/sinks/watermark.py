@@ -86,18 +86,19 @@ class Watermark:
         cursor.execute(
             sql.SQL(
                 "select distinct o.topic from exactbatch.stored_offset o join exactbatch.pipeline p "
-                "on p.name = o.pipeline where o.pipeline = %s and o.topic <> all(%s) "
-                "and exists (select from {} w where w.topic = o.topic) "
+                "on p.name = o.pipeline where o.pipeline = {pipeline} and o.topic <> all({topics}) "
+                "and exists (select from {table} w where w.topic = o.topic) "
                 "and not exists (select from exactbatch.pipeline q join exactbatch.stored_offset x "
                 "on x.pipeline = q.name where q.target = p.target and q.name <> p.name and x.topic = o.topic)"
-            ).format(self.table),
-            (pipeline, list(topics)),
+            ).format(table=self.table, pipeline=sql.Literal(pipeline), topics=sql.Literal(list(topics)))
         )
         return [row[0] for row in cursor.fetchall()]
 
     def forget(self, cursor: Any, topics: Sequence[str]) -> None:
         """Forget the event times of topics."""
-        cursor.execute(sql.SQL("delete from {} where topic = any(%s)").format(self.table), (list(topics),))
+        cursor.execute(
+            sql.SQL("delete from {} where topic = any({})").format(self.table, sql.Literal(list(topics)))
+        )
 
     def take_back(self, cursor: Any, parts: Sequence[Part]) -> None:
         """Forget the event times of the batches that stand for these ranges."""
