@@ -7,7 +7,7 @@ from psycopg2 import sql
 
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks import Aggregate
+from exactbatch.sinks import Aggregate, Append
 
 _LEDGER: Final = (
     "exactbatch.pipeline",
@@ -63,6 +63,9 @@ def check_visible(cursor: Any, pipeline: Pipeline, *, values: bool) -> None:
                 f"the login {login!r} may not read {name}. Nothing was compared. Grant it: grant select on {name} "
                 f"to …; docs/roles.sql grants what the ledger's readers need."
             )
+    sink = pipeline.sink
+    if not isinstance(sink, Append):
+        sink.tables[-1].check_operators(cursor, sink.by_names if isinstance(sink, Aggregate) else sink.key)
     if values:
         _check_temporary(cursor)
 

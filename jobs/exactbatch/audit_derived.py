@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from psycopg2 import sql
 
+from exactbatch.errors import TargetMismatch
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Upsert
 from exactbatch.sinks.finality import Finality
@@ -72,6 +73,12 @@ def stale_aggregates(results: Any, connection: Any, pipeline: Pipeline) -> int:
     sink = pipeline.sink
     assert isinstance(sink, Aggregate)
     types = dict(_columns_of(results, connection, sink.table))
+    own = () if sink.finality is None else ("final", "revisions")
+    if absent := [name for name in (*sink.by_names, *sink.measures, *own) if name not in types]:
+        raise TargetMismatch(
+            f"target {sink.target}: there is no column {', '.join(absent)}, which the pipeline writes. Add it, or "
+            f"correct the pipeline."
+        )
     measures = {
         name: measure.over_partials(sql.Identifier(name), types[name])
         for name, measure in sink.measures.items()

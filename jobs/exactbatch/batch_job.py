@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from exactbatch.columns import Column
 from exactbatch.direct import Direct, on_executors, stage_tasks
-from exactbatch.errors import ExactbatchError, Fenced, TooManyRejects
+from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TooManyRejects
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import (
@@ -88,6 +88,7 @@ def _process(
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
     way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
+        _check_results_there(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
         if isinstance(pipeline.sink, Aggregate):
             pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
@@ -110,6 +111,20 @@ def _process(
             topic_ids=kafka.topic_ids(topics),
             seen=seen,
         )
+
+
+def _check_results_there(cursor: Any, ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
+    """Raise TargetMismatch when a table is gone that earlier batches have committed into: a new one would lack
+    their rows. A replay may make it anew."""
+    if batch.kind == "replay" or not ledger.has_results(pipeline):
+        return
+    for table in pipeline.sink.tables:
+        if not table.exists(cursor):
+            raise TargetMismatch(
+                f"target {pipeline.sink.target}: the table {table.written} is gone, although batches of pipeline "
+                f"{pipeline.name!r} have committed into it. Nothing was written. Restore it; or make it anew "
+                f"from the log: `exactbatch replay {pipeline.name}` over what it held creates it."
+            )
 
 
 @contextmanager
@@ -162,6 +177,7 @@ def _process_ranges(
     """Commit each range that is left by itself, on the executors, and then the batch."""
     assert isinstance(pipeline.sink, Append)  # the pipeline takes no other
     with transaction(connection) as cursor:
+        _check_results_there(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
         pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
         seen = facts_of(cursor, pipeline.sink)

@@ -67,6 +67,8 @@ _NEEDLESS_QUOTES = re.compile(r'"([a-z_][a-z0-9_]*)"')
 _MAX_PRECISION = 38  # decimal128's
 _MAX_NUMERIC = 1000  # digits that a numeric may declare
 _MAX_NAME = 63  # bytes of a Postgres identifier
+# Every table of Postgres has these already.
+_SYSTEM_COLUMNS = {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}
 # A comma that is neither between parentheses nor between double quotes.
 _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
 
@@ -87,6 +89,12 @@ class Column:
             raise ConfigurationError(
                 f"expected a column name of 1 to {_MAX_NAME} bytes, as Postgres stores them, found "
                 f"{self.name!r}, {len(self.name.encode())} bytes. Choose a shorter one."
+            )
+
+        if self.name in _SYSTEM_COLUMNS:
+            raise ConfigurationError(
+                f"column {self.name!r}: every table of Postgres has a column of this name for itself. Choose "
+                f"another one."
             )
 
     @property

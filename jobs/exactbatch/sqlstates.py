@@ -21,6 +21,7 @@ from exactbatch.errors import (
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_TABLE: Final = "42P01"
 _STAGING: Final = "exactbatch_staging"
+_POLICY: Final = "row-level security"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +201,6 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
         "a privilege is missing",
         "docs/roles.sql grants what each role needs; those on targets are yours to grant.",
     ),
-    "42701": _CREATED,
-    "42710": _CREATED,
     "42P06": _CREATED,
     "42P07": _CREATED,
     "44": _CONSTRAINT,

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from conftest import Topic, record
-from exactbatch import Append, Json, Limits, Pipeline, Raw, Text, batch_job
+from exactbatch import Append, Json, Limits, Pipeline, Raw, Text, batch_job, replay
 from exactbatch.advance import plan
 from exactbatch.audit import audit
 from exactbatch.batch_job import process_batch
@@ -35,6 +35,7 @@ from exactbatch.errors import (
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.publish import Published
+from exactbatch.replay_request import ReplayRequest
 from exactbatch.settings import Settings
 from exactbatch.staging import StagingTables, create_tables
 
@@ -679,3 +680,23 @@ def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_trie
         message = world.refused(PostgresUnavailable, pipeline)
     assert "the connection to Postgres was lost" in message
     assert world.run(pipeline).wrote
+
+
+def test_a_target_that_has_vanished_is_not_begun_anew_by_an_advance(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    topic = make_topic()
+    topic.produce(record(1))
+    pipeline = make_pipeline(topic)
+    world.run(pipeline)
+    table = pipeline.sink.table.as_string(world.connection)
+    world.execute(f"drop table {table}")
+    topic.produce(record(2))
+    with pytest.raises(TargetMismatch, match="is gone, although batches of pipeline"):
+        world.run(pipeline)
+    replayed = replay.plan(world.connection, world.log, pipeline, ReplayRequest(batch_ids=(1,)), origin="cli")
+    assert replayed is not None
+    world.process(pipeline, replayed)
+    world.run(pipeline)
+    assert world.target(pipeline, "id") == [(1,), (2,)]
+    assert world.is_exact(pipeline)

@@ -477,3 +477,29 @@ def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db: Da
         "and pg_get_replica_identity_index(c.oid) is null"
     )
     assert found == []
+
+
+@pytest.mark.parametrize("sink", ["upsert", "aggregate"])
+def test_a_key_whose_operators_the_login_does_not_find_is_refused(
+    db: Database, batches: MakeBatches, sink: str
+) -> None:
+    """`=` would be that of text: an index of citext takes for equal what it does not."""
+    db.execute("create schema ext; create extension citext schema ext")
+    chosen = SINKS[sink][0]
+    made = batches("id ext.citext, v int", chosen)
+    rest = (False,) if sink == "upsert" else ()
+    with pytest.raises(
+        TargetMismatch, match="column id: the operators of its type ext.citext are in the schema ext"
+    ):
+        made.run(("Bob", 1, *rest))
+    assert db.rows("select count(*) from exactbatch.coverage") == [(0,)]
+
+
+@pytest.mark.parametrize("action", ["cascade", "set null"])
+def test_a_target_whose_rows_go_with_those_of_other_keys_is_refused(
+    db: Database, batches: MakeBatches, action: str
+) -> None:
+    db.execute(f"create table t (id int primary key, v int references t on delete {action})")
+    made = batches("id int, v int", SINKS["upsert"][0])
+    with pytest.raises(TargetMismatch, match=rf"would change rows of other keys, .* \(on delete {action}\)"):
+        made.run((1, None, False))

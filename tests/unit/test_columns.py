@@ -119,3 +119,9 @@ def test_a_name_that_postgres_would_cut_is_refused() -> None:
         f"expected a column name of 1 to 63 bytes, as Postgres stores them, found {'é' * 32!r}, 64 bytes. "
         f"Choose a shorter one."
     )
+
+
+@pytest.mark.parametrize("name", ["ctid", "xmin", "tableoid"])
+def test_a_column_that_every_table_has_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="every table of Postgres has a column of this name"):
+        parse_columns(f"id int, {name} text")

@@ -352,6 +352,10 @@ class Ledger:
         columns = {name: [getattr(row, name) for row in cut] for name in _UNCOVERED}
         _queries.cover_rest(self._connection, pipeline=batch.pipeline, **columns)
 
+    def has_results(self, pipeline: Pipeline) -> bool:
+        """Whether any batch has committed results that still count."""
+        return bool(_queries.has_results(self._connection, pipeline=pipeline.name))
+
     def rejects(self, pipeline: Pipeline, *, most: int | None = None) -> list[Reject]:
         """Rejected records in the order of the log, the first `most` of them or all."""
         rows = _queries.rejects(self._connection, pipeline=pipeline.name, most=most)

@@ -230,6 +230,10 @@ select count(*) from exactbatch.rejected_record
 where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
   and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
 
+-- name: has_results$
+-- Whether any batch of a pipeline has committed results that still count.
+select exists (select from exactbatch.coverage where pipeline = :pipeline and kind = 'batch');
+
 -- name: rejects
 -- Rejected records in the order of the log, without their keys, values and headers.
 select topic, topic_id, partition, "offset", octet_length(value) as bytes, reason, batch_id

@@ -213,7 +213,10 @@ class Aggregate:
         ):
             self._target.check_unique(cursor, self.by_names, nulls_once=True)
             self._target.check_collations(cursor, self.by_names)
+            self._target.check_operators(cursor, self.by_names)
+            self._target.check_keys_alone(cursor)
             return
+        self._target.check_operators(cursor, self.by_names)
         cursor.execute(
             sql.SQL("alter table {} add unique nulls not distinct ({})").format(
                 self.table, listed(self.by_names)

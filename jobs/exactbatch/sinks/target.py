@@ -66,6 +66,20 @@ select n.nspname::text, r.relname::text, c.conname::text,
 from carried c join pg_class r on r.oid = c.conrelid join pg_namespace n on n.oid = r.relnamespace
 order by 1, 2, 3
 """
+# Columns whose type, or that of their domain, is an extension's in a schema off the search_path.
+_HIDDEN_OPERATORS: Final = """
+with recursive types as (
+    select a.attname, a.atttypid as oid from pg_attribute a
+    where a.attrelid = %s::regclass and a.attname = any(%s) and a.attnum > 0
+    union
+    select t.attname, y.typbasetype from types t join pg_type y on y.oid = t.oid where y.typtype = 'd'
+)
+select t.attname::text, n.nspname::text, y.typname::text
+from types t join pg_type y on y.oid = t.oid join pg_namespace n on n.oid = y.typnamespace
+where y.typtype = 'b' and y.typcategory <> 'A' and n.nspname <> 'pg_catalog'
+  and n.nspname <> all(current_schemas(true))
+order by 1 limit 1
+"""
 _NOT_REPLICATED: Final = """
 with family as (
     select %s::regclass::oid as oid union select relid::oid from pg_partition_tree(%s::regclass)
@@ -79,7 +93,11 @@ join pg_publication p on (p.pubdelete or p.pubupdate) and (
     or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and (s.pnnspid = c.relnamespace
                or s.pnnspid in (select a.relnamespace from pg_partition_ancestors(c.oid) t
                                 join pg_class a on a.oid = t.relid))))
-where c.relreplident <> 'f' and pg_get_replica_identity_index(c.oid) is null
+where c.relreplident <> 'f' and not exists (
+    -- Not pg_get_replica_identity_index(): Postgres might ask it of a table that somebody drops meanwhile.
+    select from pg_index i where i.indrelid = c.oid
+    and (c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident)
+)
 order by 1, 2 limit 1
 """
 
@@ -293,6 +311,35 @@ class TargetTable:
                 f"deterministic collation."
             )
 
+    def check_operators(self, cursor: Any, key: Sequence[str]) -> None:
+        """Raise TargetMismatch where `=` of a key's type is one that the login's search_path does not find.
+
+        Postgres would take that of another type then, as text's for citext, which an index of the key does not.
+        """
+        cursor.execute(_HIDDEN_OPERATORS, (self.identifier.as_string(cursor), list(key)))
+        if (found := cursor.fetchone()) is not None:
+            name, schema, type_ = found
+            raise TargetMismatch(
+                f"target {self.written}, column {name}: the operators of its type {schema}.{type_} are in the "
+                f"schema {schema}, which is not on the login's search_path, so Postgres would compare the values "
+                f"as those of another type. Nothing was written. Put it there, for every login that runs the "
+                f"pipeline or audits it: alter role … set search_path = public, {_quoted(schema)};"
+            )
+
+    def check_keys_alone(self, cursor: Any) -> None:
+        """Raise TargetMismatch when deleting a row of one key would change rows of other keys.
+
+        Foreign keys from the table to itself do that, directly or by way of other tables.
+        """
+        cursor.execute(_CASCADES, {"table": self.identifier.as_string(cursor)})
+        if own := [row for row in cursor.fetchall() if row[5]]:
+            _, _, constraint, action, referenced, _ = own[0]
+            raise TargetMismatch(
+                f"target {self.written}: a delete of one row would change rows of other keys, by the foreign key "
+                f"{constraint} to {referenced} (on delete {action}). Nothing was written. Let that foreign key be "
+                f"without it, and deferrable initially deferred where children go with their parents."
+            )
+
     def check_cascades(self, cursor: Any, allowed: Sequence[str] = ()) -> None:
         """Raise TargetMismatch when deleting rows would change tables that are not `allowed`.
 
@@ -425,6 +472,11 @@ class TargetTable:
     def _casts(
         self, cursor: Any, columns: Sequence[Column], found: "Mapping[str, _FoundColumn]"
     ) -> Iterator[Cast]:
+        if absent := [column.name for column in columns if column.name not in found]:
+            raise TargetMismatch(
+                f"table {self.written}: there is no column {', '.join(absent)} any more. Nothing was written. Add "
+                f"it again, or let the pipeline do so: evolve='add'."
+            )
         types = pg_types(cursor, {found[column.name].its_type for column in columns})
         for column in columns:
             its = found[column.name]

@@ -121,6 +121,8 @@ class Upsert:
                 sql.SQL("create index on {} ({})").format(self.contributions.table, self._names(self.key))
             )
         self._target.check_key(cursor, self.key, self.contributions.tables[0])
+        self._target.check_operators(cursor, self.key)
+        self._target.check_keys_alone(cursor)
         check_on_the_way(
             self.target,
             self.contributions.casts(cursor, self.staged_columns(columns)),
