@@ -68,7 +68,9 @@ class Servers:
             for suffix in ("", *way.derived) if way.target else ():
                 cursor.execute(f"drop table if exists {way.target}{suffix}")
             if way.target and not way.derived:
+                cursor.execute("begin")
                 Append(way.target).prepare(cursor, flights.value.columns)
+                cursor.execute("commit")
             for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
                 cursor.execute(f"truncate exactbatch.{table} cascade")
             cursor.execute("checkpoint")
