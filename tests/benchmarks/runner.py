@@ -6,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from rich.console import Console
 from ways import Place, Way, exactbatch_pipeline, register
 
 from exactbatch import Append
+from exactbatch.ledger import connect, transaction
 from exactbatch.local import LocalStack
 from pipelines.flights import flights
 
@@ -67,13 +68,13 @@ class Servers:
         with self._cursor() as cursor:
             for suffix in ("", *way.derived) if way.target else ():
                 cursor.execute(f"drop table if exists {way.target}{suffix}")
-            if way.target and not way.derived:
-                cursor.execute("begin")
-                Append(way.target).prepare(cursor, flights.value.columns)
-                cursor.execute("commit")
             for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
                 cursor.execute(f"truncate exactbatch.{table} cascade")
             cursor.execute("checkpoint")
+        if way.target and not way.derived:
+            with closing(connect(place.postgres, application="benchmark")) as connection:
+                with transaction(connection) as own:
+                    Append(way.target).prepare(own, flights.value.columns)
 
     def contents(self, target: str) -> tuple[Any, ...]:
         """The number of rows, and numbers that differ when a column came out otherwise."""
