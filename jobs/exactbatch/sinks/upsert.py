@@ -136,9 +136,9 @@ class Upsert:
         if extra := sorted(set(self.contributions.tables[0].columns(cursor)) - own):
             raise TargetMismatch(
                 f"table {self.contributions.target}: this pipeline does not write the columns {', '.join(extra)}. "
-                f"The target {self.target} is shared with {', '.join(others)}: rows would lose the values of these "
-                f"columns. Nothing was written. Let all of these pipelines write the same columns, or give them "
-                f"different targets."
+                f"The target {self.target} is shared with {', '.join(others)}: rows would lose the values of "
+                f"these columns. Nothing was written. Let all of these pipelines write the same columns, or give "
+                f"them different targets."
             )
 
     def check_replay(self, cursor: Any) -> None:
