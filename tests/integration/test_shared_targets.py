@@ -223,3 +223,21 @@ def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(
         cursor.execute("alter table t_change add note text")
     alone.run((2, 1, False))
     assert rows("select id from t order by id") == [(1,), (2,)]
+
+
+def test_event_times_that_another_pipeline_needs_stay_however_it_writes_the_target(
+    connection: Any, rows: Callable[[str], list[Row]]
+) -> None:
+    """A topic is taken out of a pipeline; one that shares its target has processed the topic as well."""
+    columns = "carrier text, at timestamptz"
+    one = Batches(connection, pipeline("one", HOURLY, columns))
+    one.run(("AA", "2026-01-01 05:00:00+00"))
+    shared = replace(pipeline("other", replace(HOURLY, target='"public"."t"'), columns), topics=("one",))
+    Batches(connection, shared).run(("AA", "2026-01-01 06:00:00+00"))
+    with transaction(connection) as cursor:
+        HOURLY.leave_topics(cursor, "one", ("another",))
+    assert rows("select topic from t_watermark group by topic") == [("one",)]
+    with transaction(connection) as cursor:
+        cursor.execute("update exactbatch.pipeline set target = 'public.apart' where name = 'other'")
+        HOURLY.leave_topics(cursor, "one", ("another",))
+    assert rows("select topic from t_watermark") == []

@@ -84,14 +84,24 @@ class Watermark:
         A topic that another pipeline with the same target has processed is none of them.
         """
         cursor.execute(
+            "select name, target from exactbatch.pipeline where sink = 'aggregate' and name <> %s",
+            (pipeline,),
+        )
+        # One target can be written in several ways.
+        others = [
+            name
+            for name, target in cursor.fetchall()
+            if TargetTable(target).beside("_watermark") == self.written
+        ]
+        cursor.execute(
             sql.SQL(
-                "select distinct o.topic from exactbatch.stored_offset o join exactbatch.pipeline p "
-                "on p.name = o.pipeline where o.pipeline = %s and o.topic <> all(%s) "
+                "select distinct o.topic from exactbatch.stored_offset o "
+                "where o.pipeline = %s and o.topic <> all(%s) "
                 "and exists (select from {} w where w.topic = o.topic) "
-                "and not exists (select from exactbatch.pipeline q join exactbatch.stored_offset x "
-                "on x.pipeline = q.name where q.target = p.target and q.name <> p.name and x.topic = o.topic)"
+                "and not exists (select from exactbatch.stored_offset x "
+                "where x.pipeline = any(%s) and x.topic = o.topic)"
             ).format(self.table),
-            (pipeline, list(topics)),
+            (pipeline, list(topics), others),
         )
         return [row[0] for row in cursor.fetchall()]
 
