@@ -30,6 +30,7 @@ _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 _FAILOVER: Final = "tests/faults/test_failover.py"
+_SHARED: Final = "tests/integration/test_shared_targets.py"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,34 @@ MUTANTS: Final = (
         "  and s.topic_id = r.topic_id and s.next_offset = r.from_offset\n",
         "  and s.topic_id = r.topic_id\n",
         (f"{_BATCH}::test_a_batch_whose_stored_offset_has_moved_is_fenced",),
+    ),
+    Mutant(
+        "pipelines share tables by whatever rules",
+        "ledger/definition.py",
+        "        if (difference := _difference(own, other)) is not None:\n",
+        "        if False:\n",
+        (
+            f"{_SHARED}::test_pipelines_whose_values_would_mix_are_refused",
+            f"{_SHARED}::test_two_upserts_of_one_target_have_to_agree_on_the_latest_change",
+            f"{_SHARED}::test_aggregates_that_share_a_target_get_a_measure_one_after_the_other",
+        ),
+    ),
+    Mutant(
+        "the version of an Upsert is no part of its identity",
+        "ledger/definition.py",
+        '_IDENTITY: Final = ("target", "sink", "key", "version", "lineage")\n',
+        '_IDENTITY: Final = ("target", "sink", "key", "lineage")\n',
+        (
+            f"{_SHARED}::test_another_version_is_another_identity",
+            f"{_SHARED}::test_a_batch_does_not_go_on_by_another_version",
+        ),
+    ),
+    Mutant(
+        "two Upserts of one target write different columns",
+        "publish.py",
+        "    if others and isinstance(pipeline.sink, Upsert):\n",
+        "    if False:\n",
+        (f"{_SHARED}::test_upserts_that_share_a_target_write_the_same_columns",),
     ),
     Mutant(
         "staged rows are not counted",

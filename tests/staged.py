@@ -10,7 +10,7 @@ from psycopg2 import sql
 from exactbatch import OffsetRange, Pipeline
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.planner import Plan, StoredOffset
-from exactbatch.publish import Published, facts_of, publish
+from exactbatch.publish import Published, check_shared, facts_of, publish
 from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
 
 ID = UUID(int=1)
@@ -73,6 +73,7 @@ class Batches:
             batch = Ledger(self.connection).batch(batch_id)
             ranges = Ledger(self.connection).ranges(batch_id)
             sink.prepare(cursor, self.columns, evolve=self.pipeline.evolve)
+            check_shared(cursor, self.pipeline, self.columns, Ledger(self.connection).sharing(self.pipeline))
             if batch.kind == "replay":
                 sink.check_replay(cursor)
             seen = facts_of(cursor, sink)

@@ -28,7 +28,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
-from exactbatch.publish import Published, check_publishable, check_topic_ids, facts_of, publish
+from exactbatch.publish import Published, check_publishable, check_shared, check_topic_ids, facts_of, publish
 from exactbatch.session import end_of_jvm_told, set_time_zone
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
@@ -90,6 +90,7 @@ def _process(
     with transaction(connection) as cursor:
         _check_results_there(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+        check_shared(cursor, pipeline, way.columns, Ledger(connection).sharing(pipeline))
         if isinstance(pipeline.sink, Aggregate):
             pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
         if batch.kind == "replay":

@@ -81,7 +81,7 @@ def init(
     reference: Reference,
     accept_identity: Annotated[
         bool,
-        typer.Option(help="Accept another target, sink, key or lineage than the registered one."),
+        typer.Option(help="Accept another target, sink, key, version or lineage than the registered one."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -32,7 +32,7 @@ class BatchLost(ExactbatchError):
 
 
 class IdentityChanged(ExactbatchError):
-    """A pipeline's target, sink, key or lineage differs from what the ledger has registered."""
+    """A pipeline's target, sink, key, version or lineage differs from what the ledger has registered."""
 
 
 class TopicMissing(ExactbatchError):

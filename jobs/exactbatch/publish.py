@@ -23,7 +23,7 @@ from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, covered_parts
 from exactbatch.replay_planner import check_above_horizons
-from exactbatch.sinks import Sink
+from exactbatch.sinks import Sink, Upsert
 from exactbatch.sinks.catalog import Fact, check_kinds, check_unchanged
 from exactbatch.staging import Staged, StagedBatch, StagingTables, identifier
 
@@ -108,6 +108,12 @@ def publish(
     failpoint("publish.after_commit")
     with transaction(connection):
         return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
+
+
+def check_shared(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], others: Sequence[str]) -> None:
+    """Raise TargetMismatch when others share an Upsert's target, and its changes have more columns than these."""
+    if others and isinstance(pipeline.sink, Upsert):
+        pipeline.sink.check_shared(cursor, columns, others)
 
 
 def facts_of(cursor: Any, sink: Sink) -> tuple[Fact, ...]:

@@ -12,11 +12,11 @@ import aiosql
 from exactbatch.errors import (
     BatchLost,
     ExactbatchError,
-    IdentityChanged,
     NotRegistered,
     PostgresUnavailable,
     TargetMismatch,
 )
+from exactbatch.ledger.definition import Definition, check_identity, check_sharing, definition_of, sharing
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
@@ -137,19 +137,35 @@ class Ledger:
     def register(self, pipeline: Pipeline, *, accept_identity: bool = False) -> bool:
         """Register a pipeline; return whether anything was written.
 
-        Raises IdentityChanged when it is registered with another identity, unless that is accepted.
+        Raises IdentityChanged when it is registered with another identity, and ConfigurationError when another
+        pipeline writes to its tables by other rules. With `accept_identity` it raises neither: pipelines that
+        share a target are changed one after the other, and check_registered() lets none run until they agree.
         """
-        registered = _queries.get_pipeline(self._connection, pipeline=pipeline.name)
-        if registered is not None and not accept_identity:
-            _check_identity(pipeline, registered)
-        if registered is not None and _identity(registered) == _identity_of(pipeline):
+        own, row = definition_of(pipeline), _queries.get_pipeline(self._connection, pipeline=pipeline.name)
+        registered = None if row is None else Definition(**row._asdict())
+        if not accept_identity:
+            if registered is not None:
+                check_identity(own, registered)
+            check_sharing(own, self._others(pipeline))
+        if registered == own:
             return False
-        _queries.register_pipeline(self._connection, pipeline=pipeline.name, **_identity_of(pipeline))
+        _queries.register_pipeline(self._connection, **asdict(own))
         return True
 
     def check_registered(self, pipeline: Pipeline) -> None:
-        """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now."""
+        """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
+
+        Raises ConfigurationError when another pipeline writes to its tables by other rules.
+        """
         self._check(pipeline, _queries.get_pipeline(self._connection, pipeline=pipeline.name))
+
+    def sharing(self, pipeline: Pipeline) -> list[str]:
+        """The names of the other pipelines that write to any of its tables."""
+        return [other.name for other in sharing(definition_of(pipeline), self._others(pipeline))]
+
+    def _others(self, pipeline: Pipeline) -> list[Definition]:
+        rows = _queries.other_pipelines(self._connection, pipeline=pipeline.name)
+        return [Definition(**row._asdict()) for row in rows]
 
     def lock(self, pipeline: Pipeline) -> None:
         """Take the pipeline's lock, and check as check_registered() does."""
@@ -491,7 +507,9 @@ class Ledger:
                 f"{self._connection.info.dbname!r}, found {', '.join(names) or 'no pipeline at all'}. "
                 f"If this is the right database, run `exactbatch init` for it once."
             )
-        _check_identity(pipeline, registered)
+        own = definition_of(pipeline)
+        check_identity(own, Definition(**registered._asdict()))
+        check_sharing(own, self._others(pipeline))
 
 
 def batch_lost(batch_id: int, plan_id: UUID, found: UUID | None, database: str) -> BatchLost:
@@ -523,26 +541,3 @@ def _part(pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> 
         "until_offset": range_.until_offset,
         "batch_ids": list(batch_ids),
     }
-
-
-def _identity_of(pipeline: Pipeline) -> dict[str, Any]:
-    return {
-        "target": pipeline.sink.target,
-        "sink": pipeline.sink.kind,
-        "key": list(pipeline.sink.key),
-        "lineage": pipeline.sink.lineage,
-    }
-
-
-def _identity(registered: Any) -> dict[str, Any]:
-    return {name: getattr(registered, name) for name in ("target", "sink", "key", "lineage")}
-
-
-def _check_identity(pipeline: Pipeline, registered: Any) -> None:
-    for name, value in _identity_of(pipeline).items():
-        if (found := getattr(registered, name)) != value:
-            raise IdentityChanged(
-                f"pipeline {pipeline.name!r}: expected {name} {found!r}, as registered, found {value!r}. What "
-                f"was committed so far is accounted for under the old {name}: register the pipeline under a "
-                f"new name, or move its results and run `exactbatch init --accept-identity`."
-            )

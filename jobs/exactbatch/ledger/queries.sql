@@ -2,14 +2,20 @@
 
 -- name: lock_pipeline^
 -- Make every other plan and publish of this pipeline wait until this transaction ends.
-select name, target, sink, key, lineage
+select name, target, sink, key, lineage, version
 from exactbatch.pipeline where name = :pipeline
 for no key update;
 
 -- name: get_pipeline^
 -- What is registered of a pipeline.
-select name, target, sink, key, lineage
+select name, target, sink, key, lineage, version
 from exactbatch.pipeline where name = :pipeline;
+
+-- name: other_pipelines
+-- What is registered of all pipelines but one.
+select name, target, sink, key, lineage, version
+from exactbatch.pipeline where name <> :pipeline
+order by name;
 
 -- name: list_pipelines
 -- The names of all registered pipelines.
@@ -17,10 +23,11 @@ select name from exactbatch.pipeline order by name;
 
 -- name: register_pipeline!
 -- Register a pipeline, or give it a new identity.
-insert into exactbatch.pipeline (name, target, sink, key, lineage)
-values (:pipeline, :target, :sink, :key, :lineage)
+insert into exactbatch.pipeline (name, target, sink, key, lineage, version)
+values (:name, :target, :sink, :key, :lineage, :version)
 on conflict (name) do update
-set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage;
+set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage,
+    version = excluded.version;
 
 -- name: stored_offsets
 -- Where a pipeline stands.

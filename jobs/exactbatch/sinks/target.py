@@ -264,6 +264,10 @@ class TargetTable:
         """Whether there is such a table. Raises TargetMismatch when something else bears its name."""
         return bool(self._columns_found(cursor))
 
+    def columns(self, cursor: Any) -> list[str]:
+        """The names of the table's columns; none where there is no table."""
+        return list(self._columns_found(cursor))
+
     def facts(self, cursor: Any) -> tuple[Fact, ...]:
         """What the database says of the table and its partitions; nothing while there is no such table."""
         return read_facts(cursor, [self.identifier.as_string(cursor)])

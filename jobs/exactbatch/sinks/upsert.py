@@ -129,6 +129,20 @@ class Upsert:
             self._target.casts(cursor, columns),
         )
 
+    def check_shared(self, cursor: Any, columns: Sequence[Column], others: Sequence[str]) -> None:
+        """Raise TargetMismatch when the changes have columns that this pipeline does not write, and others do.
+
+        A replay would write its records' changes anew without them.
+        """
+        own = {column.name for column in (*self.staged_columns(columns), *self.contributions.lineage_columns)}
+        if extra := sorted(set(self.contributions.tables[0].columns(cursor)) - own):
+            raise TargetMismatch(
+                f"table {self.contributions.target}: this pipeline does not write the columns {', '.join(extra)}. "
+                f"The target {self.target} is shared with {', '.join(others)}: rows would lose the values of "
+                f"these columns. Nothing was written. Let all of these pipelines write the same columns, or give "
+                f"them different targets."
+            )
+
     def check_replay(self, cursor: Any) -> None:
         """Raise TargetMismatch when a replay would change tables that refer to the changes."""
         self.contributions.check_replay(cursor)

@@ -84,13 +84,28 @@ class Watermark:
         A topic that another pipeline with the same target has processed is none of them.
         """
         cursor.execute(
+            "select name, target from exactbatch.pipeline where sink = 'aggregate' and name <> %s",
+            (pipeline,),
+        )
+        # One target can be written in several ways.
+        others = [
+            name
+            for name, target in cursor.fetchall()
+            if TargetTable(target).beside("_watermark") == self.written
+        ]
+        cursor.execute(
             sql.SQL(
-                "select distinct o.topic from exactbatch.stored_offset o join exactbatch.pipeline p "
-                "on p.name = o.pipeline where o.pipeline = {pipeline} and o.topic <> all({topics}) "
+                "select distinct o.topic from exactbatch.stored_offset o "
+                "where o.pipeline = {pipeline} and o.topic <> all({topics}) "
                 "and exists (select from {table} w where w.topic = o.topic) "
-                "and not exists (select from exactbatch.pipeline q join exactbatch.stored_offset x "
-                "on x.pipeline = q.name where q.target = p.target and q.name <> p.name and x.topic = o.topic)"
-            ).format(table=self.table, pipeline=sql.Literal(pipeline), topics=sql.Literal(list(topics)))
+                "and not exists (select from exactbatch.stored_offset x "
+                "where x.pipeline = any({others}::text[]) and x.topic = o.topic)"
+            ).format(
+                table=self.table,
+                pipeline=sql.Literal(pipeline),
+                topics=sql.Literal(list(topics)),
+                others=sql.Literal(others),
+            )
         )
         return [row[0] for row in cursor.fetchall()]
 

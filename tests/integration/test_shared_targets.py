@@ -1,0 +1,243 @@
+"""Pipelines that share tables, or whose rules change: the same values, or an error and nothing written."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
+from exactbatch.errors import ConfigurationError, IdentityChanged, TargetMismatch
+from exactbatch.ledger import Ledger, migrate, transaction
+from exactbatch.ledger.definition import definition_of
+from exactbatch.ledger.schema import migrations
+from staged import Batches
+
+COLUMNS = "id int, carrier text, v int, w int, at timestamptz"
+UPSERT = Upsert("public.t", key=("id",), version="v")
+HOURLY = Aggregate("public.t", by=("carrier", Window("at", "1 hour", "hour")), measures={"n": Count()})
+APPEND = Append("public.t")
+SINKS = [UPSERT, HOURLY, APPEND, Aggregate("public.t", by=("carrier",), measures={"n": Count()})]
+Row = tuple[Any, ...]
+
+
+def pipeline(name: str, sink: Any, columns: str = COLUMNS) -> Pipeline:
+    return Pipeline(name=name, topics=(name,), value=Json(columns), sink=sink)
+
+
+@pytest.fixture
+def ledger(connection: Any) -> Ledger:
+    return Ledger(connection)
+
+
+@pytest.fixture
+def rows(connection: Any) -> Callable[[str], list[Row]]:
+    def select(statement: str) -> list[Row]:
+        with transaction(connection) as cursor:
+            cursor.execute(statement)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    return select
+
+
+REFUSED = {
+    "windows": (HOURLY, replace(HOURLY, by=("carrier", Window("at", "2 hours", "hour"))), "t", "key"),
+    "measures": (HOURLY, replace(HOURLY, measures={"n": Sum("v")}), "t", "key"),
+    "versions": (UPSERT, replace(UPSERT, version="w"), "t", "version"),
+    "a version and none": (UPSERT, replace(UPSERT, version=None), "t", "version"),
+    "keys": (UPSERT, replace(UPSERT, key=("carrier",)), "t", "key"),
+    "an upsert and an aggregate": (UPSERT, HOURLY, "t", "sink"),
+    "an upsert and an append": (UPSERT, APPEND, "t", "sink"),
+    "spelled differently": (UPSERT, replace(HOURLY, target='"public"."t"'), "t", "sink"),
+    "without its schema": (APPEND, replace(UPSERT, target="t"), "t", "sink"),
+    "changes": (UPSERT, Append("public.t_change"), "t_change", "target"),
+    "the changes of an upsert as another's target": (
+        UPSERT,
+        replace(UPSERT, target="public.t_change"),
+        "t_change",
+        "target",
+    ),
+    "partial results": (HOURLY, Append('public."t_partial"'), "t_partial", "target"),
+    "event times": (HOURLY, replace(UPSERT, target="public.t_watermark"), "t_watermark", "target"),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "the other way round"])
+@pytest.mark.parametrize(("first", "second", "table", "differs"), REFUSED.values(), ids=REFUSED)
+def test_pipelines_whose_values_would_mix_are_refused(
+    connection: Any, ledger: Ledger, first: Any, second: Any, table: str, differs: str, turned: bool
+) -> None:
+    """At init; and, where both are registered, before a plan, a batch, an audit and a publish."""
+    one, other = pipeline("one", first), pipeline("other", second)
+    if turned:
+        one, other = replace(one, sink=second), replace(other, sink=first)
+    with transaction(connection):
+        ledger.register(one)
+    message = f"'other' and 'one' both write to the table public.{table}, and their {differs} differs"
+    with transaction(connection), pytest.raises(ConfigurationError, match=message):
+        ledger.register(other)
+    with transaction(connection):
+        ledger.register(other, accept_identity=True)
+    for check in (ledger.check_registered, ledger.lock, ledger.register):
+        for refused in (one, other):
+            with transaction(connection), pytest.raises(ConfigurationError, match="Neither runs"):
+                check(refused)
+    with transaction(connection):
+        ledger.register(replace(one, sink=replace(one.sink, target="elsewhere")), accept_identity=True)
+        ledger.check_registered(other)
+
+
+@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: str(sink.kind))
+def test_pipelines_of_one_definition_share_a_target(connection: Any, ledger: Ledger, sink: Any) -> None:
+    one, other = pipeline("one", sink), pipeline("other", replace(sink, target='"public"."t"'))
+    with transaction(connection):
+        for shared in (one, other, pipeline("apart", Append("public.u"))):
+            assert ledger.register(shared)
+            ledger.lock(shared)
+        assert ledger.sharing(one) == ["other"]
+        assert ledger.sharing(other) == ["one"]
+
+
+@pytest.mark.parametrize("sink", SINKS, ids=lambda sink: str(sink.kind))
+def test_a_definition_has_all_tables_of_its_sink(sink: Any) -> None:
+    assert {table.name for table in sink.tables} <= definition_of(pipeline("p", sink)).tables
+
+
+def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(
+    connection: Any, rows: Callable[[str], list[Row]]
+) -> None:
+    """One registers while the other has a batch: that does not commit, nor does any before they agree."""
+    columns = "id int, v int, w int"
+    one = Batches(connection, pipeline("one", UPSERT, columns))
+    one.run((1, 5, 5, False))
+    by_w = pipeline("other", replace(UPSERT, version="w"), columns)
+
+    def meanwhile() -> None:
+        with transaction(connection):
+            Ledger(connection).register(by_w, accept_identity=True)
+
+    with pytest.raises(ConfigurationError, match="both write to the table public.t.*'one' has 'v'"):
+        one.run((1, 4, 9, False), meanwhile=meanwhile)
+    assert rows("select id, v, w from t") == [(1, 5, 5)]
+    assert rows("select id, v, w from t_change") == [(1, 5, 5)]
+
+
+def test_aggregates_that_share_a_target_get_a_measure_one_after_the_other(
+    connection: Any, ledger: Ledger
+) -> None:
+    wider = replace(HOURLY, measures={"n": Count(), "v": Sum("v")})
+    with transaction(connection):
+        for name in ("one", "other"):
+            ledger.register(pipeline(name, HOURLY))
+        ledger.register(pipeline("one", wider), accept_identity=True)
+    for name, sink in (("one", wider), ("other", HOURLY)):
+        with transaction(connection), pytest.raises(ConfigurationError, match="their key differs"):
+            ledger.lock(pipeline(name, sink))
+    with transaction(connection):
+        ledger.register(pipeline("other", wider), accept_identity=True)
+        for name in ("one", "other"):
+            ledger.lock(pipeline(name, wider))
+
+
+@pytest.mark.parametrize(("old", "new"), [("v", "w"), ("w", None), (None, "v")])
+def test_another_version_is_another_identity(
+    connection: Any, ledger: Ledger, old: str | None, new: str | None
+) -> None:
+    was, now = (pipeline("p", replace(UPSERT, version=version)) for version in (old, new))
+    with transaction(connection):
+        ledger.register(was)
+    message = f"expected version {old or ''!r}, as registered, found {new or ''!r}"
+    for check in (ledger.register, ledger.check_registered, ledger.lock):
+        with transaction(connection), pytest.raises(IdentityChanged, match=message):
+            check(now)
+    with transaction(connection):
+        assert ledger.register(now, accept_identity=True)
+        ledger.check_registered(now)
+
+
+def test_a_batch_does_not_go_on_by_another_version(connection: Any, rows: Callable[[str], list[Row]]) -> None:
+    batches = Batches(connection, pipeline("p", UPSERT, "id int, v int, w int"))
+    batches.run((1, 5, 5, False), (2, 5, 5, False), (2, 4, 9, False))
+    batches.pipeline = replace(batches.pipeline, sink=replace(UPSERT, version="w"))
+    with pytest.raises(IdentityChanged, match="expected version 'v', as registered, found 'w'"):
+        batches.run((1, 4, 9, False))
+    assert rows("select id, v from t order by id") == [(1, 5), (2, 5)]
+
+
+def test_the_version_of_an_older_registration_is_kept_from_the_next_init_on(
+    connection: Any, ledger: Ledger, rows: Callable[[str], list[Row]], tmp_path: Path
+) -> None:
+    with transaction(connection) as cursor:
+        cursor.execute("drop schema exactbatch cascade; drop schema exactbatch_staging cascade")
+    for number, text in migrations()[:7]:
+        (tmp_path / f"{number:04d}_old.sql").write_text(text)
+    migrate(connection, tmp_path)
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "insert into exactbatch.pipeline (name, target, sink, key, lineage) values "
+            "('one', 'public.t', 'upsert', '{id}', 'record'), ('other', 'public.t', 'upsert', '{id}', 'record')"
+        )
+    migrate(connection)
+    one, other = pipeline("one", UPSERT), pipeline("other", replace(UPSERT, version="w"))
+    with transaction(connection):
+        for unknown in (one, other):  # nothing says yet that they differ
+            ledger.check_registered(unknown)
+        assert ledger.register(one) is True
+        assert ledger.register(one) is False
+        ledger.check_registered(one)
+    assert rows("select name, version from exactbatch.pipeline order by name") == [
+        ("one", "v"),
+        ("other", None),
+    ]
+    with transaction(connection), pytest.raises(ConfigurationError, match="their version differs"):
+        ledger.register(other)
+    with transaction(connection), pytest.raises(IdentityChanged, match="expected version 'v'"):
+        ledger.check_registered(replace(one, sink=other.sink))
+
+
+def test_upserts_that_share_a_target_write_the_same_columns(
+    connection: Any, rows: Callable[[str], list[Row]]
+) -> None:
+    """A replay of identical records would leave nulls where the other pipeline's values were."""
+    one = Batches(connection, pipeline("one", UPSERT, "id int, v int, name text"))
+    one.run((1, 1, "x", False))
+    wider = replace(pipeline("other", UPSERT, "id int, v int, name text, mail text"), evolve="add")
+    other = Batches(connection, wider)
+    other.run((1, 2, "x", "x@x", False))
+    for again in (one.replay, lambda: one.run((1, 3, "y", False))):
+        with pytest.raises(TargetMismatch, match="does not write the columns mail. .* shared with other: "):
+            again()
+    assert rows("select id, v, name, mail from t") == [(1, 2, "x", "x@x")]
+    one.pipeline, one.columns = replace(wider, name="one", topics=("one",)), other.columns
+    one.run((2, 1, "y", "y@y", False))
+    assert rows("select id, mail from t order by id") == [(1, "x@x"), (2, "y@y")]
+
+
+def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(
+    connection: Any, rows: Callable[[str], list[Row]]
+) -> None:
+    alone = Batches(connection, pipeline("alone", UPSERT, "id int, v int"))
+    alone.run((1, 1, False))
+    with transaction(connection) as cursor:
+        cursor.execute("alter table t_change add note text")
+    alone.run((2, 1, False))
+    assert rows("select id from t order by id") == [(1,), (2,)]
+
+
+def test_event_times_that_another_pipeline_needs_stay_however_it_writes_the_target(
+    connection: Any, rows: Callable[[str], list[Row]]
+) -> None:
+    """A topic is taken out of a pipeline; one that shares its target has processed the topic as well."""
+    columns = "carrier text, at timestamptz"
+    one = Batches(connection, pipeline("one", HOURLY, columns))
+    one.run(("AA", "2026-01-01 05:00:00+00"))
+    shared = replace(pipeline("other", replace(HOURLY, target='"public"."t"'), columns), topics=("one",))
+    Batches(connection, shared).run(("AA", "2026-01-01 06:00:00+00"))
+    with transaction(connection) as cursor:
+        HOURLY.leave_topics(cursor, "one", ("another",))
+    assert rows("select topic from t_watermark group by topic") == [("one",)]
+    with transaction(connection) as cursor:
+        cursor.execute("update exactbatch.pipeline set target = 'public.apart' where name = 'other'")
+        HOURLY.leave_topics(cursor, "one", ("another",))
+    assert rows("select topic from t_watermark") == []
