@@ -7,7 +7,7 @@ for each other, a newer plan waits for the ranges that are about to commit, and 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
@@ -328,9 +328,6 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
     schema, table = task.pipeline.sink.table_name
     named = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema, table)))
-    if guards := guards_of(task.seen):
-        # A file that VACUUM FULL replaces would look like a TRUNCATE.
-        cursor.execute(f"lock table {named} in row exclusive mode")
     before = Writes(*_row(cursor, _WRITES, (named,)))
     rows = pa.RecordBatchReader.from_batches(reading.schema, patience.between(reading.batches()))
     try:
@@ -350,14 +347,25 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
         _raise_refused(task, error)
         raise
     done = Writes(*_row(cursor, _WRITES, (named,))) - before
-    if not guards:
-        done = replace(done, files="")
-    if not (reading.rows == sent == done.inserted and done.is_insert_of(sent)):
+    _check_arrived(task, reading.rows, sent, done)
+
+
+def _check_arrived(task: RangeTask, rows: int, sent: int, done: Writes) -> None:
+    """As many rows have arrived as were decoded, and no other row was changed."""
+    start = f"{task}, target {task.pipeline.sink.target}"
+    guards = guards_of(task.seen)
+    if not rows == sent == done.inserted or done.updated or done.deleted:
         raise TargetMismatch(
-            f"{task}, target {task.pipeline.sink.target}: {reading.rows} rows were decoded and {sent} were sent, "
-            f"and Postgres counts {done} in the target{f': {guards} does that' if guards else ''}. Nothing of this "
-            f"range was written. With commit='partition' nothing compares what is stored with what was written, so "
-            f"triggers may write into other tables only. Drop it."
+            f"{start}: {rows} rows were decoded and {sent} were sent, and Postgres counts {done} in the "
+            f"target{f': {guards} does that' if guards else ''}. Nothing of this range was written. With "
+            f"commit='partition' nothing compares what is stored with what was written, so triggers may write "
+            f"into other tables only. Drop it."
+        )
+    # It may have been another session's VACUUM FULL, just before the COPY: the retry tells.
+    if done.files and guards:
+        raise StagedRowsDiffer(
+            f"{start}: a table of the target was truncated or rewritten while the range was copied. Nothing of "
+            f"this range was written. If the retry finds it again, {guards} does that: drop it."
         )
 
 
