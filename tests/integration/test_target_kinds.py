@@ -122,8 +122,8 @@ KINDS = [
          "return null; end $$; create constraint trigger late after insert on t deferrable initially deferred "
          "for each row execute function late()"),
     Kind("an AFTER trigger that changes rows of other batches or keys", PLAIN, "Postgres counts",
-         then=trigger("t", "after insert or update or delete", "if pg_trigger_depth() < 2 then update t set v = -1 "
-         "where id = 0; end if; return null;")),
+         then=trigger("t", "after insert or update or delete", "if pg_trigger_depth() < 2 then update t set "
+         "v = -1 where id = 0; end if; return null;")),
     Kind("an AFTER trigger that fills another column", "create table t ({columns}, more text{unique})",
          "Postgres counts",
          then=trigger("t", "after insert", "update t set more = 'x' where id = new.id; return null;")),
