@@ -210,6 +210,20 @@ MUTANTS: Final = (
         (f"{_WRITES}::test_a_trigger_that_alters_what_is_written_is_refused",),
     ),
     Mutant(
+        "rows that a trigger changes beside those of the batch are not counted",
+        "sinks/writes.py",
+        '        return (self.inserted + self.updated, self.deleted, self.files) == (rows, 0, "")\n',
+        "        return True\n",
+        (f"{_WRITES}::test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused",),
+    ),
+    Mutant(
+        "a range is counted before its deferred triggers run",
+        "partition_commit.py",
+        '        cursor.execute("set constraints all immediate")\n',
+        "        pass\n",
+        (f"{_PARTITION}::test_what_waits_for_the_commit_is_done_before_the_rows_are_counted",),
+    ),
+    Mutant(
         "equal values are taken for the same bytes",
         "sinks/groups.py",
         "record_image_ne(row({}), row({}))",

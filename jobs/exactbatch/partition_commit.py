@@ -18,6 +18,7 @@ from exactbatch.errors import (
     ExactbatchError,
     Fenced,
     PostgresUnavailable,
+    StagedRowsDiffer,
     TargetMismatch,
     TasksFailed,
     TooManyRejects,
@@ -33,7 +34,8 @@ from exactbatch.publish import Published, check_publishable, check_topic_ids
 from exactbatch.read import Records, read_range
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
-from exactbatch.sinks.catalog import FACTS_OF, Fact, changes, check_kinds
+from exactbatch.sinks.catalog import FACTS_OF, Fact, changes, check_kinds, guards_of
+from exactbatch.sinks.writes import WRITES_OF, Writes
 from exactbatch.sqlstates import refuses
 from exactbatch.staging import (
     APPLICATION,
@@ -63,20 +65,8 @@ select next_offset, topic_id from exactbatch.stored_offset
 where pipeline = $1 and topic = $2 and partition = $3
 for update
 """
-# Rows that this transaction has put into a table or its partitions, as the server itself counts them: what
-# ADBC says that it sent is not what has arrived, and counting in the target would read much of it.
-_ARRIVED: Final = """
-select coalesce(sum(pg_stat_get_xact_tuples_inserted(relid) - pg_stat_get_xact_tuples_deleted(relid)), 0)::bigint,
-       coalesce(sum(pg_stat_get_xact_tuples_updated(relid)), 0)::bigint
-from (
-    select c.oid as relid from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    where n.nspname = $1 and c.relname = $2
-    union
-    select t.relid from pg_class c join pg_namespace n on n.oid = c.relnamespace
-    cross join lateral pg_partition_tree(c.oid) t
-    where n.nspname = $1 and c.relname = $2
-) tables
-"""
+# What ADBC says that it sent is not what has arrived, and counting in the target would read much of it.
+_WRITES: Final = WRITES_OF.format("$1", "$1")
 _INSERT_REJECTS: Final = f"""
 with inserted as (
     insert into exactbatch.rejected_record
@@ -142,7 +132,8 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     """Read, decode and commit one range, on an executor; nothing where this batch has committed it before.
 
     A terminal error is returned, so that Spark does not try again what cannot succeed and the other ranges
-    go on; a retryable one is raised.
+    go on; so is StagedRowsDiffer, since only the next try of the batch looks at the target anew. Another retryable
+    one is raised.
     """
 
     def commit(patience: Patience) -> None:
@@ -155,7 +146,7 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
         with collector_paused():
             within(task.pipeline.statement_timeout, commit, where=str(task))
     except ExactbatchError as error:
-        if error.retryable:
+        if error.retryable and not isinstance(error, StagedRowsDiffer):
             raise
         return error
     return None
@@ -336,7 +327,8 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
     """COPY the rows of a range into the target, and check that they have arrived."""
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
     schema, table = task.pipeline.sink.table_name
-    before, updated_before = _row(cursor, _ARRIVED, (schema, table))
+    named = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema, table)))
+    before = Writes(*_row(cursor, _WRITES, (named,)))
     rows = pa.RecordBatchReader.from_batches(reading.schema, patience.between(reading.batches()))
     try:
         sent = cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
@@ -344,40 +336,57 @@ def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patienc
         # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
         if reading.error is not None:
             raise reading.error from error
-        if isinstance(error, AdbcError) and refuses(error.sqlstate):
-            raise TargetMismatch(
-                f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
-                f"{adbc_said(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
-                f"target, or what the pipeline writes."
-            ) from error
+        _raise_refused(task, error)
         raise
     reading.check_rejects()
-    _check_seen(cursor, task)
-    after, updated = _row(cursor, _ARRIVED, (schema, table))
-    if not reading.rows == sent == after - before:
+    _check_seen(cursor, task, named)
+    try:
+        # Deferred triggers and constraints would act at the commit, after what has arrived was counted.
+        cursor.execute("set constraints all immediate")
+    except AdbcError as error:
+        _raise_refused(task, error)
+        raise
+    done = Writes(*_row(cursor, _WRITES, (named,))) - before
+    _check_arrived(task, reading.rows, sent, done)
+
+
+def _check_arrived(task: RangeTask, rows: int, sent: int, done: Writes) -> None:
+    """As many rows have arrived as were decoded, and no other row was changed."""
+    start = f"{task}, target {task.pipeline.sink.target}"
+    guards = guards_of(task.seen)
+    if not rows == sent == done.inserted or done.updated or done.deleted:
         raise TargetMismatch(
-            f"{task}, target {task.pipeline.sink.target}: expected the {reading.rows} rows that were decoded, "
-            f"found that {sent} were sent and {after - before} have arrived. Nothing of this range was written. "
-            f"Does a trigger drop rows? Remove it: what is not in the target cannot be accounted for."
+            f"{start}: {rows} rows were decoded and {sent} were sent, and Postgres counts {done} in the "
+            f"target{f': {guards} does that' if guards else ''}. Nothing of this range was written. With "
+            f"commit='partition' nothing compares what is stored with what was written, so triggers may write "
+            f"into other tables only. Drop it."
         )
-    if updated > updated_before:
-        raise TargetMismatch(
-            f"{task}, target {task.pipeline.sink.target}: {updated - updated_before} rows were updated after they "
-            f"had arrived, by a trigger. Nothing of this range was written. Drop the trigger, or use "
-            f"commit='batch', which compares what is stored with what was written."
+    # It may have been another session's VACUUM FULL, just before the COPY: the retry tells.
+    if done.files and guards:
+        raise StagedRowsDiffer(
+            f"{start}: a table of the target was truncated or rewritten while the range was copied. Nothing of "
+            f"this range was written. If the retry finds it again, {guards} does that: drop it."
         )
 
 
-def _check_seen(cursor: Any, task: RangeTask) -> None:
+def _raise_refused(task: RangeTask, error: Exception) -> None:
+    """Raise TargetMismatch where the target, its triggers or its constraints refuse what was written."""
+    if isinstance(error, AdbcError) and refuses(error.sqlstate):
+        raise TargetMismatch(
+            f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
+            f"{adbc_said(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
+            f"target, or what the pipeline writes."
+        ) from error
+
+
+def _check_seen(cursor: Any, task: RangeTask, named: str) -> None:
     """The target is what it was when the batch began; what was copied into it keeps it from being changed now."""
     sink = task.pipeline.sink
-    assert isinstance(sink, Append)  # the pipeline takes no other
-    table = '"{}"."{}"'.format(*(part.replace('"', '""') for part in sink.table_name))
-    cursor.execute(FACTS_OF.format("$1", "$1"), (table,))
+    cursor.execute(FACTS_OF.format("$1", "$1"), (named,))
     found = [Fact(*row) for row in cursor.fetchall()]
     check_kinds(sink.target, found)
     if changed := changes(task.seen, found):
-        raise TargetMismatch(
+        raise StagedRowsDiffer(
             f"{task}, target {sink.target}: it was changed while the batch ran: {changed}. Nothing of this range "
             f"was written. The next try checks the target as it is then."
         )

@@ -51,7 +51,7 @@ class Kind:
 
 PLAIN = "create table t ({columns}{unique})"
 KEEPS = "rows that were deleted are still there"
-ALTERED = r"not stored as they were|arrived|did not arrive"
+ALTERED = r"not stored as they were|arrived|did not arrive|Postgres counts"
 FAMILY = "create table t ({columns}{unique}) partition by "
 KINDS = [
     Kind("made by exactbatch", "", core=True),
@@ -121,6 +121,14 @@ KINDS = [
          "new.id; "
          "return null; end $$; create constraint trigger late after insert on t deferrable initially deferred "
          "for each row execute function late()"),
+    Kind("an AFTER trigger that changes rows of other batches or keys", PLAIN, "Postgres counts",
+         then=trigger("t", "after insert or update or delete", "if pg_trigger_depth() < 2 then update t set "
+         "v = -1 where id = 0; end if; return null;")),
+    Kind("an AFTER trigger that fills another column", "create table t ({columns}, more text{unique})",
+         "Postgres counts",
+         then=trigger("t", "after insert", "update t set more = 'x' where id = new.id; return null;")),
+    Kind("referring to itself with on delete cascade", "create table t ({columns}, up bigint{referable}, "
+         "foreign key (up) references t ({key}) on delete cascade)", {"Append": "rows of the target itself"}),
     Kind("an AFTER trigger that logs", PLAIN + "; create table log (id int)",
          then=trigger("t", "after insert or update or delete", "insert into log values (1); return null;"),
          core=True),

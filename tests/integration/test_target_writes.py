@@ -142,6 +142,97 @@ def test_a_trigger_that_alters_what_is_written_is_refused(
     made.replay()
 
 
+# Triggers that change rows which the batch does not write: sink, the table that they are on, when, the body.
+OTHERS = {
+    "append, deletes older rows": ("append", "t", "after insert", "delete from t where v < 100;"),
+    "append, deletes and inserts again": (
+        "append", "t", "after insert", "delete from t where kafka_offset = 0; "
+        "insert into t values (0, 0, 't', 0, 0, now(), 1);",
+    ),
+    "append, updates older rows": ("append", "t", "after insert", "update t set v = 0 where v < 100;"),
+    "append, before": ("append", "t", "before insert", "delete from t where v < 100;"),
+    "upsert, deletes other keys": ("upsert", "t", "after update", "delete from t where id = 1;"),
+    "upsert, alters other keys": ("upsert", "t", "after update", "update t set v = 0 where id = 1;"),
+    "upsert, after a delete": ("upsert", "t", "after delete", "update t set v = 0 where id = 1;"),
+    "upsert, of the changes": ("upsert", "t_change", "after insert", "update t set v = 0 where id = 1;"),
+    "upsert, reaches the changes": ("upsert", "t", "after update", "delete from t_change where id = 1;"),
+    "aggregate, alters other groups": ("aggregate", "t", "after update", "update t set v = 0 where id = 1;"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
+@pytest.mark.parametrize("way", OTHERS)
+def test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused(
+    db: Database, batches: MakeBatches, way: str, deferred: bool
+) -> None:
+    sink, table, when, body = OTHERS[way]
+    if deferred and when.startswith("before"):
+        when = "after insert"
+    chosen, _, rows = SINKS[sink]
+    made = batches("id int, v int", chosen)
+    made.run(*rows)
+    before = db.rows("select * from t order by 1")
+    guard = (
+        "if pg_trigger_depth() < 2 then "
+        + body
+        + " end if; "
+        + ("return new;" if when.startswith("before") else "return null;")
+    )
+    create = trigger(table, when, guard)
+    if deferred:
+        create = create.replace("create trigger", "create constraint trigger").replace(
+            " for each", " deferrable initially deferred for each"
+        )
+    db.execute(create)
+    with pytest.raises(TargetMismatch, match=r"Postgres counts .* trigger meddle \((BEFORE|AFTER)"):
+        made.run((2, None, True) if way.endswith("a delete") else (2, 200, *rows[0][2:]))
+    assert db.rows("select * from t order by 1") == before
+    db.execute(f"drop trigger meddle on {table}")
+    made.run((2, 200, *rows[0][2:]))
+    made.replay()
+
+
+def test_a_trigger_that_empties_a_partition_is_refused(db: Database, batches: MakeBatches) -> None:
+    """What Postgres counts begins anew with a TRUNCATE; the table's file tells."""
+    db.execute(
+        f"create table t (id int, v int, {LINEAGE}) partition by range (id); "
+        "create table t1 partition of t for values from (0) to (9); create table t2 partition of t default"
+    )
+    made = batches("id int, v int", Append("public.t"))
+    made.run(*ROWS)
+    db.execute(trigger("t", "before insert", "truncate t1; return null;", each="statement"))
+    for row in ((1, 1), (99, 1)):
+        with pytest.raises(
+            TargetMismatch, match="1 inserted, 0 updated and 0 deleted after a TRUNCATE: trigger"
+        ):
+            made.run(row)
+    assert len(db.rows("select * from t")) == len(ROWS)
+
+
+def test_a_key_that_references_another_key_of_the_target(db: Database, batches: MakeBatches) -> None:
+    """Its row would go with the other one, although its own latest change is no delete."""
+    db.execute("create table t (id int primary key, v int references t on delete cascade)")
+    made = batches("id int, v int", Upsert("public.t", key=("id",)))
+    made.run((1, None, False), (2, 1, False))
+    with pytest.raises(
+        TargetMismatch, match=r"a statement deleted 1 rows, .* 2 deleted: foreign key public.t"
+    ):
+        made.run((1, None, True))
+    made.run((1, None, True), (2, None, True))
+    assert db.rows("select * from t") == []
+
+
+def test_tables_with_triggers_need_the_counters_of_postgres(db: Database, batches: MakeBatches) -> None:
+    made = batches("id int, v int", Append("public.t"))
+    db.execute("select set_config('track_counts', 'off', false)")
+    made.run((1, 1))
+    db.execute(trigger("t", "after insert", "return null;"))
+    with pytest.raises(TargetMismatch, match="track_counts is off"):
+        made.run((2, 2))
+    db.execute("reset track_counts")
+    made.run((2, 2))
+
+
 @pytest.mark.parametrize("sink", SINKS)
 def test_triggers_that_leave_the_columns_of_the_pipeline_alone_are_welcome(
     db: Database, batches: MakeBatches, sink: str

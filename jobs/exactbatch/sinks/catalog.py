@@ -57,6 +57,7 @@ where t.relkind in ('r', 'f') and not t.relispartition
 _TRIGGER: Final = re.compile(
     r"TRIGGER .+? ((?:BEFORE|AFTER|INSTEAD OF) .+?) ON .* FOR EACH (ROW|STATEMENT)", re.S
 )
+_ACTION: Final = re.compile(r" ON (DELETE|UPDATE) (CASCADE|SET)")
 _KINDS: Final = {
     "v": "a view",
     "m": "a materialized view",
@@ -140,6 +141,21 @@ def check_unchanged(written: str, seen: Sequence[Fact], found: Sequence[Fact]) -
 def guards_of(facts: Iterable[Fact]) -> str:
     """The triggers and rules among facts, for a message; empty where there are none."""
     return ", ".join(dict.fromkeys(fact.guard for fact in facts if fact.is_guard))
+
+
+def changers_of(facts: Iterable[Fact]) -> str:
+    """The triggers, rules and foreign keys that may change rows which a statement does not write, for a message.
+
+    Foreign keys with an action reach rows of the table itself where it refers to itself, or others do and are
+    referred to.
+    """
+    return ", ".join(
+        dict.fromkeys(
+            fact.guard if fact.is_guard else f"foreign key {fact.name}"
+            for fact in facts
+            if fact.is_guard or (fact.what == "foreign key from elsewhere" and _ACTION.search(fact.value))
+        )
+    )
 
 
 def _refused(fact: Fact) -> str | None:

@@ -97,7 +97,7 @@ class Partials:
                 "select {shown}, {measures}, count(*), {batch_id} from {staging} where {rows} "
                 "group by {groups} returning *), "
                 "touched as (insert into {touched} select {by} from inserted) "
-                "select {count} from inserted"
+                "select {count} as number, count(*) as rows from inserted"
             ).format(
                 partial=self.table.table,
                 names=listed((*self.by_names, *self.measures)),

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -12,9 +13,10 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
 from exactbatch.sinks.cast import Cast
-from exactbatch.sinks.catalog import Fact, check_kinds, guards_of, read_facts
+from exactbatch.sinks.catalog import Fact, changers_of, check_kinds, guards_of, read_facts
 from exactbatch.sinks.pg_types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.refusal import refusal
+from exactbatch.sinks.writes import PSYCOPG2_WRITES, Writes
 from exactbatch.sqlstates import refuses
 
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
@@ -363,16 +365,19 @@ class TargetTable:
             )
 
     def delete(self, cursor: Any, statement: sql.Composable, *, left: sql.Composable | None) -> int:
-        """Run a statement that deletes from the table; return the number that it gives, or of deleted rows.
+        """Run a statement that deletes from the table; return the number of deleted rows.
+
+        A statement may return a row instead: the number that this is to return, and at last that of the rows.
 
         `left` is a query of how many of these rows are still there, None where nothing could keep them back.
 
-        Raises TargetMismatch when the table refuses, or when rows are left.
+        Raises TargetMismatch when the table refuses, when rows are left, or when triggers change other rows.
         """
+        before = self._writes_where_watched(cursor)
         cursor.execute("savepoint write")
         try:
             cursor.execute(statement)
-            gone = int(cursor.fetchone()[0] if cursor.description else cursor.rowcount)
+            gone, rows = _numbers(cursor)
         except psycopg2.errors.ForeignKeyViolation as error:
             cursor.execute("rollback to savepoint write")
             raise TargetMismatch(
@@ -387,8 +392,13 @@ class TargetTable:
             cursor.execute("rollback to savepoint write")
             raise refusal(cursor, self.written, error, None) from error
         cursor.execute("release savepoint write")
-        if left is None:
-            return gone
+        if left is not None:
+            self._check_gone(cursor, left)
+        if before is not None and not (done := self._writes(cursor) - before).is_delete_of(rows):
+            raise self._meddled(cursor, f"a statement deleted {rows} rows", done)
+        return gone
+
+    def _check_gone(self, cursor: Any, left: sql.Composable) -> None:
         cursor.execute(left)
         if remaining := int(cursor.fetchone()[0]):
             cause = self.guards(cursor) or "a trigger, a rule or a policy of the table"
@@ -396,7 +406,45 @@ class TargetTable:
                 f"target {self.written}: {remaining} rows that were deleted are still there: {cause} keeps them. "
                 f"They would be there twice, or for good. Nothing was written. Let this login delete them."
             )
-        return gone
+
+    def _writes(self, cursor: Any) -> Writes:
+        cursor.execute(PSYCOPG2_WRITES, (self.identifier.as_string(cursor),) * 2)
+        return Writes(*cursor.fetchone())
+
+    def _writes_where_watched(self, cursor: Any) -> Writes | None:
+        """What this transaction has done to the table; None where only its own statements can change a row."""
+        if not (changers := changers_of(self.facts(cursor))):
+            return None
+        cursor.execute("select current_setting('track_counts')")
+        if cursor.fetchone()[0] != "on":
+            raise TargetMismatch(
+                f"target {self.written}: {changers} may change other rows than the batch writes, and Postgres "
+                f"does not count what it does, because track_counts is off. Nothing was written. Switch "
+                f"track_counts on (the default), or drop it."
+            )
+        return self._writes(cursor)
+
+    def _meddled(self, cursor: Any, statement: str, done: Writes) -> TargetMismatch:
+        return TargetMismatch(
+            f"target {self.written}: {statement}, and Postgres counts {done}: {changers_of(self.facts(cursor))} "
+            f"changes rows of the target beside those. Nothing was written. Drop it, or let it write into other "
+            f"tables only. A BEFORE trigger may fill columns that the pipeline does not write."
+        )
+
+    @contextmanager
+    def untouched(self, cursor: Any, *, by: "TargetTable") -> Iterator[None]:
+        """Raise TargetMismatch where what is written into another table within changes rows of this one.
+
+        Triggers of that table do so, at once or when their constraint is checked.
+        """
+        before = self._writes(cursor) if by._writes_where_watched(cursor) is not None else None
+        yield
+        if before is not None and not (done := self._writes(cursor) - before).is_insert_of(0):
+            raise TargetMismatch(
+                f"target {self.written}: while the batch wrote into {by.written}, Postgres counts {done} here: "
+                f"{changers_of(by.facts(cursor))} of {by.written} does that. Nothing was written. Drop it, or let "
+                f"it write into other tables only."
+            )
 
     def lock_writers(self, cursor: Any) -> None:
         """Let nobody change the table's definition to the end of this transaction; others may write."""
@@ -447,15 +495,18 @@ class TargetTable:
     def execute(
         self, cursor: Any, statement: sql.Composable, *, candidates: sql.Composable | None = None
     ) -> int:
-        """Run a statement that writes into the table; return the number that it gives, or of written rows.
+        """Run a statement that writes into the table; return the number of written rows.
 
-        Raises TargetMismatch when the table refuses a row; `candidates`, a query of the rows that are to be
-        written with their lineage, then tells their offsets.
+        A statement may return a row instead, as that of delete().
+
+        Raises TargetMismatch when the table refuses a row, where `candidates`, a query of the rows that are to be
+        written with their lineage, tells their offsets, and when triggers change other rows.
         """
+        before = self._writes_where_watched(cursor)
         cursor.execute("savepoint write")
         try:
             cursor.execute(statement)
-            written = int(cursor.fetchone()[0] if cursor.description else cursor.rowcount)
+            written, rows = _numbers(cursor)
             # A deferred constraint would speak at the commit, when nobody could tell which rows are meant.
             cursor.execute("set constraints all immediate")
         except psycopg2.Error as error:
@@ -464,6 +515,8 @@ class TargetTable:
             cursor.execute("rollback to savepoint write")
             raise refusal(cursor, self.written, error, candidates) from error
         cursor.execute("release savepoint write")
+        if before is not None and not (done := self._writes(cursor) - before).is_insert_of(rows):
+            raise self._meddled(cursor, f"a statement wrote {rows} rows", done)
         return written
 
     def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
@@ -595,6 +648,12 @@ class _FoundColumn:
     @property
     def its_type(self) -> tuple[int, int]:
         return self.oid, self.modifier
+
+
+def _numbers(cursor: Any) -> tuple[int, int]:
+    """What a statement returns first, and how many rows it wrote; both the same where it returns no row."""
+    found = cursor.fetchone() if cursor.description else (cursor.rowcount,)
+    return int(found[0]), int(found[-1])
 
 
 def _equality(type_: str) -> str:

@@ -32,7 +32,7 @@ def take_back_touching(
     statement = sql.SQL(
         "with gone as (delete from {contributions} t using {source} where {condition} returning t.*), "
         "touched as (insert into {touched} select distinct {key} from gone) "
-        "select {count} from gone"
+        "select {count} as number, count(*) as rows from gone"
     ).format(
         contributions=contributions.table,
         source=source,

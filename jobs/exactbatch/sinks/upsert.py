@@ -155,7 +155,8 @@ class Upsert:
         """Delete the changes that batches have written in ranges; return how many that was."""
         self._target.lock(cursor)
         create_touched(cursor, self.contributions, self.key)
-        return take_back_touching(cursor, self.contributions, parts, self.key, count=sql.SQL("count(*)"))
+        with self._target.untouched(cursor, by=self.contributions.tables[0]):
+            return take_back_touching(cursor, self.contributions, parts, self.key, count=sql.SQL("count(*)"))
 
     def count(self, cursor: Any, parts: Sequence[Part]) -> int:
         """How many changes take_back() would delete."""
@@ -267,13 +268,14 @@ class Upsert:
         # Two pipelines may share the target: each has to see what the other has committed before.
         self._target.lock(cursor)
         create_touched(cursor, self.contributions, self.key)
-        inserted = self.contributions.insert_staged(
-            cursor,
-            staging=staging,
-            columns=self.staged_columns(columns),
-            batch_id=batch_id,
-            attempts=attempts,
-        )
+        with self._target.untouched(cursor, by=self.contributions.tables[0]):
+            inserted = self.contributions.insert_staged(
+                cursor,
+                staging=staging,
+                columns=self.staged_columns(columns),
+                batch_id=batch_id,
+                attempts=attempts,
+            )
         cursor.execute(
             sql.SQL(
                 "insert into {touched} select distinct {key} from {staging} where task_attempt = any({attempts})"
@@ -294,7 +296,8 @@ class Upsert:
             self._check_partitions(cursor)
         casts = self._target.casts(cursor, columns)
         staged = sql.SQL("{} and not deleted").format(candidates(casts, staging, attempts))
-        self._derive(cursor, casts, staged)
+        with self.contributions.tables[0].untouched(cursor, by=self._target):
+            self._derive(cursor, casts, staged)
         return inserted
 
     def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
