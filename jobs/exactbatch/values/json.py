@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column, parse_columns
-from exactbatch.values.decimals import has_decimals, refuse_tiny_fields
+from exactbatch.values.decimals import has_decimals, refuse_tiny_fields, without_wrapping
 from exactbatch.values.epoch import check_epoch, from_epoch
 from exactbatch.values.fields import check_names, fields_as_text, is_kept_as_text
 from exactbatch.values.format import Decoded, decode_present
@@ -128,13 +128,13 @@ def stored_schema(columns: Sequence[Column]) -> "pa.Schema":
 
 
 def readable(type_: "pa.DataType") -> "pa.DataType":
-    """A type as Arrow's JSON reader can read it: it has no conversion from ISO dates, so they are read as
+    """A type as Arrow's JSON reader reads it exactly: it has no conversion from ISO dates, so they are read as
     text and cast."""
     import pyarrow as pa
 
     if pa.types.is_list(type_):
         return pa.list_(readable(type_.value_type))
-    return pa.string() if pa.types.is_date(type_) else type_
+    return pa.string() if pa.types.is_date(type_) else without_wrapping(type_)
 
 
 def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
