@@ -4,7 +4,7 @@ A decimal with more places than 38, as 1e-41, makes Arrow read past the end of i
 another number there, or ends the process (https://github.com/apache/arrow/issues/50964).
 
 A decimal is multiplied by 10^scale modulo 2^128, and what is left may look like a number that fits: 40 for a
-decimal128(38, 37). Arrow's readers refuse more digits than the precision before that, so a product can be too great
+decimal128(38, 37). Arrow's readers refuse more digits than the precision before that, so a product is too great
 only where precision and scale together exceed 38. Such columns are read with 256 bits, which hold any product.
 """
 
@@ -50,7 +50,7 @@ def without_wrapping(type_: "pa.DataType") -> "pa.DataType":
 
 
 def decimals_of(text: "pa.ChunkedArray", type_: "pa.Decimal128Type") -> "pa.ChunkedArray":
-    """Numbers that are written as text, with at most 38 places, as decimals; ValueError for what is no such one."""
+    """Numbers that are written as text, with at most 38 places, as decimals; ValueError for any other."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
