@@ -239,8 +239,15 @@ def test_what_does_not_decode_or_leaves_bytes_over_is_refused() -> None:
     assert reason(AVRO, GOOD[0] + b"\0") == left
     for broken in (b"", b"\x02\x02", b"\x00\x01", b"\x02\x02\xff" * 9, GOOD[1] + b"\x01", GOOD[0][:-1]):
         assert reason(AVRO, broken) == left
-    for broken in (b"\x04\x00", b"\x00\x02\xff", GOOD[2][:-1]):
-        assert reason(AVRO, broken).startswith("expected an Avro body of the schema, found: ")
+    for broken, why in (
+        (
+            b"\x04\x00",
+            "column 'a', integer: expected the number of a symbol of its enum or a branch of its union",
+        ),
+        (b"\x00\x02\xff", "column 'b', text: expected text in UTF-8"),
+        (GOOD[2][:-1], "column 'b', text: expected a value of the schema, found the end of the body"),
+    ):
+        assert reason(AVRO, broken).startswith(why)
     decoded = decode(AVRO, GOOD[0], b"\x04", GOOD[1], None, GOOD[0] + GOOD[1])
     assert decoded.kept.to_pylist() == [0, 2]
 
@@ -421,3 +428,70 @@ def test_no_value_and_only_broken_ones_give_no_row(registry: Registry) -> None:
     assert rows(AVRO) == []
     assert len(decode(avro, b"x", None).rejects) == 1
     assert decode(replace(avro), None).rows.schema == pa.schema([("a", pa.int32())])
+
+
+DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+MILLIS = {"type": "int", "logicalType": "time-millis"}
+MICROS = {"type": "long", "logicalType": "time-micros"}
+
+
+@pytest.mark.parametrize(
+    ("type_", "plain", "good", "bad", "said"),
+    [
+        (DECIMAL, "bytes", (9999).to_bytes(2, "big"), (99999).to_bytes(4, "big"), "at most 4 digits"),
+        (DECIMAL, "bytes", b"\xff", (-10000).to_bytes(4, "big", signed=True), "at most 4 digits"),
+        (
+            {**DECIMAL, "type": "fixed", "name": "F", "size": 3},
+            {"type": "fixed", "name": "F", "size": 3},
+            (9999).to_bytes(3, "big"),
+            (10001).to_bytes(3, "big"),
+            "at most 4 digits",
+        ),
+        (MILLIS, "int", 86_399_999, -1, "found -1 milliseconds"),
+        (MILLIS, "int", 0, 86_400_000, "found 86400000 milliseconds"),
+        (MICROS, "long", 86_399_999_999, -1, "found -1 microseconds"),
+        (MICROS, "long", 0, 86_400_000_000, "found 86400000000 microseconds"),
+        (MICROS, "long", 1, 2**63 - 1, "found 9223372036854775807 microseconds"),
+    ],
+)
+def test_decimals_and_times_that_avro_does_not_allow_are_refused(
+    type_: Any, plain: Any, good: Any, bad: Any, said: str
+) -> None:
+    """Alone, in a union, and inside of what becomes jsonb; also for a column that has room for the number."""
+
+    def nested(inner: Any) -> Iterator[tuple[Any, Any]]:
+        yield inner, lambda value: value
+        yield ["null", inner], lambda value: value
+        yield ["null", "boolean", inner], lambda value: value
+        yield {"type": "map", "values": inner}, lambda value: {"k": value}
+        yield {"type": "array", "items": inner}, lambda value: [value]
+        yield {**record(("n", inner)), "name": "S"}, lambda value: {"n": value}
+
+    for (read_by, _), (written_by, wrap) in zip(nested(type_), nested(plain), strict=True):
+        avro = Avro(json.dumps(record(("x", "int"), ("a", read_by))))
+        written = record(("x", "int"), ("a", written_by))
+        fine, wrong = (body(written, {"x": 1, "a": wrap(value)}) for value in (good, bad))
+        assert decode(avro, fine, wrong, fine).kept.to_pylist() == [0, 2]
+        why = reason(avro, wrong)
+        assert why.startswith("column 'a', ")
+        assert said in why
+
+
+def test_a_decimal_with_too_many_digits_is_not_rounded_into_a_wider_column() -> None:
+    avro = Avro(json.dumps(record(("a", DECIMAL))), columns="a numeric(10,2)")
+    [row] = rows(avro, body(record(("a", "bytes")), {"a": (9999).to_bytes(2, "big")}))
+    assert row == {"a": Decimal("99.99")}
+    why = reason(avro, body(record(("a", "bytes")), {"a": (12345).to_bytes(2, "big")}))
+    assert why == "column 'a', numeric(10,2): expected a decimal of at most 4 digits, found more"
+
+
+def test_a_reason_names_the_field_and_no_exception() -> None:
+    schema = record(("x", "int"), ("e", {"type": "enum", "name": "E", "symbols": ["A"]}), ("s", "string"))
+    avro = Avro(json.dumps(schema), columns="s text, x int")
+    written = record(("x", "int"), ("e", "int"), ("s", "bytes"))
+    assert reason(avro, body(written, {"x": 1, "e": 7, "s": b""})) == (
+        "field 'e': expected the number of a symbol of its enum or a branch of its union, found another number"
+    )
+    assert reason(avro, body(written, {"x": 1, "e": 0, "s": b"\xff"})) == (
+        "column 's', text: expected text in UTF-8, found other bytes"
+    )

@@ -61,11 +61,12 @@ def test_a_tombstone_is_counted_and_is_no_row() -> None:
         (event("c", {"id": 1}, None), "expected 'after', which holds the row of such an event, found none"),
         (event("d", None, {"id": 1}), "expected 'before'"),
         (event("c", None, {"id": 1}, None), "expected source.lsn, which orders the changes, found none"),
-        (event("c", None, {"id": "one"}), "JSON parse error"),
+        (event("c", None, {"id": "one"}), "column 'id', integer: expected number, found string"),
         (event("c", None, {"id": 1, "name": "\0"}), "U+0000"),
-        (event("c", None, [1]), "JSON parse error"),
+        (event("c", None, [1]), "after: expected object, found array"),
+        (b'{"op":"c",}', "expected one JSON object: "),
         (b"[]", "expected a JSON object"),
-        (b'{"payload": 3}', "JSON parse error"),
+        (b'{"payload": 3}', "payload: expected object, found number"),
     ],
 )
 def test_an_event_that_is_none_is_a_reject_and_its_neighbours_are_rows(value: Any, said: str) -> None:

@@ -1,7 +1,8 @@
 """Decimals with more places than Arrow can look up are refused before its readers see them."""
 
 import json
-from decimal import Decimal
+import random
+from decimal import Context, Decimal
 
 import pyarrow as pa
 import pytest
@@ -77,3 +78,82 @@ def test_a_refused_decimal_leaves_its_neighbours(format_: Format) -> None:
     good, bad = (b'{"a":1}', b'{"a":1e-41}') if isinstance(format_, Json) else (b"1", b"1e-41")
     decoded = decode(format_, good, bad, good, b'"' + bad, good)
     assert decoded.kept.to_pylist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("type_", "written", "room"),
+    [
+        ("numeric(38,37)", "40", 1),
+        ("numeric(38,37)", "-4e1", 1),
+        ("numeric(38,37)", "4e37", 1),
+        ("numeric(38,38)", "1.0", 0),
+        ("numeric(38,30)", "12345678901", 8),
+        ("numeric(38,18)", "340282366920938463464", 20),
+        ("numeric(10,2)", "123456789.5", 8),
+        ("numeric(2,0)", "1e2", 2),
+    ],
+)
+def test_a_decimal_with_too_many_digits_before_the_point_is_refused(
+    type_: str, written: str, room: int
+) -> None:
+    words = (
+        f"expected at most {room} digits before the point, found ",
+        "requires precision",
+        "not supported",
+    )
+    event = {"op": "d", "before": {"a": written}}
+    of_debezium = Debezium(f"a {type_}")
+    for format_, value in (
+        (Json(f"a {type_}"), f'{{"a":{written}}}'),
+        (Json(f"a {type_}"), f'{{"a":"{written}"}}'),
+        (Csv(f"b text, a {type_}"), f'x,"{written} "'),
+        (Json(f"a {type_}[]"), f'{{"a":[null,0,{written}]}}'),
+        (of_debezium, json.dumps(event)),
+        (of_debezium, json.dumps({"payload": event})),
+    ):
+        said = reason(format_, value.encode())
+        assert any(each in said for each in words)
+        assert said.startswith("column 'a', numeric")
+
+
+def test_decimals_about_two_to_the_127th_are_exact_or_refused() -> None:
+    """What Arrow multiplies by 10^scale may leave its 128 bits, and come back as a number that fits."""
+    chance = random.Random(5)
+    for _ in range(50):
+        precision = chance.choice([38, 38, chance.randint(1, 38)])
+        scale = chance.randint(0, precision)
+        type_ = f"numeric({precision},{scale})"
+        written = [about_the_edge(chance, scale) for _ in range(8)]
+        fits = [fits_in(Decimal(each), precision, scale) for each in written]
+        for format_, values in (
+            (Json(f"a {type_}"), [f'{{"a":{each}}}' for each in written]),
+            (Json(f"a {type_}[]"), [f'{{"a":["{each}"]}}' for each in written]),
+            (Csv(f"a {type_}"), written),
+        ):
+            decoded = decode(format_, *map(str.encode, values))
+            for at, row in zip(decoded.kept.to_pylist(), decoded.rows.to_pylist(), strict=True):
+                assert row["a"] in (Decimal(written[at]), [Decimal(written[at])])
+                assert fits[at], (type_, written[at])
+            for at, why in decoded.rejects:
+                # Zeros that the type has no place for are refused, too.
+                many = len(written[at].strip("-0.")) > precision or "e" in written[at] or "0" in written[at]
+                assert not fits[at] or many, (type_, written[at], why)
+
+
+def about_the_edge(chance: random.Random, scale: int) -> str:
+    """A number that, times 10^scale, is near a multiple of 2^127, in one of the ways to write it."""
+    unscaled = chance.randrange(4) * 2**127 + chance.choice([-1, 1]) * 10 ** chance.randrange(38)
+    whole, fraction = divmod(abs(unscaled), 10**scale)
+    sign = "-" if unscaled < 0 else ""
+    places = chance.randint(0, scale)
+    decimals = f".{fraction:0{scale}d}"[: places + 1] if places else ""
+    if chance.random() < 0.3:
+        zeros = len(str(whole)) - len(str(whole).rstrip("0")) if whole else 0
+        return f"{sign}{whole // 10**zeros}e{zeros}"
+    return f"{sign}{whole}{decimals}"
+
+
+def fits_in(number: Decimal, precision: int, scale: int) -> bool:
+    exact = Context(prec=200)
+    unscaled = number.scaleb(scale, exact)
+    return unscaled == unscaled.to_integral_value() and abs(unscaled) < Decimal(10) ** precision

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cache
+from functools import cache, cached_property
 from math import isfinite
 from operator import itemgetter
 from os import PathLike
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.values.avro_schema import AvroField, fields_of
+from exactbatch.values.avro_logical import InvalidAvro, register
+from exactbatch.values.avro_schema import AvroField, checked, fields_of
 from exactbatch.values.epoch import from_epoch
 from exactbatch.values.fields import json_texts
 from exactbatch.values.format import Decoded, decode_block_or_halves, decode_present, positions
@@ -155,7 +156,9 @@ class _Body:
                 raise ValueError(
                     f"column {column.name!r}, {column.type}: expected a field whose values fit, found {its.type}"
                 )
-        self._schema = _array_of(parsed, fields.values(), header)
+        self._header = header
+        self._value = _value_of(parsed, fields.values())
+        self._schema = _array_of(self._value, header)
 
     def decode(self, bodies: "pa.BinaryArray") -> "pa.RecordBatch":
         """One row for each body, or ValueError."""
@@ -198,13 +201,56 @@ class _Body:
             raise ValueError(_ENDS_ELSEWHERE) from None
         except MemoryError:
             raise
-        except Exception as error:  # fastavro says of broken bytes whatever it meets first
-            said = f"{type(error).__name__} {str(error)[:_REASON_LENGTH]}".strip()
-            raise ValueError(f"expected an Avro body of the schema, found: {said}") from None
+        except Exception:  # fastavro says of broken bytes whatever it meets first
+            raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None
         tokens = list(map(itemgetter("token"), found))
         if tokens != [token] * len(bodies) or stream.tell() != len(block):
             raise ValueError(_ENDS_ELSEWHERE)
         return list(map(itemgetter("value"), found))
+
+    def _reason(self, body: bytes) -> str:
+        """Why a body is refused, and for which field: the last one of the fewest that do not decode."""
+        import fastavro
+
+        types = {column.name: column.type for column in self._columns}
+        for name, schema in self._first_fields:
+            try:
+                fastavro.schemaless_reader(io.BytesIO(body[self._header :]), schema, None)
+            except MemoryError:
+                raise
+            except Exception as error:
+                what = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
+                return f"{what}: {_in_words(error)}"
+        return _ENDS_ELSEWHERE
+
+    @cached_property
+    def _first_fields(self) -> list[tuple[str, Any]]:
+        """Of each field of a record its name, and the schema of the record that ends with it."""
+        import fastavro
+
+        if not self._is_record:
+            return [(self._columns[0].name, fastavro.parse_schema(self._value))]
+        fields = self._value["fields"]
+        return [
+            (field["name"], fastavro.parse_schema({**self._value, "fields": fields[: index + 1]}))
+            for index, field in enumerate(fields)
+        ]
+
+
+def _in_words(error: Exception) -> str:
+    match error:
+        case InvalidAvro():
+            return str(error)
+        case EOFError():
+            return "expected a value of the schema, found the end of the body"
+        case UnicodeDecodeError():
+            return "expected text in UTF-8, found other bytes"
+        case IndexError():
+            return (
+                "expected the number of a symbol of its enum or a branch of its union, found another number"
+            )
+        case _:
+            return f"expected a value of the schema, found none: {str(error)[:_REASON_LENGTH]}"
 
 
 @cache
@@ -248,21 +294,27 @@ def _fields(parsed: Any, columns: Sequence[Column] | None) -> tuple[AvroField, .
     return fields_of(parsed, columns[0].name if columns else _VALUE)
 
 
-def _array_of(parsed: Any, fields: Iterable[AvroField], header: int) -> Any:
+def _value_of(parsed: Any, fields: Iterable[AvroField]) -> Any:
+    """The schema by which fastavro decodes a body."""
+    schemas = {each.name: each.schema for each in fields}
+    if not _is_record(parsed):
+        (value,) = schemas.values()
+        return checked(value)
+    return checked(
+        {**parsed, "fields": [{**each, "type": schemas[each["name"]]} for each in parsed["fields"]]}
+    )
+
+
+def _array_of(value: Any, header: int) -> Any:
     """The schema of an array of bodies, each after a header of so many bytes and before a token."""
     import fastavro
 
-    schemas = {each.name: each.schema for each in fields}
-    if _is_record(parsed):
-        its = [{**each, "type": schemas[each["name"]]} for each in parsed["fields"]]
-        value = {**parsed, "fields": its}
-    else:
-        (value,) = schemas.values()
     framed = [
         *([{"name": "header", "type": _fixed("ExactbatchHeader", header)}] if header else []),
         {"name": "value", "type": value},
         {"name": "token", "type": _fixed("ExactbatchToken", _TOKEN)},
     ]
+    register()
     return fastavro.parse_schema(
         {"type": "array", "items": {"type": "record", "name": "ExactbatchBody", "fields": framed}}
     )

@@ -33,6 +33,8 @@ _MOMENTS: Final[Mapping[tuple[str, str], tuple[str, Reading]]] = {
 _MOMENT_TYPES: Final = {"timestamp with time zone", "timestamp without time zone"}
 _TIMES: Final = {("int", "time-millis"), ("long", "time-micros")}
 _INTEGERS: Final = {"smallint", "integer", "bigint"}
+_CHECKED: Final = {"decimal", *(logical for _, logical in _TIMES)}
+CHECKED: Final = "exactbatch-"  # before the name of a logical type that fastavro is to read strictly
 _MAX_PRECISION: Final = 1000  # digits that a numeric of Postgres may declare
 
 
@@ -74,6 +76,22 @@ def fields_of(parsed: Mapping[str, Any], name: str) -> tuple[AvroField, ...]:
     if isinstance(parsed, dict) and parsed["type"] == "record":
         return tuple(_field(each["name"], each["type"], named) for each in parsed["fields"])
     return (_field(name, parsed, named),)
+
+
+def checked(schema: Any) -> Any:
+    """The schema with decimals and times by which fastavro calls the readers of avro_logical."""
+    match schema:
+        case list():
+            return [checked(each) for each in schema]
+        case dict():
+            inner = {
+                key: checked(schema[key]) for key in ("fields", "items", "values", "type") if key in schema
+            }
+            logical = schema.get("logicalType")
+            renamed = {"logicalType": CHECKED + logical} if logical in _CHECKED else {}
+            return {**schema, **inner, **renamed}
+        case _:
+            return schema
 
 
 def _field(name: str, schema: Any, named: Mapping[str, Any]) -> AvroField:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.values.decimals import has_decimals, may_be_tiny, refuse_tiny
+from exactbatch.values.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
 from exactbatch.values.format import Decoded, decode_present
+from exactbatch.values.json import stored_schema
 from exactbatch.values.storable import check_rows
 
 if TYPE_CHECKING:
@@ -71,7 +72,11 @@ class Csv:
 
     @cached_property
     def _types(self) -> "dict[str, pa.DataType]":
-        return {column.name: column.arrow_type for column in self.columns}
+        """The types in which fields are read: decimals that Arrow would multiply inexactly, as text."""
+        import pyarrow as pa
+
+        wide = [column for column in self.columns if _is_wide(column.arrow_type)]
+        return {column.name: pa.string() if column in wide else column.arrow_type for column in self.columns}
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block when all of them are lines."""
@@ -88,7 +93,7 @@ class Csv:
         import pyarrow.compute as pc
 
         if len(values) == 0:
-            return pa.RecordBatch.from_pylist([], pa.schema(self._types))
+            return pa.RecordBatch.from_pylist([], stored_schema(self.columns))
         text = values.cast(pa.string())
         if pc.any(pc.match_substring_regex(text, r"[\r\n]\z")).as_py():
             text = pc.replace_substring_regex(text, r"(?:\r\n|\r|\n)\z", "")
@@ -98,9 +103,10 @@ class Csv:
             table = self._read(text, token, self._types)
             if len(table) != len(text) or not pc.all(pc.equal(table.column(_TOKEN), token)).as_py():
                 raise ValueError("rows are not values")
-            rows = table.drop_columns(_TOKEN).combine_chunks().to_batches()[0]
         except ValueError as error:
             raise ValueError(self._reason(text, str(error)) if len(text) == 1 else "") from None
+        table = self._with_wide_decimals(table.drop_columns(_TOKEN))
+        rows = table.combine_chunks().to_batches()[0]
         check_rows(rows, self.columns, finite=True)
         for column in self.columns:
             if column.type.startswith("numeric") and column.staged_type == "text":
@@ -130,6 +136,14 @@ class Csv:
             with _of(column):
                 if pc.any(pc.match_substring_regex(table.column(column.name), _HEXADECIMAL)).as_py():
                     raise ValueError("expected an integer in decimal digits, found a hexadecimal one")
+
+    def _with_wide_decimals(self, table: "pa.Table") -> "pa.Table":
+        for index, column in enumerate(self.columns):
+            if _is_wide(column.arrow_type):
+                with _of(column):
+                    decimals = decimals_of(table.column(index), column.arrow_type)
+                table = table.set_column(index, column.name, decimals)
+        return table
 
     def _read(
         self, text: "pa.StringArray", token: str | None, types: "Mapping[str, pa.DataType]"
@@ -178,6 +192,10 @@ class Csv:
         if lines == 1:
             return "expected every quote to be closed, found one left open"
         return f"expected one line, found {lines}"
+
+
+def _is_wide(type_: "pa.DataType") -> bool:
+    return bool(without_wrapping(type_) != type_)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
@@ -10,7 +10,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.values.binary import BINARY_TEXTS, BinaryText, decoded_text
 from exactbatch.values.debezium_event import event_of, other_event, table_of
 from exactbatch.values.format import Decoded, decode_present
-from exactbatch.values.json import as_stored, objects, read_objects, readable, stored_schema
+from exactbatch.values.json import as_stored, objects, read_objects, readable, stored_schema, why_refused
 from exactbatch.values.unavailable import Placeholder
 
 if TYPE_CHECKING:
@@ -87,18 +87,16 @@ class Debezium:
         version = () if self.version is None else (Column(self.version, "bigint"),)
         object.__setattr__(self, "columns", (*row, *version))
 
-    @property
-    def _row_columns(self) -> Sequence[Column]:
-        return self.columns if self.version is None else self.columns[:-1]
+    def _of_row(self, columns: Sequence[Column]) -> Sequence[Column]:
+        return [column for column in columns if column.name != self.version]
 
-    @cached_property
-    def _envelope(self) -> "pa.Schema":
-        """What is read of a value; a payload has the same fields once more."""
+    def _envelope(self, columns: Sequence[Column]) -> "pa.Schema":
+        """What is read of a value for some columns; a payload has the same fields once more."""
         import pyarrow as pa
 
-        row = pa.struct([pa.field(column.name, _written_as(column)) for column in self._row_columns])
+        row = pa.struct([pa.field(column.name, _written_as(column)) for column in self._of_row(columns)])
         fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
-        if self.version is not None:
+        if self.version in [column.name for column in columns]:
             fields.append(pa.field("source", pa.struct([pa.field(self.version, pa.int64())])))
         return pa.schema([*fields, pa.field("payload", pa.struct(fields))])
 
@@ -126,7 +124,7 @@ class Debezium:
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
         """As _read(); of a single value, ValueError tells what it is."""
         try:
-            return self._read(values)
+            return self._read(values, self.columns)
         except ValueError:
             if len(values) > 1:
                 raise
@@ -134,21 +132,23 @@ class Debezium:
             if other := other_event(event):
                 raise ValueError(other) from None
             row = event.get("before" if event.get("op") == _DELETE else "after")
-            for column in self._row_columns:
+            for column in self._of_row(self.columns):
                 if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
                     raise ValueError(self._left_out(values[0], column.name)) from None
-            raise
+            raise ValueError(why_refused(values, self.columns, partial(self._read, values))) from None
 
-    def _read(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
+    def _read(self, values: "pa.BinaryArray", read_columns: Sequence[Column]) -> "pa.RecordBatch":
         """The columns of a row and, last, whether it is a delete, and which column a write has no value for."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        stored = stored_schema(self.columns)
+        stored = stored_schema(read_columns)
+        row_columns = self._of_row(read_columns)
+        beside = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
+        with_beside = pa.schema([*stored, *beside])
         if len(values) == 0:
-            beside = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
-            return pa.RecordBatch.from_pylist([], pa.schema([*stored, *beside]))
-        read = read_objects(objects(values), self._envelope).combine_chunks().to_batches()[0]
+            return pa.RecordBatch.from_pylist([], with_beside)
+        read = read_objects(objects(values), self._envelope(read_columns)).combine_chunks().to_batches()[0]
         has_payload = pc.is_valid(read.column("payload"))
 
         def of(*path: str) -> "pa.Array":
@@ -166,20 +166,18 @@ class Debezium:
             if pc.any(pc.and_not(its, there)).as_py():
                 raise ValueError(f"expected {name!r}, which holds the row of such an event, found none")
         columns = [
-            pc.if_else(deleted, of("before", column.name), of("after", column.name))
-            for column in self._row_columns
+            pc.if_else(deleted, of("before", column.name), of("after", column.name)) for column in row_columns
         ]
-        columns, left_out = self._without_placeholders(columns, deleted)
-        if self.version is not None:
+        columns, left_out = self._without_placeholders(row_columns, columns, deleted)
+        if self.version in stored.names:
             columns.append(of("source", self.version))
             if columns[-1].null_count:
                 raise ValueError(f"expected source.{self.version}, which orders the changes, found none")
-        names = [column.name for column in self.columns]
-        rows = as_stored(pa.Table.from_arrays(columns, names), stored).combine_chunks().to_batches()[0]
-        return rows.append_column("deleted", deleted).append_column("left_out", left_out)
+        table = pa.Table.from_arrays([*columns, deleted, left_out], with_beside.names)
+        return as_stored(table, with_beside).combine_chunks().to_batches()[0]
 
     def _without_placeholders(
-        self, columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
+        self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
     ) -> "tuple[list[pa.Array], pa.StringArray]":
         """The columns with null for a value that was left out and bytes for bytea; and, of each write, the first
         column that has a value left out. A delete needs none of them."""
@@ -188,22 +186,21 @@ class Debezium:
 
         whole = []
         left_out = pa.nulls(len(deleted), pa.string())
-        for column, values in zip(self._row_columns, columns, strict=True):
+        for column, values in zip(row_columns, columns, strict=True):
             found = self._placeholder.found(column, values)
             if pc.any(found).as_py():
                 values = pc.if_else(found, pa.scalar(None, values.type), values)
                 of_writes = pc.and_(pc.and_not(found, deleted), left_out.is_null())
                 left_out = pc.if_else(of_writes, column.name, left_out)
-            whole.append(self._bytes(column, values) if _is_bytea(column) else values)
+            whole.append(self._bytes(values) if _is_bytea(column) else values)
         return whole, left_out
 
-    def _bytes(self, column: Column, values: "pa.Array") -> "pa.Array":
+    def _bytes(self, values: "pa.Array") -> "pa.Array":
         try:
             return decoded_text(values, self.binary)
         except ValueError as error:
             raise ValueError(
-                f"column {column.name!r}, {column.type}: {error}. Does the connector's binary.handling.mode match "
-                f"binary={self.binary!r}?"
+                f"{error}. Does the connector's binary.handling.mode match binary={self.binary!r}?"
             ) from None
 
     def _left_out(self, value: "pa.BinaryScalar", column: str) -> str:

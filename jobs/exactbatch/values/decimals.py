@@ -2,17 +2,25 @@
 
 A decimal with more places than 38, as 1e-41, makes Arrow read past the end of its table of powers of ten: it finds
 another number there, or ends the process (https://github.com/apache/arrow/issues/50964).
+
+A decimal is multiplied by 10^scale modulo 2^128, and what is left may look like a number that fits: 40 for a
+decimal128(38, 37). Arrow's readers refuse more digits than the precision before that, so a product is too great
+only where precision and scale together exceed 38. Such columns are read with 256 bits, which hold any product.
 """
 
 import json
 import re
 from collections.abc import Iterable, Iterator
+from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _MOST_PLACES: Final = 38  # decimal128's
+_MOST_DIGITS: Final = 38  # decimal128's
+# So many digits, times 10^38, are less than 2^255.
+_FEW_DIGITS: Final = r"^[-+]?[0-9.]{1,38}$"
 # Arrow refuses more than 38 digits before it looks at the places, so more than 38 places take an exponent. Looking
 # for any negative one is fast; the second tells it from what only looks like one, as a part of a uuid.
 _NEGATIVE_EXPONENT: Final = "(?i)e-[0-9]"
@@ -20,6 +28,7 @@ _FAR_EXPONENT: Final = "(?:^|[^0-9A-Za-z-])[-+]?[0-9.]+[eE]-0*[1-9][0-9]|[0-9]{2
 # A character of a number in a JSON string.
 _ESCAPED: Final = r"\\u00(?:2[bdeBDE]|3[0-9]|[46]5)"
 _WITH_EXPONENT: Final = re.compile(r"[^.]*(?:\.([0-9]*))?[eE]-([0-9]+)")
+_SHOWN: Final = 60  # characters of a number in a message
 _EXPONENT_DIGITS: Final = 9  # with more than these, an exponent is below that of any decimal
 
 
@@ -29,6 +38,44 @@ def has_decimals(type_: "pa.DataType") -> bool:
 
     inner = [type_.field(index).type for index in range(type_.num_fields)]
     return pa.types.is_decimal(type_) or any(map(has_decimals, inner))
+
+
+def without_wrapping(type_: "pa.DataType") -> "pa.DataType":
+    """A decimal type in which Arrow's JSON reader multiplies exactly, and any other type as it is."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal128(type_) and type_.precision + type_.scale > _MOST_DIGITS:
+        return pa.decimal256(type_.precision, type_.scale)
+    return type_
+
+
+def decimals_of(text: "pa.ChunkedArray", type_: "pa.Decimal128Type") -> "pa.ChunkedArray":
+    """Numbers that are written as text, with at most 38 places, as decimals; ValueError for any other."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = pc.ascii_trim(text, characters=" \t")
+    long = text.filter(pc.invert(pc.match_substring_regex(text, _FEW_DIGITS)))
+    _refuse_great(long.to_pylist(), type_)
+    try:
+        return text.cast(pa.decimal256(type_.precision, type_.scale)).cast(type_)
+    except ValueError:
+        _refuse_great(text.drop_null().to_pylist(), type_)
+        raise
+
+
+def check_digits(decimals: "pa.ChunkedArray | pa.Array") -> None:
+    """Raise ValueError for a decimal with more digits than its type has."""
+    try:
+        decimals.validate(full=True)
+    except ValueError as error:
+        type_ = decimals.type
+        if match := re.search(r"Decimal value (-?)([0-9]+) does not fit in precision", str(error)):
+            found = Decimal((len(match[1]), tuple(map(int, match[2])), -type_.scale))
+            raise ValueError(
+                _too_great(re.sub(r"\.?0*$", "", f"{found:f}") if type_.scale else str(found), type_)
+            ) from None
+        raise
 
 
 def refuse_tiny_fields(objects: "pa.StringArray", row: "pa.StructType") -> None:
@@ -70,6 +117,22 @@ def refuse_tiny(numbers: Iterable[str]) -> None:
                 raise ValueError(
                     f"expected a decimal with at most {_MOST_PLACES} places, found {number[:_MOST_PLACES]}"
                 )
+
+
+def _refuse_great(numbers: Iterable[str], type_: "pa.Decimal128Type") -> None:
+    for number in numbers:
+        try:
+            exact = Decimal(number)
+        except InvalidOperation:
+            raise ValueError(f"expected a number, found {number[:_SHOWN]!r}") from None
+        if exact.is_finite() and exact and exact.adjusted() >= type_.precision - type_.scale:
+            raise ValueError(_too_great(number, type_))
+
+
+def _too_great(number: str, type_: "pa.DataType") -> str:
+    return (
+        f"expected at most {type_.precision - type_.scale} digits before the point, found {number[:_SHOWN]}"
+    )
 
 
 def _decimals(found: Any, type_: "pa.DataType") -> Iterator[str]:

@@ -1,13 +1,13 @@
 """JSON objects, one for each record, decoded by Arrow in blocks."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column, parse_columns
-from exactbatch.values.decimals import has_decimals, refuse_tiny_fields
+from exactbatch.values.decimals import has_decimals, refuse_tiny_fields, without_wrapping
 from exactbatch.values.epoch import check_epoch, from_epoch
 from exactbatch.values.fields import check_names, fields_as_text, is_kept_as_text
 from exactbatch.values.format import Decoded, decode_present
@@ -70,7 +70,7 @@ class Json:
         except ValueError:
             if len(text) > 1:
                 raise
-            raise ValueError(self._reason(text)) from None
+            raise ValueError(why_refused(text, self.columns, partial(self._read, text))) from None
         return rows.combine_chunks().to_batches()[0]
 
     def _read(self, text: "pa.StringArray", columns: Sequence[Column]) -> "pa.Table":
@@ -96,28 +96,56 @@ class Json:
 
         return pa.field(column.name, pa.int64() if column.name in self.epoch else readable(column.arrow_type))
 
-    def _reason(self, text: "pa.StringArray") -> str:
-        """Why one object is refused: for its syntax, or for the first column that is refused by itself."""
-        if refusal := self._refusal(text, ()):
-            return f"expected one JSON object: {refusal}"
-        suspects = self.columns
-        while len(suspects) > 1:
-            half = suspects[: len(suspects) // 2]
-            suspects = half if self._refusal(text, half) else suspects[len(half) :]
-        return f"column {suspects[0].name!r}, {suspects[0].type}: {self._refusal(text, suspects)}"
 
-    def _refusal(self, text: "pa.StringArray", columns: Sequence[Column]) -> str | None:
-        try:
-            self._read(text, columns)
-        except ValueError as error:
-            return _arrows_words(str(error))
-        return None
+def why_refused(
+    value: "pa.BinaryArray", columns: Sequence[Column], read: "Callable[[Sequence[Column]], object]"
+) -> str:
+    """Why a format refuses one JSON object: for its syntax, for what it has beside the columns, or for the first
+    column that is refused by itself.
+
+    `read` reads some of the columns, or none, from the object, and raises ValueError where it refuses them.
+    """
+    import pyarrow as pa
+
+    try:
+        text = objects(value)
+    except ValueError as error:
+        return str(error)
+    if refusal := _refusal(lambda: read_objects(text, pa.schema([]))):
+        return f"expected one JSON object: {refusal}"
+    if refusal := _refusal(partial(read, ()), named=True):
+        return refusal
+    suspects = columns
+    while len(suspects) > 1:
+        half = suspects[: len(suspects) // 2]
+        suspects = half if _refusal(partial(read, half)) else suspects[len(half) :]
+    return f"column {suspects[0].name!r}, {suspects[0].type}: {_refusal(partial(read, suspects))}"
 
 
-def _arrows_words(said: str) -> str:
-    """What Arrow says of a block of one value, without what is known."""
+def _refusal(read: "Callable[[], object]", *, named: bool = False) -> str | None:
+    try:
+        read()
+    except ValueError as error:
+        return _arrows_words(str(error), named=named)
+    return None
+
+
+def _arrows_words(said: str, *, named: bool) -> str:
+    """What Arrow says of a block of one value, without what is known; `named` keeps the path of a field."""
     said = re.sub(r" in row \d+$", "", said[:_REASON_LENGTH]).removeprefix("JSON parse error: ")
-    return re.sub(r"^Column\(.*\) changed from (\w+) to (\w+)$", r"expected \1, found \2", said)
+    said = re.sub(
+        r"^Failed to convert JSON to decimal\d+\((\d+), (\d+)\): (.*) requires (precision|scale) \d+$",
+        _digits_in_words,
+        said,
+    )
+    words = r"\1: expected \2, found \3" if named else r"expected \2, found \3"
+    return re.sub(r"^Column\(/?(.*)\) changed from (\w+) to (\w+)$", words, said)
+
+
+def _digits_in_words(match: re.Match[str]) -> str:
+    precision, scale, number, lacking = match.groups()
+    what = f"{precision} digits" if lacking == "precision" else f"{scale} places"
+    return f"expected a number with at most {what}, found {number}"
 
 
 def stored_schema(columns: Sequence[Column]) -> "pa.Schema":
@@ -128,13 +156,13 @@ def stored_schema(columns: Sequence[Column]) -> "pa.Schema":
 
 
 def readable(type_: "pa.DataType") -> "pa.DataType":
-    """A type as Arrow's JSON reader can read it: it has no conversion from ISO dates, so they are read as
+    """A type as Arrow's JSON reader reads it exactly: it has no conversion from ISO dates, so they are read as
     text and cast."""
     import pyarrow as pa
 
     if pa.types.is_list(type_):
         return pa.list_(readable(type_.value_type))
-    return pa.string() if pa.types.is_date(type_) else type_
+    return pa.string() if pa.types.is_date(type_) else without_wrapping(type_)
 
 
 def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":

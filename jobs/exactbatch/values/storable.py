@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column
+from exactbatch.values.decimals import check_digits
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,7 @@ def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
         if pc.any(pc.match_substring(column, "\0")).as_py():
             raise ValueError(NUL)
     elif pa.types.is_decimal(column.type):
-        column.validate(full=True)
+        check_digits(column)
     elif pa.types.is_timestamp(column.type):
         _check_range(column.cast(pa.int64()), EARLIEST_TIMESTAMP, None)
     elif pa.types.is_date32(column.type):
