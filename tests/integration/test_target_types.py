@@ -213,8 +213,9 @@ def test_a_constraint_that_fails_names_itself_and_the_offsets(
     message = world.refused(TargetMismatch, pipeline)
     assert f"target {target(pipeline)}: it refuses what the batch writes: " in message
     assert reason in message
+    such = "1 row of the batch is such," if rows == 1 else f"{rows} rows of the batch are such, the first"
     if rows:
-        assert f"; {rows} rows of the batch are such, the first at {topic.name}[0] offset {first}" in message
+        assert f"; {such} at {topic.name}[0] offset {first}" in message
     assert "Nothing was written. Correct the target" in message
 
 
