@@ -224,7 +224,7 @@ def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) ->
         error = for_code(described[name]["error_code"]) if name in described else UnknownTopicOrPartitionError
         if error is UnknownTopicOrPartitionError:
             remedy = (
-                "The pipeline has processed it before: check bootstrap.servers. If it was deleted, a topic that "
+                "It was there before: check bootstrap.servers. If it was deleted, a topic that "
                 "is created again has another id, and needs a pipeline under a new name."
                 if name in processed
                 else "Check the pipeline's topics and bootstrap.servers, and create the topic; exactbatch never "

@@ -188,3 +188,12 @@ def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(
 def test_a_way_to_commit_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected commit to be 'batch' or 'partition', found 'row'"):
         pipeline(commit="row")
+
+
+@pytest.mark.parametrize(
+    ("rejected", "records", "share"),
+    [(6, 6, "100 %"), (1, 3, "33 %"), (46, 100_000, "0.046 %"), (1, 10**9, "0.0000001 %")],
+)
+def test_shares_are_plain_numbers(rejected: int, records: int, share: str) -> None:
+    pipeline = Pipeline(name="p", topics=("t",), value=Raw(), sink=Append("t"))
+    assert f"({share})" in pipeline.too_many_rejects(rejected, records)
