@@ -358,7 +358,7 @@ class _Audit:
         begin, head = self.result.from_offset, self.result.until_offset
         self._outside(results, begin, head)
         self._gaps(begin, head)
-        log = _LogWindows(self._settings.kafka, self._log, begin, head, self._expected)
+        log = _LogWindows(self._settings.kafka, self._log, begin, head, self._expected, self._covering)
         with closing(log):
             for start in range(begin, head, _WINDOW):
                 end = min(start + _WINDOW, head)
@@ -512,7 +512,9 @@ class _LogWindows:
         begin: int,
         head: int,
         expected: ExpectedValues | None,
+        covering: Callable[[Offsets], Offsets],
     ) -> None:
+        self._covering = covering
         self._position = max(begin, log.earliest)
         self._head, self._log, self._expected = head, log, expected
         self._ahead: tuple[list[int], list[int]] = ([], [])
@@ -530,7 +532,8 @@ class _LogWindows:
             if self._expected is not None:
                 records = [m for m in messages if m.error() is None and (m.offset() or 0) < self._head]
                 if records:
-                    self._expected.add(self._log.topic, self._log.partition, records)
+                    batches = self._covering(np.array([each.offset() for each in records], np.int64))
+                    self._expected.add(self._log.topic, self._log.partition, records, batches.tolist())
             for message in messages:
                 error, offset = message.error(), message.offset() or 0
                 if error is None:

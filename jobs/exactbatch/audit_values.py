@@ -4,6 +4,7 @@ Decoding is what gives values their meaning: the auditor cannot but use the pipe
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -29,11 +30,8 @@ _OLDEST: Final = EARLIEST_TIMESTAMP // 1000
 _NEWEST: Final = (2**63 - 1) // 1000
 _EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)
 _TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
-# Of a record e: what covers its offset, and that it is no reject.
-_COVERED: Final = sql.SQL(
-    "c.pipeline = $1 and c.topic = e.kafka_topic and c.partition = e.kafka_partition "
-    "and c.offsets @> e.kafka_offset"
-)
+_BATCH: Final = "exactbatch batch"  # the column for the batch that covers a record
+# Of a record e: that it is no reject.
 _NOT_REJECTED: Final = sql.SQL(
     "not exists (select from exactbatch.rejected_record r where r.pipeline = $1 and r.topic = e.kafka_topic "
     'and r.partition = e.kafka_partition and r."offset" = e.kafka_offset)'
@@ -58,25 +56,33 @@ class ExpectedValues:
         self._results, self._connection, self._pipeline = results, connection, pipeline
         self._value, self._key = connected(pipeline.value, kafka), connected(pipeline.key, kafka)
         self._columns = sink.staged_columns(pipeline.value.columns)
+        self._window: _Window | None = None  # where the records lie that were added since the last comparison
         self._schema = pa.schema(
             [
                 ("kafka_partition", pa.int32()),
                 ("kafka_offset", pa.int64()),
                 ("kafka_timestamp", pa.timestamp("us", "UTC")),
                 ("kafka_topic", pa.string()),
+                (_BATCH, pa.int64()),
                 *((column.name, column.arrow_type) for column in self._columns),
             ]
         )
-        # Records that are rejects, until they are compared: topic, partition and offset.
-        self._refused: list[tuple[str, int, int]] = []
+        # Records that are rejects, until they are compared: offset and batch.
+        self._refused: list[tuple[int, int]] = []
         with transaction(connection) as cursor:
             found = [] if isinstance(sink, Aggregate) else self._misfits(cursor)
         self._misfit = sql.SQL(" or ").join(found) if found else sql.SQL("false")
         with results.cursor() as cursor:
             cursor.adbc_ingest(_TABLE, self._schema.empty_table(), mode="create", temporary=True)
 
-    def add(self, topic: str, partition: int, messages: Sequence[Message]) -> None:
-        """Decode records of one partition."""
+    def add(self, topic: str, partition: int, messages: Sequence[Message], batches: Sequence[int]) -> None:
+        """Decode records of one partition, whose offsets rise; `batches` are those that cover them, as the ledger
+        says. The records of one partition are compared before the next one's are added, but for partial results.
+        """
+        first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+        if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
+            first = self._window.first
+        self._window = _Window(topic, partition, first, last)
         values = pa.array([each.value() for each in messages], pa.binary())
         beside = _Beside(messages)
         decoded = (
@@ -89,13 +95,14 @@ class ExpectedValues:
             key = tuple(name for name in self._pipeline.sink.key if name in names)
             deletes = self._value.tombstone_deletes
             decoded = as_changes(decoded, values, beside.keys(), self._key, key, tombstones_delete=deletes)
-        self._refused += [(topic, partition, messages[at].offset() or 0) for at, _ in decoded.rejects]
+        self._refused += [(messages[at].offset() or 0, batches[at]) for at, _ in decoded.rejects]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(partition, pa.int32()), n),
             pa.array([each.offset() for each in messages], pa.int64()).take(decoded.kept),
             beside.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
             pa.repeat(topic, n),
+            pa.array(batches, pa.int64()).take(decoded.kept),
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
         with self._results.cursor() as cursor:
@@ -108,16 +115,29 @@ class ExpectedValues:
         cut, or taken for what it is not. Forgets what was added so far. Rows and records that have no counterpart
         are told by the comparison of offsets, and so is a row of another batch than the one that covers it.
         """
+        if self._window is None:
+            return [], 0
+        found = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
+        with self._results.cursor() as cursor:
+            cursor.execute(sql.SQL("truncate {}").format(_EXPECTED).as_string(self._connection))
+        self._refused.clear()
+        self._window = None
+        return [row[0] for row in found], found[0][1] if found else 0
+
+    def _differing(self, window: "_Window") -> sql.Composable:
+        """The query for the offsets of rows that differ.
+
+        The window's bounds let Postgres find its rows by an index, where there is one.
+        """
         contributions = self._pipeline.sink.contributions.table
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
         types = self._types(contributions)
-        query = sql.SQL(
+        return sql.SQL(
             # Materialized: what a rejected record holds may have no cast.
             "with e as materialized (select *, {misfit} as {has_misfit} from {expected} e where {not_rejected}) "
-            "select e.kafka_offset from e join {contributions} t on t.kafka_topic = e.kafka_topic "
-            "and t.kafka_partition = e.kafka_partition and t.kafka_offset = e.kafka_offset "
-            "join exactbatch.coverage c on {covered} and c.batch_id = t.batch_id "
-            "where case when e.{has_misfit} then true else record_image_ne(row({made}), row({found})) end "
+            "select e.kafka_offset from e join {contributions} t on t.kafka_offset = e.kafka_offset "
+            "and t.batch_id = e.{batch} where {in_window} "
+            "and case when e.{has_misfit} then true else record_image_ne(row({made}), row({found})) end "
             "{refused}"
         ).format(
             misfit=self._misfit,
@@ -125,18 +145,14 @@ class ExpectedValues:
             expected=_EXPECTED,
             not_rejected=_NOT_REJECTED,
             contributions=contributions,
-            covered=_COVERED,
+            batch=sql.Identifier(_BATCH),
+            in_window=window.has("t"),
             made=sql.SQL(", ").join(
                 sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
             ),
             found=listed(names, of="t"),
-            refused=self._rows_of_refused(contributions),
+            refused=self._rows_of_refused(contributions, window),
         )
-        found = self._fetch(sql.SQL(_FIRST).format(query))
-        with self._results.cursor() as cursor:
-            cursor.execute(sql.SQL("truncate {}").format(_EXPECTED).as_string(self._connection))
-        self._refused.clear()
-        return [row[0] for row in found], found[0][1] if found else 0
 
     def differing_partials(self, whole: Sequence[int]) -> int:
         """How many partial results of these batches there are that the records do not make, or the other way
@@ -162,15 +178,14 @@ class ExpectedValues:
         types = self._types(sink.contributions.table)
         names = [*sink.by_names, *measures, "records"]
         query = sql.SQL(
-            "with e as materialized (select e.*, c.batch_id as {batch} from {expected} e "
-            "join exactbatch.coverage c on {covered} where c.batch_id = any({whole}) and {not_rejected}), "
+            "with e as materialized (select e.* from {expected} e where e.{batch} = any({whole}) "
+            "and {not_rejected}), "
             "made as (select {made}, count(*) as records, {batch} as batch_id from e "
             "group by {numbers}, {batch}), "
             "found as (select {names}, batch_id from {partial} where batch_id = any({whole})) {different}"
         ).format(
-            batch=sql.Identifier("exactbatch batch"),
+            batch=sql.Identifier(_BATCH),
             expected=_EXPECTED,
-            covered=_COVERED,
             not_rejected=_NOT_REJECTED,
             whole=sql.SQL("{}::bigint[]").format(sql.Literal(list(whole))),
             made=sql.SQL(", ").join(
@@ -194,22 +209,19 @@ class ExpectedValues:
         found = self._pipeline.sink.misfits(cursor, columns, batch_id=0)
         return [sql.SQL("coalesce({}, false)").format(misfit.condition) for misfit in found]
 
-    def _rows_of_refused(self, contributions: sql.Composable) -> sql.Composable:
+    def _rows_of_refused(self, contributions: sql.Composable, window: "_Window") -> sql.Composable:
         """A further query, for the rows of records that are rejects."""
         if not self._refused:
             return sql.SQL("")
-        topics, partitions, offsets = zip(*self._refused, strict=True)
+        offsets, batches = zip(*self._refused, strict=True)
         return sql.SQL(
-            "union all select t.kafka_offset from {contributions} t "
-            "join exactbatch.coverage c on c.pipeline = $1 and c.topic = t.kafka_topic "
-            "and c.partition = t.kafka_partition and c.offsets @> t.kafka_offset and c.batch_id = t.batch_id "
-            "where (t.kafka_topic, t.kafka_partition, t.kafka_offset) in "
-            "(select * from unnest({topics}::text[], {partitions}::int[], {offsets}::bigint[]))"
+            "union all select t.kafka_offset from {contributions} t where {in_window} "
+            "and (t.kafka_offset, t.batch_id) in (select * from unnest({offsets}::bigint[], {batches}::bigint[]))"
         ).format(
             contributions=contributions,
-            topics=sql.Literal(list(topics)),
-            partitions=sql.Literal(list(partitions)),
+            in_window=window.has("t"),
             offsets=sql.Literal(list(offsets)),
+            batches=sql.Literal(list(batches)),
         )
 
     def _types(self, table: sql.Composable) -> dict[str, str]:
@@ -222,8 +234,35 @@ class ExpectedValues:
     def _fetch(self, query: sql.Composable) -> list[tuple[Any, ...]]:
         """The rows of a query whose first parameter is the pipeline's name."""
         with self._results.cursor() as cursor:
+            # Of tables without statistics Postgres expects few rows, and would loop over all of them for each row.
+            cursor.execute("set local enable_nestloop = off")
             cursor.execute(query.as_string(self._connection), (self._pipeline.name,))
-            return list(cursor.fetchall())
+            rows = list(cursor.fetchall())
+            cursor.execute("set local enable_nestloop = on")
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Records of one partition, from the first to the last offset."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+
+    def has(self, row: str) -> sql.Composable:
+        """Whether a row of contributions lies in it."""
+        return sql.SQL(
+            "{row}.kafka_topic = {topic} and {row}.kafka_partition = {partition} "
+            "and {row}.kafka_offset between {first} and {last}"
+        ).format(
+            row=sql.Identifier(row),
+            topic=sql.Literal(self.topic),
+            partition=sql.Literal(self.partition),
+            first=sql.Literal(self.first),
+            last=sql.Literal(self.last),
+        )
 
 
 class _Beside:

@@ -1,7 +1,7 @@
 """What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -37,8 +37,8 @@ class KafkaLog:
         self._properties = properties
         self._settle = settle
 
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
-        """What every partition of the topics holds now.
+    def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
+        """What every partition of the topics holds now; some of them may have been `processed` before.
 
         The offsets are read in three requests, earliest first, so that earliest <= last_stable <=
         high_watermark holds of what is returned although the log moves meanwhile.
@@ -49,7 +49,7 @@ class KafkaLog:
         from kafka.protocol.consumer import IsolationLevel, OffsetSpec
 
         with admin_client(self._properties) as client:
-            described = _describe(client, topics)
+            described = _describe(client, topics, processed)
             partitions = [
                 KafkaPartition(t["name"], p["partition_index"])
                 for t in described.values()
@@ -77,7 +77,7 @@ class KafkaLog:
 
         Raises TopicMissing.
         """
-        return self._settled(lambda: self.partitions(topics))
+        return self._settled(lambda: self.partitions(topics, topics))
 
     def processed_partitions(
         self, topics: Sequence[str], stored: Sequence[StoredOffset]
@@ -94,7 +94,7 @@ class KafkaLog:
         processed = [each for each in stored if each.topic in topics]
 
         def ask() -> tuple[LogPartition, ...]:
-            partitions = self.partitions(topics)
+            partitions = self.partitions(topics, {each.topic for each in processed})
             check_same_logs(processed, partitions)
             return partitions
 
@@ -130,7 +130,7 @@ class KafkaLog:
 
         def ask() -> dict[str, UUID]:
             with admin_client(self._properties) as client:
-                return {name: _topic_id(topic) for name, topic in _describe(client, topics).items()}
+                return {name: _topic_id(topic) for name, topic in _describe(client, topics, topics).items()}
 
         return self._settled(ask)
 
@@ -216,16 +216,22 @@ def resolve_start(
     return {(topic, partition): offset for topic, each in start.items() for partition, offset in each.items()}
 
 
-def _describe(client: Any, topics: Sequence[str]) -> dict[str, Any]:
+def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) -> dict[str, Any]:
     from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
 
     described = {topic["name"]: topic for topic in client.describe_topics(list(topics))}
     for name in topics:
         error = for_code(described[name]["error_code"]) if name in described else UnknownTopicOrPartitionError
         if error is UnknownTopicOrPartitionError:
+            remedy = (
+                "It was there before: check bootstrap.servers. If it was deleted, a topic that "
+                "is created again has another id, and needs a pipeline under a new name."
+                if name in processed
+                else "Check the pipeline's topics and bootstrap.servers, and create the topic; exactbatch never "
+                "creates one."
+            )
             raise TopicMissing(
-                f"expected the topic {name!r}, found that the broker does not know it. Check the pipeline's "
-                f"topics and bootstrap.servers, and create the topic; exactbatch never creates one."
+                f"expected the topic {name!r}, found that the broker does not know it. {remedy}"
             )
         if error is not NoError:
             raise KafkaUnavailable(f"expected the broker to describe topic {name!r}, found {error.__name__}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exactbatch.errors import ExactbatchError, KafkaUnavailable, TasksFailed, UnexpectedError
-from exactbatch.sqlstates import not_let_in, refused
+from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE, not_let_in, refused
 
 log = logging.getLogger("exactbatch")
 
@@ -25,6 +25,9 @@ _GONE: Final = re.compile(
 _NOT_CONNECTED: Final = "Failed to connect"
 _OF_PYTHON: Final = "Python exception: "
 _ADBC_STATUS: Final = re.compile(r"^[A-Z_]+: ")
+# ADBC's own queries, of catalogs and versions, tell no SQLSTATE.
+_ADBC_QUERY: Final = re.compile(r"^\[libpq\] Failed to \w+ query '.*?':\s*", re.DOTALL)
+_DENIED: Final = re.compile(r"ERROR:\s+permission denied for")
 
 
 @contextmanager
@@ -114,11 +117,14 @@ def _of_adbc(error: Any, where: str) -> ExactbatchError:
         return UnexpectedError(_unforeseen(_in_one_line(text.rstrip().splitlines()[-1])))
     if error.sqlstate is None and _NOT_CONNECTED in text:
         return not_let_in(_in_one_line(text), where=where)
+    if error.sqlstate is None and _DENIED.search(text):
+        return refused(INSUFFICIENT_PRIVILEGE, adbc_said(error), where=where)
     return refused(error.sqlstate, adbc_said(error), where=where, lost=_GONE.search(text) is not None)
 
 
 def _adbc_text(error: Any) -> str:
-    return _ADBC_STATUS.sub("", str(error)).partition("Query was:")[0].partition("SQLSTATE:")[0]
+    text = _ADBC_STATUS.sub("", str(error)).partition("Query was:")[0].partition("SQLSTATE:")[0]
+    return _ADBC_QUERY.sub("", text)
 
 
 def _text(value: str | bytes) -> str:

@@ -1,6 +1,7 @@
 """A pipeline, as its user writes it."""
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Literal
 
 from exactbatch.errors import ConfigurationError
+from exactbatch.options import check_types
 from exactbatch.planner import Limits, OnLoss
 from exactbatch.sinks import Sink
 from exactbatch.sinks.append import LINEAGE
@@ -74,36 +76,25 @@ class Pipeline:
     spark_conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.name or len(self.name) > _NAME_LENGTH or not _NAME_CHARACTERS.issuperset(self.name):
             raise ConfigurationError(
                 f"expected a pipeline name of 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', "
                 f"found {self.name!r}"
             )
-        if isinstance(self.topics, str) or not self.topics:
+        if not self.topics:
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected topics as a tuple of one or more names, "
                 f'found {self.topics!r}; write topics=("flights",)'
             )
-        if isinstance(self.start, str) and not (
+        if not isinstance(self.start, str):
+            _check_start(self.name, self.topics, self.start)
+        elif not (
             self.start in ("earliest", "latest") or self.start.removeprefix("group:") not in ("", self.start)
         ):
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected start to be 'earliest', 'latest', 'group:NAME' or "
                 f"{{topic: {{partition: offset}}}}, found {self.start!r}"
-            )
-        if not isinstance(self.start, str):
-            _check_start(self.name, self.topics, self.start)
-        if self.on_loss not in ("fail", "record"):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected on_loss to be 'fail' or 'record', found {self.on_loss!r}"
-            )
-        if self.evolve not in ("refuse", "add"):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected evolve to be 'refuse' or 'add', found {self.evolve!r}"
-            )
-        if self.commit not in ("batch", "partition"):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected commit to be 'batch' or 'partition', found {self.commit!r}"
             )
         share = isinstance(self.max_rejects, float)
         if self.max_rejects < 0 or (share and not 0 <= self.max_rejects <= 1):
@@ -112,7 +103,7 @@ class Pipeline:
                 f"from 0.0 to 1.0, found {self.max_rejects}"
             )
         for name in ("read_timeout", "publish_timeout", "statement_timeout"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(
                     f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "
                     f"{getattr(self, name)}"
@@ -157,7 +148,7 @@ class Pipeline:
 
         Reading and checking end once there are too many, so `rejected` may be less than there are.
         """
-        share = f"{100 * rejected / records:.2g} %"
+        share = f"{float(f'{100 * rejected / records:.2g}'):.9f}".rstrip("0").rstrip(".") + " %"
         return (
             f"{rejected:,} or more of the {records:,} records read were rejected ({share}); "
             f"max_rejects={self.max_rejects} allows {self.rejects_allowed(records):,}"
@@ -209,11 +200,12 @@ def _check_start(name: str, topics: tuple[str, ...], start: Mapping[str, Mapping
                 f"pipeline {name!r}: expected start to name topics of the pipeline, {', '.join(topics)}, "
                 f"found {topic!r}"
             )
-        if not isinstance(offsets, Mapping):
-            raise ConfigurationError(
-                f"pipeline {name!r}: expected start as {{topic: {{partition: offset}}}}, found {offsets!r} "
-                f"for topic {topic!r}"
-            )
+        for partition, offset in offsets.items():
+            if min(partition, offset) < 0:
+                raise ConfigurationError(
+                    f"pipeline {name!r}: start has {{{partition}: {offset}}} for topic {topic!r}: partitions and "
+                    f"offsets must be 0 or more"
+                )
 
 
 def load_pipeline(reference: str) -> Pipeline:

@@ -15,6 +15,7 @@ from exactbatch.errors import (
     TopicRecreated,
 )
 from exactbatch.offsets import Log, OffsetRange
+from exactbatch.options import check_types
 
 TopicPartition = tuple[str, int]
 OnLoss = Literal["fail", "record"]
@@ -91,6 +92,7 @@ class Limits:
     max_records_per_partition: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name in ("max_records", "max_records_per_partition"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -179,7 +179,11 @@ def _check(asked: AskedRange, heads: Mapping[TopicPartition, StoredOffset]) -> N
                 if there
                 else f"topics {', '.join(sorted({repr(topic) for topic, _ in heads})) or 'none at all'}"
             )
-            + ". Correct the range; what the pipeline has not reached yet is processed by its next run."
+            + (
+                ". Correct the range; what the pipeline has not reached yet is processed by its next run."
+                if there
+                else ". Correct the range: a replay is of topics that the pipeline reads and has processed."
+            )
         )
     if asked.until_offset > head.next_offset:
         raise ReplayRefused(

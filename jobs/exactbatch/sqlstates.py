@@ -21,6 +21,7 @@ from exactbatch.errors import (
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_TABLE: Final = "42P01"
 _STAGING: Final = "exactbatch_staging"
+_QUERY_WAIT: Final = "query_wait_timeout"
 _POLICY: Final = "row-level security"
 
 
@@ -141,6 +142,15 @@ _HIDDEN: Final = Meaning(
     "Let it own the table, or give it bypassrls: what a policy hides can be neither counted nor taken back.",
 )
 
+# As PgBouncer says it. Neither psycopg2 nor ADBC has an SQLSTATE for it.
+_POOL_FULL: Final = Meaning(
+    PostgresUnavailable,
+    "the pooler had no connection to give within its query_wait_timeout",
+    "Raise the pooler's default_pool_size (docs/poolers.md says how many connections a batch has), or run fewer "
+    "tasks at once; then try again.",
+    ended=True,
+)
+
 # By code, or by class.
 MEANINGS: Final[Mapping[str, Meaning]] = {
     "03": _SESSION_STATE,
@@ -208,7 +218,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "53300": Meaning(
         PostgresUnavailable,
         "the server has no session left to give",
-        "Raise its max_connections, or run fewer tasks at once; then try again.",
+        "Raise its max_connections, or the connection limit of the role or database, or run fewer tasks at once; "
+        "then try again.",
     ),
     "54": _LIMIT,
     "55": _STATE,
@@ -275,7 +286,9 @@ def refused(sqlstate: str | None, said: str, *, where: str = "", lost: bool = Tr
     Without an SQLSTATE it is a lost connection or, where `lost` is False, any error. `where` comes first: the
     batch, range, target or login.
     """
-    if sqlstate is None:
+    if _QUERY_WAIT in said:
+        found = _POOL_FULL
+    elif sqlstate is None:
         found = LOST if lost else UNTOLD
     elif sqlstate == UNDEFINED_TABLE and _STAGING in said:
         found = _STAGING_GONE
@@ -298,11 +311,15 @@ def not_let_in(said: str, *, where: str = "") -> ExactbatchError:
 
     It is terminal where every host of the connection string refuses this very login, database or setting.
     """
+    if _QUERY_WAIT in said:
+        return refused(None, said, where=where)
     start = f"{where}: " if where else ""
     answers = said.split(_PLACE)[1:] or [said]
     found = [_sqlstate_of(answer) for answer in answers]
-    if all(code is not None and not meaning(code).error.retryable for code in found):
-        code = str(found[0])
+    codes = [code for code in found if code is not None]
+    if len(codes) == len(found):
+        # Where one of the hosts may let it in later, its answer is the one that counts.
+        code = next((code for code in codes if meaning(code).error.retryable), codes[0])
         known = meaning(code)
         return known.error(f"{start}{known.what}: {said} (SQLSTATE {code}). {known.remedy}")
     return PostgresUnavailable(

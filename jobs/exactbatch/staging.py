@@ -22,6 +22,7 @@ from exactbatch.errors import ExactbatchError, TransformFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import connect_arrow
 from exactbatch.offsets import OffsetRange
+from exactbatch.own_errors import unexpected
 from exactbatch.patience import Patience, within
 from exactbatch.read import Records, read_range
 from exactbatch.values import Decoded, Format, WithMessage, as_changes, headers_as_json
@@ -421,9 +422,10 @@ def _decoded_rows(
             if counts.rejects > task.max_rejects:
                 return
             yield _with_lineage(task.range, each, decoded, attempt)
-    except ExactbatchError as error:
-        counts.error = error
-        raise
+    except Exception as error:
+        # ADBC cuts the text of an error that it passes on.
+        counts.error = error if isinstance(error, ExactbatchError) else unexpected(error)
+        raise counts.error from error
 
 
 def _decode(task: StageTask, records: Records) -> Decoded:

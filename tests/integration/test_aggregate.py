@@ -286,6 +286,24 @@ def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
     assert state(world, pipeline)["AA", hour(5)][2] == 2**63
 
 
+def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(
+    world: World, make_topic: MakeTopic, make_pipeline: Any
+) -> None:
+    topic = make_topic()
+    topic.produce(b'{"id": 1, "x": 1e308}', b'{"id": 1, "x": 1e308}')
+    sink = Aggregate(f'public."{topic.name}"', by=("id",), measures={"x": Sum("x")})
+    pipeline = make_pipeline(topic, value=Json("id int, x double precision"), sink=sink)
+    message = world.refused(TargetMismatch, pipeline)
+    assert (
+        "value out of range: overflow. Nothing was written. A double precision holds at most 1.8e308. "
+        in message
+    )
+    assert (
+        "Declare the summed column numeric in the pipeline, and give the column the type numeric in"
+        in message
+    )
+
+
 def test_a_row_without_a_time_is_a_reject(
     world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:

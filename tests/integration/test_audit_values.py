@@ -1,11 +1,16 @@
 """The auditor finds what is planted in the results of every sink, wrong values too, where it is asked to."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from psycopg2 import sql
 from test_every_sink import KINDS, Play, play, world
 
+from conftest import record
+from exactbatch import Aggregate, Append, Count, Max, Upsert
 from exactbatch.audit import audit
+from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ConfigurationError
 
 __all__ = ["play", "world"]
@@ -123,6 +128,39 @@ def test_values_that_only_spark_can_tell_are_not_compared(play: Callable[[str], 
     object.__setattr__(played.pipeline, "sql", "select * from records")
     with pytest.raises(ConfigurationError, match="expected rows whose values follow from one record each"):
         audit(played.pipeline, played.world.settings, values=True)
+
+
+SINKS = {
+    "append": lambda name: Append(f'public."{name}"'),
+    "upsert": lambda name: Upsert(f'public."{name}"', key=("id",)),
+    "aggregate": lambda name: Aggregate(
+        f'public."{name}"', by=("name",), measures={"n": Count(), "most": Max("id")}
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_values_are_compared_without_a_loop_over_the_rows_for_each_row(
+    world: Any, make_topic: Any, make_pipeline: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Nobody has analyzed the tables of a batch that has just run."""
+    topic = make_topic(1)
+    topic.produce(*(record(number, f"n{number % 100}") for number in range(2000)), b"{")
+    pipeline = make_pipeline(topic, sink=SINKS[kind](topic.name), max_rejects=1)
+    assert world.run(pipeline).batch.rows == 2000
+    plans: list[str] = []
+    fetch = ExpectedValues._fetch
+
+    def explained(self: ExpectedValues, query: sql.Composable) -> list[tuple[Any, ...]]:
+        plans.append("\n".join(row[0] for row in fetch(self, sql.SQL("explain {}").format(query))))
+        return fetch(self, query)
+
+    monkeypatch.setattr(ExpectedValues, "_fetch", explained)
+    (found,) = audit(pipeline, world.settings, values=True)
+    assert found.is_exact
+    compared = [plan for plan in plans if "exactbatch_expected" in plan]
+    assert compared
+    assert not [plan for plan in compared if "Nested Loop" in plan]
 
 
 def _findings(played: Play, *, values: bool = True) -> set[str]:

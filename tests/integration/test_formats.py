@@ -255,3 +255,29 @@ def test_arrays_and_moments_as_numbers_are_loaded_exactly(
         (v["a"], v["t"], [], None, datetime.fromtimestamp(v["at"] / 1000, UTC), None) for v in values
     ]
     assert world.is_exact(pipeline)
+
+
+def test_a_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raised(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    def asks(_: Any) -> Any:
+        raise OSError("net.example is away")
+
+    topic = make_topic()
+    topic.produce(b"1")
+    pipeline = make_pipeline(topic, value=Custom(asks, "id int"))
+    message = world.refused(TasksFailed, pipeline)
+    assert "asks of the format Custom raised OSError: net.example is away. Nothing was written" in message
+
+
+def test_a_mistake_of_ours_is_told_with_its_type_and_text(
+    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    class Broken(Raw):
+        def decode(self, values: Any) -> Any:
+            raise LookupError("no such thing. " + "x" * 2000)
+
+    topic = make_topic()
+    topic.produce(b"1")
+    message = world.refused(TasksFailed, make_pipeline(topic, value=Broken()))
+    assert "LookupError: no such thing. xxx" in message

@@ -14,6 +14,7 @@ import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
 from exactbatch.errors import (
+    BatchLost,
     ConfigurationError,
     IdentityChanged,
     NotRegistered,
@@ -250,7 +251,7 @@ def test_one_life_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> Non
 def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> None:
     with (
         transaction(connection),
-        pytest.raises(NotRegistered, match="batch 999 is not in the ledger of database"),
+        pytest.raises(BatchLost, match="batch 999 is not in the ledger of database"),
     ):
         ledger.batch(999)
 

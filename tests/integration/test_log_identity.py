@@ -104,9 +104,15 @@ def test_a_missing_topic_is_named(make_topic: MakeTopic, kafka_log: KafkaLog, ad
     for ask in (kafka_log.partitions, kafka_log.topic_ids):
         with pytest.raises(TopicMissing) as failed:
             ask([topic.name, missing])
+        remedy = "Check the pipeline's topics and bootstrap.servers, and create the topic; exactbatch never "
+        remedy += "creates one."
+        if ask == kafka_log.topic_ids:  # created again, it would be another one
+            remedy = (
+                "It was there before: check bootstrap.servers. If it was deleted, a topic that is created "
+            )
+            remedy += "again has another id, and needs a pipeline under a new name."
         assert str(failed.value) == (
-            f"expected the topic {missing!r}, found that the broker does not know it. Check the pipeline's "
-            f"topics and bootstrap.servers, and create the topic; exactbatch never creates one."
+            f"expected the topic {missing!r}, found that the broker does not know it. {remedy}"
         )
     assert missing not in admin.list_topics(timeout=10).topics
 

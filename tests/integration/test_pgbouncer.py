@@ -166,3 +166,19 @@ def seen_by_others(dsn: str) -> dict[str, str]:
     for client in clients:
         client.close()
     return {name: " and ".join(sorted(settings)) for name, settings in found.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_pool_without_a_connection_to_give_is_named(connection: Any, database: str, mode: str) -> None:
+    more = "ignore_startup_parameters = options\nquery_wait_timeout = 1"
+    with bouncer(database, mode, size=1, more=more) as through:
+        held = psycopg2.connect(through)
+        held.cursor().execute("select 1")
+        try:
+            with pytest.raises(PostgresUnavailable, match="the pooler had no connection to give within its"):
+                connect_arrow(through, application="tests")
+            # psycopg2 does not pass on what PgBouncer says.
+            with pytest.raises(PostgresUnavailable, match="server closed the connection unexpectedly"):
+                connect(through, application="tests")
+        finally:
+            held.close()

@@ -320,7 +320,11 @@ def test_what_cannot_be_replayed_is_told_before_anything_runs(
     assert f"found {topic.name}[0] 0..10 and {topic.name}[0] 9..20. Join them" in message["overlap"]
     assert f"found partitions 0, 1 of topic '{topic.name}'" in message["partition"]
     unknown = ReplayRequest(ranges=(AskedRange("other", 0, 0, 5),))
-    assert f"found topics '{topic.name}'" in replays.refused(ReplayRefused, pipeline, unknown)
+    said = replays.refused(ReplayRefused, pipeline, unknown)
+    assert (
+        f"found topics '{topic.name}'. Correct the range: a replay is of topics that the pipeline reads"
+        in said
+    )
 
 
 def test_batches_are_replayed_by_their_ids(

@@ -16,7 +16,7 @@ from exactbatch import Append, Json, Pipeline, Upsert, replay
 from exactbatch.advance import plan
 from exactbatch.audit import audit
 from exactbatch.batch_job import process_batch
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, migrate, transaction
 from exactbatch.replay_request import AskedRange, ReplayRequest
@@ -148,6 +148,27 @@ def test_a_privilege_that_is_missing_is_named(spark: Any, deployment: Deployment
         match=r"permission denied for database \S+ \(SQLSTATE 42501\)\. .* docs/roles\.sql",
     ):
         run(spark, deployment, pipeline)
+
+
+def test_what_the_jobs_login_lacks_is_named_with_its_grant(
+    spark: Any, committed: Deployment, topic: Topic
+) -> None:
+    pipeline = Pipeline(
+        name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("shop.item"), max_rejects=1
+    )
+    topic.produce(record(8))
+    committed.execute("revoke usage on schema exactbatch_staging from exactbatch_job, test_job")
+    with pytest.raises(ConfigurationError, match="permission denied for schema exactbatch_staging"):
+        run(spark, committed, pipeline)
+    committed.execute(ROLES)
+    committed.execute("alter table shop.item owner to test_owner; grant usage on schema shop to test_owner")
+    committed.execute("grant select, update on shop.item to test_job")
+    with pytest.raises(
+        TargetMismatch,
+        match=r"target shop\.item: the login test_job lacks a privilege: permission denied for table item "
+        r"\(SQLSTATE 42501\)\. .* grant select, insert, update, delete on shop\.item to test_job;",
+    ):
+        run(spark, committed, pipeline)
 
 
 def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed: Deployment) -> None:

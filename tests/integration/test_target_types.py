@@ -213,8 +213,9 @@ def test_a_constraint_that_fails_names_itself_and_the_offsets(
     message = world.refused(TargetMismatch, pipeline)
     assert f"target {target(pipeline)}: it refuses what the batch writes: " in message
     assert reason in message
+    such = "1 row of the batch is such," if rows == 1 else f"{rows} rows of the batch are such, the first"
     if rows:
-        assert f"; {rows} rows of the batch are such, the first at {topic.name}[0] offset {first}" in message
+        assert f"; {such} at {topic.name}[0] offset {first}" in message
     assert "Nothing was written. Correct the target" in message
 
 
@@ -256,7 +257,7 @@ def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_with
     )
     message = world.refused(TargetMismatch, pipeline)
     assert "no partition of relation" in message
-    assert f"1 rows of the batch are such, the first at {topic.name}[0] offset 1" in message
+    assert f"1 row of the batch is such, at {topic.name}[0] offset 1" in message
     world.execute(
         f"create table rest partition of {target(pipeline)} for values from ('2026-02-01Z') to ('2026-03-01Z')"
     )

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pytest
 from test_values import decode, rows
 
-from exactbatch.errors import ConfigurationError, ReadFailed
+from exactbatch.errors import ConfigurationError, ReadFailed, TasksFailed
 from exactbatch.values import Custom
 from exactbatch.values.storable import EARLIEST_TIMESTAMP
 
@@ -104,9 +104,13 @@ def test_what_may_pass_is_left_to_the_retry() -> None:
 
         return Custom(function, "n int")
 
-    for error in (ConnectionResetError("gone"), ReadFailed("later")):
-        with pytest.raises(type(error)):
-            decode(raises(error), b"a")
+    with pytest.raises(ReadFailed):
+        decode(raises(ReadFailed("later")), b"a")
+    with pytest.raises(
+        TasksFailed, match=r"function .*function of the format Custom raised OSError: net\. "
+    ) as found:
+        decode(raises(OSError("net")), b"a")
+    assert found.value.retryable
 
 
 def test_broken_arrow_data_ends_the_batch() -> None:

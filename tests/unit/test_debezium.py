@@ -225,7 +225,5 @@ def test_a_version_that_does_not_order_changes_is_refused(version: str, said: st
 def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="unavailable=''"):
         Debezium("id int", unavailable="")
-    with pytest.raises(
-        ConfigurationError, match="binary='bytes': expected one of base64, base64-url-safe, hex"
-    ):
+    with pytest.raises(ConfigurationError, match="expected binary to be 'base64' or .*, found 'bytes'"):
         Debezium("id int", binary="bytes")  # type: ignore[arg-type]

@@ -34,11 +34,21 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
         ({"name": "a b"}, "found 'a b'"),
         ({"name": "a" * 201}, "expected a pipeline name of 1 to 200 letters"),
         ({"topics": ()}, r"expected topics as a tuple of one or more names, found \(\)"),
-        ({"topics": "flights"}, r"found 'flights'; write topics=\(\"flights\",\)"),
+        ({"topics": "flights"}, r"found 'flights' \(str\); write topics=\(\"flights\",\)"),
         ({"start": "newest"}, "expected start to be 'earliest', 'latest', 'group:NAME' or .*found 'newest'"),
         ({"start": "group:"}, "found 'group:'"),
         ({"start": {"flihgts": {0: 5}}}, "to name topics of the pipeline, flights, found 'flihgts'"),
-        ({"start": {"flights": 5}}, "expected start as .*partition: offset.*, found 5 for topic 'flights'"),
+        ({"start": {"flights": 5}}, "expected start to be str or {str: {int: int}}, found {'flights': 5}"),
+        ({"start": {"flights": {"0": 5}}}, "expected start to be str or {str: {int: int}}, found"),
+        ({"start": {"flights": {0: -5}}}, "partitions and offsets must be 0 or more"),
+        (
+            {"max_rejects": "0.1"},
+            r"expected max_rejects to be int or float, found '0.1' \(str\)",
+        ),
+        ({"max_rejects": True}, r"expected max_rejects to be int or float, found True \(bool\)"),
+        ({"read_timeout": float("nan")}, "expected read_timeout to be more than 0 seconds, found nan"),
+        ({"transform": "select"}, "expected transform to be a function, found 'select'"),
+        ({"allow_nondeterministic": "now"}, r'write allow_nondeterministic=\("now",\)'),
         ({"on_loss": "ignore"}, "expected on_loss to be 'fail' or 'record', found 'ignore'"),
         ({"max_rejects": -1}, r"expected max_rejects to be a whole number .* from 0\.0 to 1\.0, found -1"),
         ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
@@ -178,3 +188,12 @@ def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(
 def test_a_way_to_commit_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected commit to be 'batch' or 'partition', found 'row'"):
         pipeline(commit="row")
+
+
+@pytest.mark.parametrize(
+    ("rejected", "records", "share"),
+    [(6, 6, "100 %"), (1, 3, "33 %"), (46, 100_000, "0.046 %"), (1, 10**9, "0.0000001 %")],
+)
+def test_shares_are_plain_numbers(rejected: int, records: int, share: str) -> None:
+    pipeline = Pipeline(name="p", topics=("t",), value=Raw(), sink=Append("t"))
+    assert f"({share})" in pipeline.too_many_rejects(rejected, records)

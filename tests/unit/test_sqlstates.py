@@ -104,14 +104,33 @@ def test_a_login_that_is_refused_is_terminal(said: str, code: str) -> None:
     "said",
     [
         'connection to server at "h", port 1 failed: Connection refused',
-        'connection to server at "h", port 1 failed: FATAL:  sorry, too many clients already',
-        'connection to server at "h", port 1 failed: FATAL:  the database system is starting up',
         'could not translate host name "h" to address: Name or service not known',
     ],
 )
 def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said: str) -> None:
     assert type(not_let_in(said)) is PostgresUnavailable
     assert f"expected Postgres to accept a connection, found: {said}. " in str(not_let_in(said))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("FATAL:  sorry, too many clients already", "the server has no session left to give: "),
+        (
+            'FATAL:  too many connections for role "u"',
+            "Raise its max_connections, or the connection limit of the role",
+        ),
+        ("FATAL:  the database system is starting up", "Postgres is starting or stopping: "),
+        (
+            "FATAL:  query_wait_timeout",
+            "the pooler had no connection to give within its query_wait_timeout: ",
+        ),
+    ],
+)
+def test_what_is_known_of_a_server_that_lets_in_nobody_now_is_told(said: str, told: str) -> None:
+    error = not_let_in(f'connection to server at "h", port 1 failed: {said}')
+    assert type(error) is PostgresUnavailable
+    assert told in str(error)
 
 
 class FromAdbc(Exception):
@@ -150,6 +169,21 @@ def test_what_adbc_raises_is_told_by_what_the_server_said() -> None:
         PostgresUnavailable
     )
     assert type(adbc('IO: [libpq] Failed to connect: database "x" does not exist')) is ConfigurationError
+
+
+def test_what_adbc_asks_for_itself_tells_no_sqlstate() -> None:
+    query = "IO: [libpq] Failed to execute query 'SELECT attr.attname,\n atttypid': "
+    denied = adbc(query + "ERROR:  permission denied for schema exactbatch_staging\n")
+    assert type(denied) is ConfigurationError
+    assert (
+        "a privilege is missing: ERROR:  permission denied for schema exactbatch_staging (SQLSTATE 42501)"
+        in (str(denied))
+    )
+    waited = adbc("IO: [libpq] Failed to execute query 'SELECT version();': FATAL:  query_wait_timeout\n")
+    assert type(waited) is PostgresUnavailable
+    assert "t[0] 0..5: the pooler had no connection to give within its query_wait_timeout: FATAL: " in str(
+        waited
+    )
 
 
 def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection() -> None:

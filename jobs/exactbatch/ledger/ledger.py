@@ -262,8 +262,8 @@ class Ledger:
     def batch(self, batch_id: int, plan_id: UUID | None = None, *, lock: bool = False) -> Batch:
         """One batch; with `lock`, held until the transaction ends (after the pipeline's lock, always).
 
-        With `plan_id` it must be the batch of this plan. Raises BatchLost when it is not, NotRegistered when there
-        is none and no plan was asked for, and PostgresUnavailable when the server is a standby, which may not
+        With `plan_id` it must be the batch of this plan. Raises BatchLost when it is not, or when there
+        is none, and PostgresUnavailable when the server is a standby, which may not
         have received it yet.
         """
         query = _queries.lock_batch if lock else _queries.get_batch
@@ -273,7 +273,7 @@ class Ledger:
             database = self._connection.info.dbname
             if plan_id is not None:
                 raise batch_lost(batch_id, plan_id, row and row.plan_id, database)
-            raise NotRegistered(
+            raise BatchLost(
                 f"batch {batch_id} is not in the ledger of database {database!r}. Check the number and the "
                 f"connection string. If the database was restored or failed over since the batch was planned, the "
                 f"next run plans from the stored offsets."

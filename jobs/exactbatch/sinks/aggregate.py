@@ -12,6 +12,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
+from exactbatch.options import check_types
 from exactbatch.sinks.append import LINEAGE, Append, Part
 from exactbatch.sinks.cast import Misfit, misfits, own_casts
 from exactbatch.sinks.finality import FINAL, REVISIONS, Finality
@@ -24,6 +25,9 @@ from exactbatch.sinks.watermark import Watermark
 from exactbatch.sinks.window import TIMESTAMPTZ, Window, duration
 
 _TAKEN: Final = {RECORDS.name, FINAL.name, REVISIONS.name, *(column.name for column in LINEAGE)}
+_DOUBLE_OVERFLOW: Final = (
+    "value out of range: overflow"  # as Postgres says it of floating point numbers alone
+)
 _GONE: Final = sql.Identifier("exactbatch_gone")
 
 
@@ -57,29 +61,25 @@ class Aggregate:
     late: Literal["update", "reject"] = "update"
 
     def __post_init__(self) -> None:
+        check_types(self)
         _ = self._target, self.contributions, self.watermark
-        if isinstance(self.by, str) or not self.by:
+        if not self.by:
             raise ConfigurationError(
                 f"expected what {self.target} groups by as a tuple of columns and at most one Window, "
                 f'by=("carrier", Window("time", "1 hour")), found {self.by!r}'
             )
         if len([each for each in self.by if isinstance(each, Window)]) > 1:
             raise ConfigurationError(f"expected at most one Window for {self.target}, found {self.by!r}")
-        wrong = [each for each in self.measures.values() if not isinstance(each, Measure)]
-        if not self.measures or wrong:
+        if not self.measures:
             raise ConfigurationError(
                 f'expected measures of {self.target} as {{"flights": Count(), "worst": Max("dep_delay")}}, '
-                f"found {wrong or self.measures!r}"
+                f"found {self.measures!r}"
             )
         names = [*self.by_names, *self.measures]
         if repeated := sorted({name for name in names if names.count(name) > 1 or name in _TAKEN}):
             raise ConfigurationError(
                 f"expected each column of {self.target} once, and beside {', '.join(sorted(_TAKEN))}, found "
                 f"{', '.join(map(repr, repeated))}: give the measure or the window another name"
-            )
-        if self.late not in ("update", "reject"):
-            raise ConfigurationError(
-                f"expected late of {self.target} to be 'update' or 'reject', found {self.late!r}"
             )
         if self.late == "reject" and self.final_after is None:
             raise ConfigurationError(
@@ -416,10 +416,20 @@ class Aggregate:
             cause = error.__cause__ if isinstance(error, TargetMismatch) else error
             if not isinstance(cause, psycopg2.errors.NumericValueOutOfRange):
                 raise
+            alter = (
+                f"the column the type numeric in {self.target} and {self.contributions.target}: alter table … "
+                f"alter column … type numeric;"
+            )
+            is_double = cause.diag.message_primary == _DOUBLE_OVERFLOW
+            remedy = (
+                f"A double precision holds at most 1.8e308. Declare the summed column numeric in the pipeline, "
+                f"and give {alter}"
+                if is_double
+                else f"Give {alter}"
+            )
             raise TargetMismatch(
                 f"target {self.target}: expected every sum within the type of its column, found: "
-                f"{cause.diag.message_primary}. Nothing was written. Give the column the type numeric in "
-                f"{self.target} and {self.contributions.target}: alter table … alter column … type numeric;"
+                f"{cause.diag.message_primary}. Nothing was written. {remedy}"
             ) from error
 
 

@@ -11,6 +11,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
+from exactbatch.options import check_types
 from exactbatch.sinks.cast import Cast, Misfit, misfits
 from exactbatch.sinks.refusal import candidates
 from exactbatch.sinks.stored import check_stored
@@ -49,16 +50,9 @@ class Append:
     cascade: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types(self)
         _ = self._target
-        if isinstance(self.cascade, str):
-            raise ConfigurationError(
-                f'expected cascade of {self.target} as a tuple of tables, ("public.note",), found {self.cascade!r}'
-            )
         _ = [TargetTable(table) for table in self.cascade]
-        if self.lineage not in ("record", "batch"):
-            raise ConfigurationError(
-                f"expected the lineage of {self.target} to be 'record' or 'batch', found {self.lineage!r}"
-            )
 
     @property
     def needs_lineage(self) -> bool:

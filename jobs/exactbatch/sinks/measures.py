@@ -8,6 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.options import check_types
 
 # A sum has the type that Postgres's own sum() has, but for real, whose sum would keep six digits.
 _SUMS: Final = {
@@ -26,6 +27,9 @@ class Count:
     """How many rows; with a column, how many rows in which it is not null."""
 
     column: str | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def __str__(self) -> str:
         return f"count({self.column or '*'})"
@@ -55,6 +59,9 @@ class Sum:
 
     column: str
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     def __str__(self) -> str:
         return f"sum({self.column})"
 
@@ -83,6 +90,9 @@ class _Extreme:
     function: ClassVar[str]
 
     column: str
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def __str__(self) -> str:
         return f"{self.function}({self.column})"

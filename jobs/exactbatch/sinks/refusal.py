@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch.errors import TargetMismatch
 from exactbatch.own_errors import psycopg2_said
 from exactbatch.sinks.cast import Cast
+from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE
 
 _SHOWN: Final = 5  # offsets
 # What Postgres says of a unique, foreign key or exclusion constraint, and of a missing partition.
@@ -24,12 +25,31 @@ def refusal(
     `candidates` is a query of the rows that were to be written, with the target's columns and their lineage;
     None where rows have no lineage. The transaction must be usable: rolled back to a savepoint.
     """
+    if error.pgcode == INSUFFICIENT_PRIVILEGE:
+        return _missing_privilege(cursor, target, error)
     columns = _columns_of_domain(cursor, target, error)
     where = f", column {' or '.join(columns)}" if columns else ""
     offsets = _offenders(cursor, error, candidates, columns) if candidates is not None else ""
     return TargetMismatch(
         f"target {target}{where}: it refuses what the batch writes: {psycopg2_said(error)}{offsets} (SQLSTATE "
         f"{error.pgcode}). Nothing was written. Correct the target, or what the pipeline writes."
+    )
+
+
+def _missing_privilege(cursor: Any, target: str, error: psycopg2.Error) -> TargetMismatch:
+    said = psycopg2_said(error)
+    cursor.execute(
+        "select quote_ident(current_user), relname from pg_class where oid = to_regclass(%s)", (target,)
+    )
+    login, name = cursor.fetchone()
+    remedy = (
+        f"As its owner: grant select, insert, update, delete on {target} to {login};"
+        if said in (f"permission denied for {kind} {name}" for kind in ("table", "view"))
+        else f"Grant it to {login}: a trigger or function of the target needs it."
+    )
+    return TargetMismatch(
+        f"target {target}: the login {login} lacks a privilege: {said} (SQLSTATE {error.pgcode}). Nothing was "
+        f"written. {remedy}"
     )
 
 
@@ -80,6 +100,8 @@ def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable, c
     if not found:
         return ""
     shown = ", ".join(f"{topic}[{partition}] offset {offset}" for topic, partition, offset, _ in found)
+    if found[0][3] == 1:
+        return f"; 1 row of the batch is such, at {shown}"
     return f"; {found[0][3]} rows of the batch are such, the first at {shown}"
 
 

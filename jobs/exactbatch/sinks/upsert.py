@@ -10,6 +10,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
+from exactbatch.options import check_types
 from exactbatch.sinks.append import Append, Part
 from exactbatch.sinks.cast import Cast, Misfit, check_on_the_way, misfits
 from exactbatch.sinks.groups import differs, has_one_image, listed
@@ -47,8 +48,9 @@ class Upsert:
     version: str | None = None
 
     def __post_init__(self) -> None:
+        check_types(self)
         _ = self._target
-        if isinstance(self.key, str) or not self.key or len(set(self.key)) < len(self.key):
+        if not self.key or len(set(self.key)) < len(self.key):
             raise ConfigurationError(
                 f'expected the key of {self.target} as a tuple of columns, key=("id",), found {self.key!r}'
             )

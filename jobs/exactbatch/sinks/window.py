@@ -9,6 +9,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.options import check_types
 
 TIMESTAMPTZ: Final = "timestamp with time zone"
 _UNITS: Final = {
@@ -62,6 +63,7 @@ class Window:
     name: str = ""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.length:
             raise ConfigurationError(
                 f"window of {self.column!r}: expected a width of more than nothing, found {self.width!r}"

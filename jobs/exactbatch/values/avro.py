@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
+from exactbatch.options import check_types
 from exactbatch.values.avro_logical import InvalidAvro, register
 from exactbatch.values.avro_schema import AvroField, checked, fields_of
 from exactbatch.values.epoch import from_epoch
@@ -65,6 +66,7 @@ class Avro:
     properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_types(self)
         if (self.schema is None) == (self.registry is None):
             raise ConfigurationError("expected Avro to be given a schema or a registry, found both or none")
         if self.schema is None and self.columns is None:

@@ -16,7 +16,6 @@ _CODECS: Final[Mapping[str, tuple[Callable[[str], bytes], Callable[[bytes], str]
     "base64-url-safe": (base64.urlsafe_b64decode, lambda value: base64.urlsafe_b64encode(value).decode()),
     "hex": (bytes.fromhex, bytes.hex),
 }
-BINARY_TEXTS: Final = tuple(_CODECS)
 
 
 def decoded_text(values: "pa.Array", written: BinaryText) -> "pa.Array":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
+from exactbatch.options import check_types
 from exactbatch.values.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
 from exactbatch.values.format import Decoded, decode_present
 from exactbatch.values.json import stored_schema
@@ -52,6 +53,7 @@ class Csv:
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_types(self)
         object.__setattr__(self, "columns", parse_columns(self.schema))
         for column in self.columns:
             if column.element is not None:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
-from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
+from exactbatch.options import check_types
 from exactbatch.values.format import Decoded, decode_block_or_halves, positions
 from exactbatch.values.storable import check_rows
 
@@ -26,7 +27,8 @@ class Custom:
     each time: a retry and a replay decode again.
 
     What it returns is checked: a mistake, or an exception other than OSError, is a ConfigurationError and ends
-    the batch. A row that Postgres could not store is a reject. A null value is a tombstone.
+    the batch; after an OSError the batch is tried again. A row that Postgres could not store is a reject. A null
+    value is a tombstone.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -37,6 +39,7 @@ class Custom:
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_types(self)
         object.__setattr__(self, "columns", parse_columns(self.schema))
         if _INDEX in [column.name for column in self.columns]:
             raise ConfigurationError(
@@ -69,8 +72,13 @@ class Custom:
             return pa.RecordBatch.from_pylist([], pa.schema(schema)), {}
         try:
             returned: Any = self.function(given)
-        except (ExactbatchError, OSError):
+        except ExactbatchError:
             raise
+        except OSError as error:
+            raise TasksFailed(
+                f"function {self._name} of the format Custom raised {type(error).__name__}: {error}. Nothing was "
+                f"written; the next try reads the same ranges. If it stays, correct the function or what it asks."
+            ) from error
         except Exception as error:
             raise self._mistake("rows and rejects", f"{type(error).__name__}: {error}") from error
         match returned:
@@ -109,11 +117,14 @@ class Custom:
                 shown = ", ".join(map(str, wrong[:_SHOWN].to_pylist()))
                 raise self._mistake(f"one row or reject for each {_INDEX}", f"{what} {len(wrong)}: {shown}")
 
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.function, "__qualname__", repr(self.function)))
+
     def _mistake(self, expected: str, found: str) -> ConfigurationError:
-        name = getattr(self.function, "__qualname__", repr(self.function))
         return ConfigurationError(
-            f"function {name} of the format Custom: expected {expected}, found {found}. Nothing was written. "
-            f"Correct the function."
+            f"function {self._name} of the format Custom: expected {expected}, found {found}. Nothing was "
+            f"written. Correct the function."
         )
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.values.binary import BINARY_TEXTS, BinaryText, decoded_text
+from exactbatch.options import check_types
+from exactbatch.values.binary import BinaryText, decoded_text
 from exactbatch.values.debezium_event import event_of, other_event, table_of
 from exactbatch.values.format import Decoded, decode_present
 from exactbatch.values.json import as_stored, objects, read_objects, readable, stored_schema, why_refused
@@ -67,6 +68,7 @@ class Debezium:
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_types(self)
         row = parse_columns(self.schema)
         if self.version in [column.name for column in row]:
             raise ConfigurationError(
@@ -82,8 +84,6 @@ class Debezium:
             raise ConfigurationError(
                 "unavailable='': expected the connector's unavailable.value.placeholder, which is not empty"
             )
-        if self.binary not in BINARY_TEXTS:
-            raise ConfigurationError(f"binary={self.binary!r}: expected one of {', '.join(BINARY_TEXTS)}")
         version = () if self.version is None else (Column(self.version, "bigint"),)
         object.__setattr__(self, "columns", (*row, *version))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from exactbatch.columns import Column
 
@@ -26,6 +26,7 @@ class Decoded:
     deleted: "pa.BooleanArray | None" = None
 
 
+@runtime_checkable
 class Format(Protocol):
     """Turns value bytes into columns."""
 

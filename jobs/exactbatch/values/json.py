@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column, parse_columns
+from exactbatch.options import check_types
 from exactbatch.values.decimals import has_decimals, refuse_tiny_fields, without_wrapping
 from exactbatch.values.epoch import check_epoch, from_epoch
 from exactbatch.values.fields import check_names, fields_as_text, is_kept_as_text
@@ -46,6 +47,7 @@ class Json:
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_types(self)
         object.__setattr__(self, "columns", parse_columns(self.schema))
         check_epoch(self.epoch, self.columns)
         check_names(self.columns)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.options import check_types
 from exactbatch.values.format import Decoded, Format
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class WithMessage:
     headers: str | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_types(self)
         names = [column.name for column in self.columns]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigurationError(

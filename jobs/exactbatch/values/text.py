@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column
+from exactbatch.options import check_types
 from exactbatch.values.format import Decoded, decode_block_or_halves, positions
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ class Text:
     tombstone_deletes: ClassVar[bool] = False
 
     column: str = "value"
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def columns(self) -> tuple[Column, ...]:

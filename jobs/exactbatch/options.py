@@ -1,0 +1,63 @@
+"""Are the options of a pipeline, format or sink of the types that their fields declare?"""
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Literal, Union, get_args, get_origin
+
+from exactbatch.errors import ConfigurationError
+
+
+def check_types(options: Any, what: str = "") -> None:
+    """Raise ConfigurationError for a field of a dataclass with a value of another type than the field declares.
+
+    A list may stand for a tuple. Only functions declare their types as strings: these name libraries that are not
+    imported. Of fields with repr=False, which may hold secrets, the value is not shown.
+    """
+    for field in fields(options):
+        value = getattr(options, field.name, None)
+        if not field.init or _fits(value, field.type):
+            continue
+        shown = f"{value!r} ({type(value).__name__})" if field.repr else type(value).__name__
+        if isinstance(value, str) and get_origin(field.type) is tuple:
+            shown += f'; write {field.name}=("{value}",)'
+        raise ConfigurationError(
+            f"{what or type(options).__name__}: expected {field.name} to be {_written(field.type)}, found {shown}"
+        )
+
+
+def _fits(value: object, type_: Any) -> bool:
+    of, parts = get_origin(type_), get_args(type_)
+    if type_ is Any:
+        return True
+    if isinstance(type_, str):
+        return callable(value) or (value is None and type_.endswith("| None"))
+    if of in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if of is Literal:
+        return value in parts
+    if of is tuple:
+        return isinstance(value, tuple | list) and all(_fits(item, parts[0]) for item in value)
+    if of is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, parts[0]) and _fits(item, parts[1]) for key, item in value.items()
+        )
+    if isinstance(value, bool):
+        return type_ is bool
+    return isinstance(value, (int, float) if type_ is float else of or type_)
+
+
+def _written(type_: Any) -> str:
+    """A type as it is written in a program, without the modules of its parts."""
+    of, parts = get_origin(type_), get_args(type_)
+    if isinstance(type_, str):
+        return "a function"
+    if of in (Union, types.UnionType):
+        return " or ".join(map(_written, parts))
+    if of is Literal:
+        return " or ".join(map(repr, parts))
+    if of is tuple:
+        return f"a tuple of {_written(parts[0])}"
+    if of is Mapping:
+        return f"{{{_written(parts[0])}: {_written(parts[1])}}}"
+    return "None" if type_ is types.NoneType else str(getattr(type_, "__name__", type_))

@@ -1,0 +1,66 @@
+"""Whatever type an option has, a wrong one is a ConfigurationError that names the option."""
+
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from exactbatch import (
+    Aggregate,
+    Append,
+    Avro,
+    Count,
+    Csv,
+    Custom,
+    Debezium,
+    Json,
+    Limits,
+    Max,
+    Pipeline,
+    Raw,
+    Sum,
+    Text,
+    Upsert,
+    Window,
+    WithMessage,
+)
+from exactbatch.errors import ConfigurationError
+
+OPTIONS: tuple[Any, ...] = (
+    Pipeline(name="p", topics=("t",), value=Raw(), sink=Append("t")),
+    Limits(max_records=1),
+    Append("t"),
+    Upsert("t", key=("id",)),
+    Aggregate("t", ("a", Window("at", timedelta(hours=1))), {"n": Count(), "m": Max("b")}),
+    Window("at", "1 hour"),
+    Count("a"),
+    Sum("a"),
+    Max("a"),
+    Raw(),
+    Text(),
+    Json("id int"),
+    Csv("id int"),
+    Debezium("id int"),
+    Avro('{"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]}'),
+    Custom(lambda batch: (batch, {}), "id int"),
+    WithMessage(Raw(), header={"h": Text("h")}),
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda each: type(each).__name__)
+def test_a_value_of_another_type_is_refused(options: Any) -> None:
+    for field in fields(options):
+        if not field.init or field.type is Any:
+            continue
+        message = f"{type(options).__name__}: expected {field.name} to be "
+        for wrong in (object(), True, 1.5j):
+            with pytest.raises(ConfigurationError, match=message):
+                replace(options, **{field.name: wrong})
+
+
+def test_lists_may_stand_for_tuples_and_secrets_are_not_shown() -> None:
+    assert Upsert("t", key=["id"]).key == ["id"]  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError) as found:
+        Avro(registry="http://x", columns="id int", properties="s3cret")  # type: ignore[arg-type]
+    assert "s3cret" not in str(found.value)
