@@ -72,9 +72,11 @@ class Servers:
                 cursor.execute(f"truncate exactbatch.{table} cascade")
             cursor.execute("checkpoint")
         if way.target and not way.derived:
-            with closing(connect(place.postgres, application="benchmark")) as connection:
-                with transaction(connection) as own:
-                    Append(way.target).prepare(own, flights.value.columns)
+            with (
+                closing(connect(place.postgres, application="benchmark")) as connection,
+                transaction(connection) as own,
+            ):
+                Append(way.target).prepare(own, flights.value.columns)
 
     def contents(self, target: str) -> tuple[Any, ...]:
         """The number of rows, and numbers that differ when a column came out otherwise."""
