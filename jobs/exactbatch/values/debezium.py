@@ -169,7 +169,7 @@ class Debezium:
             pc.if_else(deleted, of("before", column.name), of("after", column.name)) for column in row_columns
         ]
         columns, left_out = self._without_placeholders(row_columns, columns, deleted)
-        if self.version in stored.names:
+        if self.version is not None and self.version in stored.names:
             columns.append(of("source", self.version))
             if columns[-1].null_count:
                 raise ValueError(f"expected source.{self.version}, which orders the changes, found none")
