@@ -227,3 +227,22 @@ def test_options_that_cannot_be_are_refused() -> None:
         Debezium("id int", unavailable="")
     with pytest.raises(ConfigurationError, match="expected binary to be 'base64' or .*, found 'bytes'"):
         Debezium("id int", binary="bytes")  # type: ignore[arg-type]
+
+
+def test_a_reason_names_the_column_that_is_refused() -> None:
+    of_items = Debezium("id int, n numeric(10,2), day date, name text", "lsn")
+
+    def why(row: dict[str, Any], lsn: Any = 7) -> str:
+        envelope = {"op": "c", "after": row, "source": {"lsn": lsn}}
+        [(_, bare)] = of_items.decode(pa.array([json.dumps(envelope).encode()], pa.binary())).rejects
+        inside = json.dumps({"payload": envelope}).encode()
+        assert [(0, bare)] == [*of_items.decode(pa.array([inside], pa.binary())).rejects]
+        return bare
+
+    assert why({"id": 1, "n": 1.005}) == (
+        "column 'n', numeric(10,2): expected a number with at most 2 places, found 1.005"
+    )
+    assert why({"id": 1, "n": True}) == "column 'n', numeric(10,2): expected number_or_string, found boolean"
+    assert why({"id": 1, "name": 1}) == "column 'name', text: expected string, found number"
+    assert why({"id": 1, "day": "now"}).startswith("column 'day', date: ")
+    assert why({"id": 1}, "x") == "column 'lsn', bigint: expected number, found string"

@@ -24,6 +24,9 @@ _TOKEN: Final = ""  # the token's column: no column of Postgres has this name
 _REASON_LENGTH: Final = 500  # characters
 # Arrow takes a hexadecimal integer for one in two's complement: 0xffff as a smallint would be -1.
 _HEXADECIMAL: Final = "(?i)0x"
+_PRECISION: Final = re.compile(
+    r"Error converting '(.*)' to decimal\d+\((\d+), .*\): precision not supported.*", re.DOTALL
+)
 _NUMBER: Final = r"^[ \t]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t]*$"
 # Arrow's reader cuts a block that is larger than this (bytes).
 _BLOCK_MARGIN: Final = 1024
@@ -182,6 +185,7 @@ class Csv:
         if match := re.search(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", said, re.DOTALL):
             column = self.columns[int(match[1])]
             what = re.sub(r"^CSV conversion error to .+?: ", "", match[2])
+            what = _PRECISION.sub(r"expected a number with at most \2 digits, found \1", what)
             return f"column {column.name!r}, {column.type}: {what[:_REASON_LENGTH]}"
         try:
             lines = len(self._read(text, None, self._types))
