@@ -495,3 +495,12 @@ def test_a_reason_names_the_field_and_no_exception() -> None:
     assert reason(avro, body(written, {"x": 1, "e": 0, "s": b"\xff"})) == (
         "column 's', text: expected text in UTF-8, found other bytes"
     )
+
+
+@pytest.mark.parametrize("number", ["123.00", "1.25"])
+def test_a_decimal_that_does_not_fit_a_narrower_column_is_named(number: str) -> None:
+    schema = record(("a", {**DECIMAL, "precision": 10}))
+    avro = Avro(json.dumps(schema), columns="a numeric(3,1)")
+    assert reason(avro, body(schema, {"a": Decimal(number)})) == (
+        f"column 'a', numeric(3,1): expected at most 2 digits before the point and 1 after it, found {number}"
+    )

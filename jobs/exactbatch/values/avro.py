@@ -174,14 +174,11 @@ class _Body:
             if its is None:
                 arrays.append(pa.nulls(len(values), column.arrow_type))
                 continue
+            found = list(map(itemgetter(its.name), values)) if self._is_record else values
             try:
-                arrays.append(
-                    _array(
-                        column, its, list(map(itemgetter(its.name), values)) if self._is_record else values
-                    )
-                )
+                arrays.append(_array(column, its, found))
             except (ValueError, TypeError, OverflowError) as error:
-                what = str(error)[:_REASON_LENGTH]
+                what = _decimal_in_words(column, found[0]) or str(error)[:_REASON_LENGTH]
                 raise ValueError(f"column {column.name!r}, {column.type}: {what}") from None
         rows = pa.RecordBatch.from_arrays(arrays, schema=stored_schema(self._columns))
         check_rows(rows, self._columns)
@@ -253,6 +250,17 @@ def _in_words(error: Exception) -> str:
             )
         case _:
             return f"expected a value of the schema, found none: {str(error)[:_REASON_LENGTH]}"
+
+
+def _decimal_in_words(column: Column, found: Any) -> str | None:
+    """Why a decimal does not fit its column, which Arrow says without the decimal; None for other values."""
+    import pyarrow as pa
+
+    type_ = column.arrow_type
+    if not (pa.types.is_decimal(type_) and isinstance(found, Decimal)):
+        return None
+    room = type_.precision - type_.scale
+    return f"expected at most {room} digits before the point and {type_.scale} after it, found {found:f}"
 
 
 @cache
