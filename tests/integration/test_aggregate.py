@@ -689,14 +689,14 @@ def test_windows_of_the_time_that_kafka_has_of_a_record(
 @pytest.mark.parametrize(
     ("sink", "said"),
     [
-        (lambda: Aggregate("t", "carrier", MEASURES), "expected what t groups by as a tuple"),  # type: ignore[arg-type]
+        (lambda: Aggregate("t", "carrier", MEASURES), 'write by=("carrier",)'),  # type: ignore[arg-type]
         (lambda: Aggregate("t", (), MEASURES), "expected what t groups by as a tuple"),
         (
             lambda: Aggregate("t", (Window("at", "1 day"), Window("at", "1 hour")), MEASURES),
             "at most one Window",
         ),
         (lambda: Aggregate("t", HOURLY, {}), "expected measures of t as {"),
-        (lambda: Aggregate("t", HOURLY, {"n": "count(*)"}), "found ['count(*)']"),  # type: ignore[dict-item]
+        (lambda: Aggregate("t", HOURLY, {"n": "count(*)"}), "found {'n': 'count(*)'}"),  # type: ignore[dict-item]
         (
             lambda: Aggregate("t", HOURLY, {"carrier": Count()}),
             "found 'carrier': give the measure or the window",

@@ -228,7 +228,7 @@ def test_a_target_without_the_key_as_a_constraint_is_refused(
 @pytest.mark.parametrize(
     ("sink", "said"),
     [
-        (lambda: Upsert("t", key="id"), "expected the key of t as a tuple"),  # type: ignore[arg-type]
+        (lambda: Upsert("t", key="id"), 'write key=("id",)'),  # type: ignore[arg-type]
         (lambda: Upsert("t", key=()), "expected the key of t as a tuple"),
         (lambda: Upsert("t", key=("nix",)), "expected the key of t among the pipeline's columns"),
         (lambda: Upsert("t", key=("id",), version="nix"), "expected the version of t among"),
