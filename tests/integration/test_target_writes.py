@@ -594,3 +594,15 @@ def test_a_target_whose_rows_go_with_those_of_other_keys_is_refused(
     made = batches("id int, v int", SINKS["upsert"][0])
     with pytest.raises(TargetMismatch, match=rf"would change rows of other keys, .* \(on delete {action}\)"):
         made.run((1, None, False))
+
+
+def test_a_key_may_name_its_columns_in_another_order_than_the_schema(
+    db: Database, batches: MakeBatches
+) -> None:
+    made = batches("a text, v int, b text", Upsert("public.t", key=("b", "a")))
+    made.run(("x", 1, "y", False), ("y", 2, "x", False))
+    made.run(("x", 3, "y", False))
+    made.run(("y", None, "x", True))
+    assert db.rows("select a, v, b from t") == [("x", 3, "y")]
+    made.replay()
+    assert db.rows("select a, v, b from t") == [("x", 3, "y")]

@@ -278,16 +278,17 @@ class Upsert:
                 batch_id=batch_id,
                 attempts=attempts,
             )
+        types = {cast.column.name: cast.type for cast in self.contributions.casts(cursor, columns)}
         cursor.execute(
             sql.SQL(
-                "insert into {touched} select distinct {key} from {staging} where task_attempt = any({attempts})"
+                "insert into {touched} ({names}) select distinct {key} from {staging} "
+                "where task_attempt = any({attempts})"
             ).format(
                 touched=TOUCHED,
+                names=self._names(self.key),
                 # In the types of the changes: a staged uuid is text.
                 key=sql.SQL(", ").join(
-                    sql.SQL("{}::{}").format(_id(cast.column.name), sql.SQL(cast.type))
-                    for cast in self.contributions.tables[0].casts(cursor, columns)
-                    if cast.column.name in self.key
+                    sql.SQL("{}::{}").format(_id(name), sql.SQL(types[name])) for name in self.key
                 ),
                 staging=staging,
                 attempts=sql.Literal(list(attempts)),
