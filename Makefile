@@ -12,7 +12,7 @@ SOURCES := jobs tests dags plugins
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java jars demo test test-long faults soak mutants bench lint format requirements clean
+.PHONY: help venv java jars pgbouncer demo test test-long faults soak mutants bench lint format requirements clean
 
 help: ## say what there is
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,14 +44,18 @@ jars: java ## fetch the Kafka broker's jars into .local/jars (45 MB, once)
 demo: java ## show it all at work on real servers; EXIT=1 ends them afterwards
 	@$(BIN)/python -m exactbatch.local.demo $(if $(EXIT),--exit)
 
-test: java ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" for some
+pgbouncer:
+	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || { \
+	  echo 'error: the tests need PgBouncer: on Debian, apt-get install pgbouncer' >&2; exit 1; }
+
+test: java pgbouncer ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" for some
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
-test-long: java ## all tests with servers in their long form: a day's backfill, all moments, more random steps and values
+test-long: java pgbouncer ## all tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
 faults: java ## every fault at every moment with every sink → docs/faults.md; ARGS=rest for what is left of a run
