@@ -103,6 +103,7 @@ class _Link:
     # What clients are to get instead of the server's next answer, up to the ReadyForQuery at its end.
     instead: bytes | None = None
     group: list[bytes] = field(default_factory=list)
+    ended: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def to_server(self) -> None:
@@ -173,9 +174,15 @@ class _Link:
         return answer + _message(type_, payload)
 
     def _close(self) -> None:
+        """End both ways; whoever is the second of the two to end closes the sockets."""
         for each in (self.client, self.server):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+        with self.lock:
+            self.ended += 1
+            if self.ended == 2:
+                self.client.close()
+                self.server.close()
 
 
 def _message(type_: bytes, payload: bytes) -> bytes:

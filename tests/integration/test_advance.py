@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -170,7 +170,7 @@ class MovingLog(KafkaLog):
         super().__init__({}, settle=0)
         self._log, self._moves, self.asked = log, iter(moves), 0
 
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+    def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
         self.asked += 1
         answer = self._log.partitions(topics)
         next(self._moves, lambda: None)()
@@ -338,7 +338,7 @@ class WakingLog(KafkaLog):
         super().__init__({}, settle=10)
         self._log, self.asked = log, 0
 
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+    def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
         self.asked += 1
         if self.asked == 1:
             raise TopicMissing("expected the topic, found that the broker does not know it")

@@ -26,6 +26,7 @@ from exactbatch.cli import app
 from exactbatch.compact import Compaction, compact, preview_compaction
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
 from exactbatch.exit_status import TERMINAL
+from exactbatch.ledger import Ledger, transaction
 from exactbatch.replay_request import AskedRange, ReplayRequest
 
 __all__ = ["make_upsert", "world"]
@@ -236,6 +237,8 @@ def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
     world.run(versioned)
     # By partition and offset alone the delete is the latest.
     pipeline = replace(versioned, sink=replace(versioned.sink, version=None))
+    with transaction(world.connection):
+        Ledger(world.connection).register(pipeline, accept_identity=True)
     world.execute(f"delete from {pipeline.sink.table.as_string(world.connection)} where id = 1")
     assert compacted(pipeline, T0 + HOUR).dropped == 5
     assert places(world, pipeline) == [(0, 4), (0, 5), (1, 1)]

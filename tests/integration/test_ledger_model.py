@@ -9,7 +9,7 @@ EXACTBATCH_SEED repeats a round, and EXACTBATCH_MODEL_ROUNDS says how many there
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -108,7 +108,7 @@ class FakeLog(KafkaLog):
                 return offset
         return None
 
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+    def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
         answer = tuple(
             LogPartition(
                 topic=key[0],

@@ -1,6 +1,6 @@
 """Replays from end to end: what a range had given is taken back, written anew, and the rest stays."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -173,7 +173,7 @@ class SlowLog(KafkaLog):
         super().__init__(properties)
         self._meanwhile = meanwhile
 
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+    def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
         self._meanwhile()
         return super().partitions(topics)
 

@@ -6,7 +6,7 @@ a scene over the sinks of test_every_sink; `make test` plays it with those whose
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -465,7 +465,7 @@ class Stale(KafkaLog):
         super().__init__({}, settle=0)
         self._log, self._ends = log, (last_stable, high_watermark)
 
-    def partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
+    def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
         stable, high = self._ends
         return tuple(
             replace(each, last_stable=stable, high_watermark=high) for each in self._log.partitions(topics)
