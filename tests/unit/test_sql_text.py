@@ -23,7 +23,7 @@ TAKEN: Final = {
     "sinks/refusal.py": {"row[0]"},
     "sinks/stored.py": {"cast.type"},
     "sinks/target.py": {"column.type"},
-    "sinks/upsert.py": {"cast.type"},
+    "sinks/upsert.py": {"cast.type", "types[name]"},
     "staging.py": {"t"},
 }
 

@@ -214,7 +214,6 @@ class Aggregate:
             self._target.check_unique(cursor, self.by_names, nulls_once=True)
             self._target.check_collations(cursor, self.by_names)
             self._target.check_operators(cursor, self.by_names)
-            self._target.check_keys_alone(cursor)
             return
         self._target.check_operators(cursor, self.by_names)
         cursor.execute(

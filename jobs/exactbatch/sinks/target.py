@@ -332,20 +332,6 @@ class TargetTable:
                 f"pipeline or audits it: alter role … set search_path = public, {_quoted(schema)};"
             )
 
-    def check_keys_alone(self, cursor: Any) -> None:
-        """Raise TargetMismatch when deleting a row of one key would change rows of other keys.
-
-        Foreign keys from the table to itself do that, directly or by way of other tables.
-        """
-        cursor.execute(_CASCADES, {"table": self.identifier.as_string(cursor)})
-        if own := [row for row in cursor.fetchall() if row[5]]:
-            _, _, constraint, action, referenced, _ = own[0]
-            raise TargetMismatch(
-                f"target {self.written}: a delete of one row would change rows of other keys, by the foreign key "
-                f"{constraint} to {referenced} (on delete {action}). Nothing was written. Let that foreign key be "
-                f"without it, and deferrable initially deferred where children go with their parents."
-            )
-
     def check_cascades(self, cursor: Any, allowed: Sequence[str] = ()) -> None:
         """Raise TargetMismatch when deleting rows would change tables that are not `allowed`.
 

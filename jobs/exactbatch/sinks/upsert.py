@@ -124,7 +124,6 @@ class Upsert:
             )
         self._target.check_key(cursor, self.key, self.contributions.tables[0])
         self._target.check_operators(cursor, self.key)
-        self._target.check_keys_alone(cursor)
         check_on_the_way(
             self.target,
             self.contributions.casts(cursor, self.staged_columns(columns)),
