@@ -147,7 +147,9 @@ def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
     topic.produce(*map(record, range(1, 10)))
     ask = KafkaLog.partitions
     monkeypatch.setattr(
-        KafkaLog, "partitions", lambda log, topics: [replace(each, earliest=5) for each in ask(log, topics)]
+        KafkaLog,
+        "partitions",
+        lambda log, topics, *_: [replace(each, earliest=5) for each in ask(log, topics)],
     )
     second = world.run(pipeline).batch
     monkeypatch.undo()
