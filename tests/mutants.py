@@ -238,6 +238,27 @@ MUTANTS: Final = (
         (f"{_WRITES}::test_a_target_that_changes_while_a_batch_runs_is_noticed",),
     ),
     Mutant(
+        "a truncate behind which the counts are right is not noticed",
+        "partition_commit.py",
+        "    if done.files and guards:\n",
+        "    if False:\n",
+        (f"{_PARTITION}::test_a_truncate_behind_which_the_counts_are_right_is_noticed",),
+    ),
+    Mutant(
+        "what is covered is not read back",
+        "publish.py",
+        "    if covered != wanted:\n",
+        "    if False:\n",
+        (f"{_WRITES}::test_coverage_that_a_trigger_alters_is_noticed",),
+    ),
+    Mutant(
+        "a target is created in a schema of others",
+        "sinks/target.py",
+        "        check_schema(self.written, self.name[0])\n",
+        "",
+        (f"{_WRITES}::test_nothing_is_created_in_a_schema_of_others",),
+    ),
+    Mutant(
         "two Upserts that share a target do not wait for each other",
         "publish.py",
         '    if sink.kind != "append":\n',

@@ -93,6 +93,7 @@ def init(
             registered = Ledger(connection).register(pipeline, accept_identity=accept_identity)
         with transaction(connection) as cursor:
             index = missing_index(cursor, pipeline)
+            is_there = all(table.exists(cursor) for table in pipeline.sink.tables)
     if as_json:
         _print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
         return
@@ -100,6 +101,9 @@ def init(
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
+    if not is_there:
+        created = " and ".join(table.written for table in pipeline.sink.tables)
+        out.print(f"What is missing of {escape(created)} is created by the first batch, schema included.")
     if index is not None:
         out.print(escape(tables.index_note(index)), highlight=False, soft_wrap=True)
     pool = f"exactbatch_{pipeline.name}"

@@ -519,6 +519,31 @@ def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(
     assert world.rows("select count(*) from log") == [(8,)]
 
 
+def test_a_truncate_behind_which_the_counts_are_right_is_noticed(
+    world: World, topic: Topic, pipeline: Pipeline
+) -> None:
+    """It takes older rows away, and writes those of the range again."""
+    target = pipeline.sink.target
+    batch_id = world.plan(pipeline)
+    world.execute(
+        f"create table {target} (id int, name text, {LINEAGE}); create table log (id int); "
+        f"insert into {target} values (-1, 'old', 't', 0, 0, now(), 0); "
+        "create function log() returns trigger language plpgsql as "
+        "$$ begin insert into log values (new.id); return null; end $$; "
+        f"create trigger log after insert on {target} for each row execute function log(); "
+        "create function anew() returns trigger language plpgsql as $$ begin if new.id = 4 then "
+        f"create temp table kept on commit drop as select * from {target} where id >= 0; truncate {target}; "
+        f"alter table {target} disable trigger log; insert into {target} select * from kept; "
+        f"alter table {target} enable trigger log; end if; return null; end $$; "
+        "create constraint trigger anew after insert on log deferrable initially deferred "
+        "for each row execute function anew()"
+    )
+    error = commit_range(task_of(world, pipeline, batch_id), 1)
+    assert isinstance(error, StagedRowsDiffer), error
+    assert "a table of the target was truncated or rewritten while the range was copied" in str(error)
+    assert world.target(pipeline, "id") == [(-1,)]
+
+
 def test_a_type_that_is_changed_after_the_check_is_noticed(
     world: World, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,8 @@ KINDS = [
           "Aggregate": "the publication p sends deletes"}),
     Kind("in a publication, with replica identity", PLAIN + "; alter table t replica identity full; "
          "create publication p for table t"),
+    Kind("in a publication of some columns", PLAIN + "; alter table t replica identity full; "
+         "create publication p for table t (v)", "the columns that it has of the table lack"),
     Kind("in a publication for all tables", "create publication p for all tables", core=True),
     Kind("a unique index that includes columns", "create table t ({columns}); create unique index on t "
          "({key}) include (v)",

@@ -601,3 +601,82 @@ def test_a_key_may_name_its_columns_in_another_order_than_the_schema(
     assert db.rows("select a, v, b from t") == [("x", 3, "y")]
     made.replay()
     assert db.rows("select a, v, b from t") == [("x", 3, "y")]
+
+
+def test_values_too_long_for_an_index_are_named_by_their_offsets(db: Database, batches: MakeBatches) -> None:
+    made = batches("id text, v int", Upsert("public.t", key=("id",)))
+    digits = "".join(str(number * 7919 % 9973) for number in range(2000))  # what does not compress
+    with pytest.raises(
+        TargetMismatch, match=r"exceeds btree .*; 1 row of the batch is such, at t\[0\] offset 1 .*54000"
+    ):
+        made.run(("short", 1, False), (digits, 2, False))
+    assert db.rows("select count(*) from exactbatch.coverage") == [(0,)]
+    assert made.run(("short", 1, False)).wrote
+
+
+def test_rows_that_exchange_unique_values_need_a_deferrable_constraint(
+    db: Database, batches: MakeBatches
+) -> None:
+    made = batches("id int, seat text", Upsert("public.t", key=("id",)))
+    made.run((1, "a", False), (2, "b", False))
+    db.execute("alter table t add constraint one_each unique (seat)")
+    with pytest.raises(TargetMismatch) as caught:
+        made.run((1, "b", False), (2, "a", False))
+    assert "drop the constraint one_each, and add UNIQUE (seat) deferrable initially deferred." in str(
+        caught.value
+    )
+    db.execute(
+        "alter table t drop constraint one_each; "
+        "alter table t add constraint one_each unique (seat) deferrable initially deferred"
+    )
+    made.run((1, "b", False), (2, "a", False))
+    assert db.rows("select id, seat from t order by id") == [(1, "b"), (2, "a")]
+
+
+def test_a_key_without_overlaps_does_not_identify_rows_to_a_publication(
+    db: Database, batches: MakeBatches
+) -> None:
+    db.execute(
+        "create table t (id int, v int, during int4range default 'empty', days daterange default 'empty', "
+        f"{LINEAGE}, primary key (during, days without overlaps)); create publication p for table t"
+    )
+    made = batches("id int, v int", Append("public.t"))
+    with pytest.raises(
+        TargetMismatch, match="the publication p sends .* public.t has|the table has no replica"
+    ):
+        made.run((1, 1))
+    assert db.rows("select count(*) from exactbatch.batch where status = 'committed'") == [(0,)]
+
+
+@pytest.mark.parametrize("schema", ["information_schema", "pg_catalog", "exactbatch", "exactbatch_staging"])
+def test_nothing_is_created_in_a_schema_of_others(db: Database, batches: MakeBatches, schema: str) -> None:
+    made = batches("id int", Append(f"{schema}.loaded"))
+    with pytest.raises(TargetMismatch, match="keeps its own tables in this schema"):
+        made.run((1,))
+    assert db.rows("select to_regclass('information_schema.loaded'), to_regclass('pg_catalog.loaded')") == [
+        (None, None)
+    ]
+
+
+def test_a_triggers_function_that_is_replaced_while_a_batch_runs_is_noticed(
+    db: Database, batches: MakeBatches
+) -> None:
+    """Its rows were checked against the table with the function as it was."""
+    made = batches("id int, v int", Append("public.t"))
+    made.run((0, 0))
+    db.execute(trigger("t", "after insert", "return null;"))
+    replaced = (
+        "create or replace function meddle() returns trigger language plpgsql as $$ begin return new; end $$"
+    )
+    with pytest.raises(StagedRowsDiffer, match="function of the trigger meddle is now meddle"):
+        made.run((1, 1), meanwhile=lambda: db.execute(replaced))
+    assert made.run((1, 1)).wrote
+
+
+@pytest.mark.parametrize("body", ["return null;", "new.offsets := '[0,1)'; return new;"])
+def test_coverage_that_a_trigger_alters_is_noticed(db: Database, batches: MakeBatches, body: str) -> None:
+    made = batches("id int, v int", Append("public.t"))
+    db.execute(trigger("exactbatch.coverage", "before insert", body))
+    with pytest.raises(TargetMismatch, match="exactbatch.coverage does not hold what was written into it"):
+        made.run((1, 1), (2, 2))
+    assert db.rows("select count(*) from t") == [(0,)]

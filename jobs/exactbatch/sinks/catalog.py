@@ -43,6 +43,9 @@ select 'trigger', t.named, g.tgname::text,
     case when g.tgenabled = 'D' then 'disabled' else pg_get_triggerdef(g.oid) || ' ' || g.tgenabled::text end
 from tables t join pg_trigger g on g.tgrelid = t.oid and not g.tgisinternal
 union all
+select 'function of the trigger', t.named, g.tgname::text, p.oid::regprocedure::text || ', ' || md5(p.prosrc)
+from tables t join pg_trigger g on g.tgrelid = t.oid and not g.tgisinternal join pg_proc p on p.oid = g.tgfoid
+union all
 select 'rule', t.named, r.rulename::text,
     case when r.ev_enabled = 'D' then 'disabled' else pg_get_ruledef(r.oid) || ' ' || r.ev_enabled::text end
 from tables t join pg_rewrite r on r.ev_class = t.oid and r.rulename <> '_RETURN'
@@ -114,6 +117,19 @@ def check_kinds(written: str, facts: Sequence[Fact]) -> None:
             raise TargetMismatch(f"target {written}: {refused} Nothing was written.")
 
 
+def check_schema(written: str, schema: str) -> None:
+    """Raise TargetMismatch for a target in a schema that others keep their tables in."""
+    if schema in _OURS:
+        whose = "exactbatch keeps its own tables"
+    elif schema in _SYSTEM:
+        whose = "Postgres keeps its own tables"
+    else:
+        return
+    raise TargetMismatch(
+        f"target {written}: {whose} in this schema. Nothing was written. Choose a table of another schema."
+    )
+
+
 def changes(seen: Sequence[Fact], found: Sequence[Fact]) -> str:
     """What is not as it was seen, for a message; empty where all is. Partitions may come and go."""
     before, after = _by_key(seen), _by_key(found)
@@ -159,12 +175,7 @@ def changers_of(facts: Iterable[Fact]) -> str:
 
 
 def _refused(fact: Fact) -> str | None:
-    schema = fact.table.split(".", 1)[0]
     match fact.what, fact.value:
-        case "kind", _ if schema in _OURS:
-            return "exactbatch keeps its own tables in this schema. Choose a table of another schema."
-        case "kind", _ if schema in _SYSTEM:
-            return "this is one of Postgres's own tables. Choose another table."
         case "kind", "f":
             return (
                 f"{fact.table} is a foreign table, which commits apart from the batch: after a failure between "

@@ -13,6 +13,7 @@ from exactbatch.sinks.cast import Cast
 from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE
 
 _SHOWN: Final = 5  # offsets
+_LONG: Final = 2600  # bytes: an entry of a B-tree holds 2,704 of them, with what it needs for itself
 # What Postgres says of a unique, foreign key or exclusion constraint, and of a missing partition.
 _KEY: Final = re.compile(r"\((?P<columns>.+?)\) ?= ?\((?P<values>.*?)\)(?: |\.$)", re.DOTALL)
 
@@ -33,6 +34,24 @@ def refusal(
     return TargetMismatch(
         f"target {target}{where}: it refuses what the batch writes: {psycopg2_said(error)}{offsets} (SQLSTATE "
         f"{error.pgcode}). Nothing was written. Correct the target, or what the pipeline writes."
+        f"{_deferrable(cursor, target, error)}"
+    )
+
+
+def _deferrable(cursor: Any, target: str, error: psycopg2.Error) -> str:
+    """How rows can exchange their values, where a unique constraint is checked row by row."""
+    if not isinstance(error, psycopg2.errors.UniqueViolation):
+        return ""
+    cursor.execute(
+        "select pg_get_constraintdef(oid) from pg_constraint "
+        "where conrelid = to_regclass(%s) and conname = %s and contype = 'u' and not condeferrable",
+        (target, error.diag.constraint_name),
+    )
+    if (row := cursor.fetchone()) is None:
+        return ""
+    return (
+        f" If rows of the batch only exchange their values, let it be checked at the end of the statement: drop "
+        f"the constraint {error.diag.constraint_name}, and add {row[0]} deferrable initially deferred."
     )
 
 
@@ -121,6 +140,8 @@ def _condition(cursor: Any, error: psycopg2.Error, of_domain: Sequence[str]) -> 
         )
         row = cursor.fetchone()
         return None if row is None else sql.SQL("not ({})").format(sql.SQL(row[0]))
+    if isinstance(error, psycopg2.errors.ProgramLimitExceeded) and diag.constraint_name:
+        return _too_long(cursor, diag)
     if (key := _KEY.search(diag.message_detail or "")) is not None:
         names = [each.strip().strip('"') for each in key["columns"].split(",")]
         texts = sql.SQL(" || ', ' || ").join(
@@ -128,3 +149,19 @@ def _condition(cursor: Any, error: psycopg2.Error, of_domain: Sequence[str]) -> 
         )
         return sql.SQL("{} = {}").format(texts, sql.Literal(key["values"]))
     return None
+
+
+def _too_long(cursor: Any, diag: Any) -> sql.Composable | None:
+    """What is true of the candidates whose values do not fit into an index."""
+    cursor.execute(
+        "select a.attname from pg_index i join pg_class x on x.oid = i.indexrelid "
+        "join pg_class t on t.oid = i.indrelid join pg_namespace n on n.oid = t.relnamespace "
+        "join pg_attribute a on a.attrelid = t.oid and a.attnum = any(i.indkey::int2[]) "
+        "where x.relname = %s and t.relname = %s and n.nspname = %s",
+        (diag.constraint_name, diag.table_name, diag.schema_name),
+    )
+    sizes = [
+        sql.SQL("coalesce(pg_column_size({}), 0)").format(sql.Identifier(name))
+        for (name,) in cursor.fetchall()
+    ]
+    return sql.SQL("{} > {}").format(sql.SQL(" + ").join(sizes), sql.Literal(_LONG)) if sizes else None

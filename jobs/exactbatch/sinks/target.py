@@ -13,7 +13,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
 from exactbatch.sinks.cast import Cast
-from exactbatch.sinks.catalog import Fact, changers_of, check_kinds, guards_of, read_facts
+from exactbatch.sinks.catalog import Fact, changers_of, check_kinds, check_schema, guards_of, read_facts
 from exactbatch.sinks.pg_types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.refusal import refusal
 from exactbatch.sinks.writes import PSYCOPG2_WRITES, Writes
@@ -86,7 +86,7 @@ _NOT_REPLICATED: Final = """
 with family as (
     select %s::regclass::oid as oid union select relid::oid from pg_partition_tree(%s::regclass)
 )
-select format('%%I.%%I', n.nspname, c.relname), p.pubname::text
+select format('%%I.%%I', n.nspname, c.relname), p.pubname::text, i.columns is not null
 from family f join pg_class c on c.oid = f.oid and c.relkind = 'r' join pg_namespace n on n.oid = c.relnamespace
 join pg_publication p on (p.pubdelete or p.pubupdate) and (
     p.puballtables
@@ -95,11 +95,21 @@ join pg_publication p on (p.pubdelete or p.pubupdate) and (
     or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and (s.pnnspid = c.relnamespace
                or s.pnnspid in (select a.relnamespace from pg_partition_ancestors(c.oid) t
                                 join pg_class a on a.oid = t.relid))))
-where c.relreplident <> 'f' and not exists (
+left join lateral (
     -- Not pg_get_replica_identity_index(): Postgres might ask it of a table that somebody drops meanwhile.
-    select from pg_index i where i.indrelid = c.oid
+    -- A key `without overlaps` is no identity: its equality is not that of the columns.
+    select array_agg(k.column_number) as columns
+    from pg_index i cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (column_number)
+    where i.indrelid = c.oid and not i.indisexclusion
     and (c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident)
-)
+    having count(*) > 0
+    union all
+    select array_agg(a.attnum) from pg_attribute a
+    where c.relreplident = 'f' and a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    having c.relreplident = 'f'
+) i on true
+left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid and r.prattrs is not null
+where i.columns is null or not i.columns <@ r.prattrs::int2[]
 order by 1, 2 limit 1
 """
 
@@ -166,6 +176,7 @@ class TargetTable:
 
         Raises TargetMismatch, which names the column and both types.
         """
+        check_schema(self.written, self.name[0])
         # Two launches that create the same target at once: the second waits here and then finds it.
         self.lock(cursor)
         facts = self.facts(cursor)
@@ -573,12 +584,24 @@ class TargetTable:
     def _check_replicated(self, cursor: Any) -> None:
         """Raise TargetMismatch when a publication has the table, and no row of it could be deleted for that."""
         cursor.execute(_NOT_REPLICATED, (self.identifier.as_string(cursor),) * 2)
-        if (found := cursor.fetchone()) is not None:
-            raise TargetMismatch(
-                f"target {self.written}: the publication {found[1]} sends deletes and updates of {found[0]} on, "
-                f"and the table has no replica identity, so Postgres refuses them. Nothing was written. Give it "
-                f"one: alter table {found[0]} replica identity full;"
+        if (found := cursor.fetchone()) is None:
+            return
+        table, publication, identified = found
+        lacking, remedy = (
+            (
+                "the columns that it has of the table lack some of the replica identity",
+                "Let it have them all.",
             )
+            if identified
+            else (
+                "the table has no replica identity",
+                f"Give it one: alter table {table} replica identity full;",
+            )
+        )
+        raise TargetMismatch(
+            f"target {self.written}: the publication {publication} sends deletes and updates of {table} on, and "
+            f"{lacking}, so Postgres refuses them. Nothing was written. {remedy}"
+        )
 
     def _check_columns(self, cursor: Any, columns: Sequence[Column], *, exact: bool) -> None:
         there = self._columns_found(cursor)
