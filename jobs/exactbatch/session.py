@@ -41,20 +41,18 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.sql.parser.escapedStringLiterals": ("false", "what a backslash in a literal is"),
     "spark.sql.parser.quotedRegexColumnNames": ("false", "whether `a.*` names one column or several"),
     "spark.sql.jsonGenerator.ignoreNullFields": ("true", "whether to_json writes fields that are null"),
-    "spark.sql.session.collation.default": ("UTF8_BINARY", "which texts are equal, and their order"),
     "spark.sql.storeAssignmentPolicy": ("ANSI", "which values are cast on the way into a table"),
     "spark.sql.execution.arrow.maxRecordsPerBatch": (
         "10000",
         "how many records a Python function gets at once",
     ),
-    "spark.sql.execution.arrow.pyspark.fallback.enabled": ("false", "which of two ways converts to pandas"),
     "spark.sql.execution.pandas.convertToArrowArraySafely": (
-        "false",
+        "true",
         "whether pandas values may lose digits",
     ),
     "spark.sql.execution.pandas.structHandlingMode": ("legacy", "what a struct is in pandas"),
-    "spark.sql.execution.pythonUDF.arrow.enabled": ("false", "how values go into Python functions and back"),
-    "spark.sql.execution.pythonUDTF.arrow.enabled": ("false", "the same of table functions"),
+    "spark.sql.execution.pythonUDF.arrow.enabled": ("true", "how values go into Python functions and back"),
+    "spark.sql.execution.pythonUDTF.arrow.enabled": ("true", "the same of table functions"),
     "spark.sql.pyspark.inferNestedDictAsStruct.enabled": ("false", "what a dict in a literal becomes"),
 }
 

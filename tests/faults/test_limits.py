@@ -168,7 +168,7 @@ def work_of(world: World, pipeline: Pipeline) -> tuple[Any, Any]:
     return commit_range, RangeTask(ranges[0], None, batch_id, plan_id, pipeline, kafka, postgres, seen)
 
 
-@pytest.mark.parametrize("commit", ["batch", "partition"])
+@pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
 def test_a_worker_holds_few_rejects_however_many_there_are(
     world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_worker_holds_few_rejects_however_many_there_are(
     kafka = {**world.settings.kafka, "queued.max.messages.kbytes": 4_096}
     world.settings = replace(world.settings, kafka=kafka)
     peaks = {}
-    for megabytes in (8, 2_000 if LONG else 96):
+    for megabytes in (48, 2_000 if LONG else 144):
         topic = make_topic()
         for number in range(megabytes * MB // 4_000):
             topic._producer.produce(topic.name, b"x" * 4_000, partition=0)
@@ -188,4 +188,5 @@ def test_a_worker_holds_few_rejects_however_many_there_are(
         assert not isinstance(outcome, Exception), outcome
     log.info("peaks of a worker, in MB, by MB of rejects: %s", peaks)
     small, large = peaks.values()
-    assert large < small + 100
+    # To hold all of them would take twice as much again as they are large.
+    assert large < small + 60
