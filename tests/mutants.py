@@ -323,8 +323,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a transform sees the time of the machine that it is on",
-        "batch_job.py",
-        "            set_time_zone(spark, pipeline)\n",
+        "session.py",
+        '    spark.sparkContext.environment["TZ"] = os.environ["TZ"] = local\n',
         "",
         ("tests/integration/test_transform.py::test_a_transform_gives_the_same_rows_in_every_time_zone",),
     ),

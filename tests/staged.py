@@ -11,7 +11,7 @@ from exactbatch import OffsetRange, Pipeline
 from exactbatch.ledger import Ledger, transaction
 from exactbatch.planner import Plan, StoredOffset
 from exactbatch.publish import Published, check_shared, facts_of, publish
-from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
+from exactbatch.staging import Staged, StagedBatch, StagingTables, create_rejects, create_rows, identifier
 
 ID = UUID(int=1)
 Row = tuple[Any, ...]
@@ -77,7 +77,8 @@ class Batches:
             if batch.kind == "replay":
                 sink.check_replay(cursor)
             seen = facts_of(cursor, sink)
-            create_tables(cursor, tables, sink.staged_columns(self.columns))
+            create_rejects(cursor, tables)
+            create_rows(cursor, tables, sink.staged_columns(self.columns))
             staged = [self._stage(cursor, tables, range_, at) for at, range_ in enumerate(ranges)]
         if meanwhile is not None:
             meanwhile()

@@ -15,6 +15,7 @@ from exactbatch.columns import Column
 from exactbatch.direct import Direct, on_executors, stage_tasks
 from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TooManyRejects
 from exactbatch.failpoints import failpoint
+from exactbatch.jobs import watched
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import (
     Batch,
@@ -29,11 +30,11 @@ from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_shared, check_topic_ids, facts_of, publish
-from exactbatch.session import end_of_jvm_told, set_time_zone
+from exactbatch.session import batch_session, end_of_jvm_told
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
 from exactbatch.sinks import Aggregate, Append
-from exactbatch.staging import StagedBatch, StagingTables, create_tables, identifier
+from exactbatch.staging import StagedBatch, StagingTables, create_rejects, create_rows, identifier
 from exactbatch.transform import Transformed
 
 log = logging.getLogger(__name__)
@@ -62,11 +63,17 @@ def process_batch(
         if batch.status == "committed":
             log.info("batch %s is committed already: nothing to do", batch_id)
             return Published(batch, wrote=False)
-        with _failure_noted(settings, batch), own_errors(), end_of_jvm_told():
-            set_time_zone(spark, pipeline)
+        where = f"batch {batch_id} of pipeline {pipeline.name!r}"
+        with (
+            _failure_noted(settings, batch),
+            own_errors(),
+            end_of_jvm_told(),
+            watched(spark, pipeline.launch_timeout, where),
+        ):
+            session = batch_session(spark, pipeline)
             if pipeline.commit == "partition" and batch.kind == "advance":
-                return _process_ranges(spark, connection, pipeline, batch, epochs, settings)
-            return _process(spark, connection, pipeline, batch, ranges, epochs, settings)
+                return _process_ranges(session, connection, pipeline, batch, epochs, settings)
+            return _process(session, connection, pipeline, batch, ranges, epochs, settings)
     finally:
         connection.close()
 
@@ -86,17 +93,21 @@ def _process(
     check_topic_ids(ranges, kafka.topic_ids(topics))
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
-    way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
-    with transaction(connection) as cursor:
-        _check_results_there(cursor, Ledger(connection), pipeline, batch)
-        pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
-        check_shared(cursor, pipeline, way.columns, Ledger(connection).sharing(pipeline))
-        if isinstance(pipeline.sink, Aggregate):
-            pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
-        if batch.kind == "replay":
-            pipeline.sink.check_replay(cursor)
-        seen = facts_of(cursor, pipeline.sink)
-    with _launch(connection, settings, pipeline, tables, way.columns):
+    with _launch(connection, settings, pipeline, tables):
+        way = (
+            Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
+        )
+        with transaction(connection) as cursor:
+            _check_results_there(cursor, Ledger(connection), pipeline, batch)
+            pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)
+            check_shared(cursor, pipeline, way.columns, Ledger(connection).sharing(pipeline))
+            if isinstance(pipeline.sink, Aggregate):
+                pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
+            if batch.kind == "replay":
+                pipeline.sink.check_replay(cursor)
+            seen = facts_of(cursor, pipeline.sink)
+        with transaction(connection) as cursor:
+            create_rows(cursor, tables, pipeline.sink.staged_columns(way.columns))
         failpoint("job.before_stage")
         staged = way.stage(connection)
         failpoint("job.after_stage")
@@ -220,9 +231,9 @@ def _launch(
     settings: Settings,
     pipeline: Pipeline,
     tables: StagingTables,
-    columns: Sequence[Column],
 ) -> Iterator[None]:
-    """Staging tables of this launch alone, dropped at the end whatever happens.
+    """A launch, whose staging tables are dropped at the end whatever happens. That of rejects is there at once:
+    a transform may start jobs while it is planned.
 
     The launch is an advisory lock of a transaction that stays open, on a connection of its own: as long as it is
     held, no other launch takes these tables for leftovers. A pooler in any mode keeps a transaction on one server
@@ -235,10 +246,10 @@ def _launch(
             _drop_leftovers(holder, ledger)
             _hold(holder, ledger, tables.launch)
         with transaction(connection) as cursor:
-            create_tables(cursor, tables, pipeline.sink.staged_columns(columns))
+            create_rejects(cursor, tables)
         yield
     finally:
-        _drop(holder, tables.rows, tables.rejects)
+        _drop(holder, tables.rows, tables.rejects, tables.lineage)
         holder.close()
 
 

@@ -13,6 +13,7 @@ from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.offsets import OffsetRange, deal, split
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
+from exactbatch.spark_errors import cause, setting_refused, settings_of
 from exactbatch.staging import ChangesOf, StagedBatch, StageTask, StagingTables, dump, load, stage
 from exactbatch.values import connected
 
@@ -58,8 +59,8 @@ def on_executors(
     most: int,
     what: str,
 ) -> list[Outcome]:
-    """Do each task on an executor, at most so many at a time, and return the outcomes. Raises TasksFailed, and
-    the first error that one has returned."""
+    """Do each task on an executor, at most so many at a time, and return the outcomes. Raises TasksFailed,
+    ConfigurationError where a setting of Spark is at fault, and the first error that one has returned."""
 
     def run(hands: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
         for hand in hands:
@@ -70,11 +71,16 @@ def on_executors(
         hands = dealt(tasks, most)
         outcomes = spark.sparkContext.parallelize(hands, len(hands)).mapPartitions(run).collect()
     except (PySparkException, Py4JJavaError) as error:
-        raise TasksFailed(
-            f"expected every task to {what} its range, found: {cause(error)}. The next try reads the same "
-            f"ranges; the log of the executors has the trace."
-        ) from error
+        raise tasks_failed(spark, error, what) from error
     return loaded(outcomes)
+
+
+def tasks_failed(spark: SparkSession, error: PySparkException | Py4JJavaError, what: str) -> ExactbatchError:
+    """The error for a job whose tasks were to do something with their ranges."""
+    return setting_refused(error, settings_of(spark)) or TasksFailed(
+        f"expected every task to {what} its range, found: {cause(error)}. The next try reads the same "
+        f"ranges; the log of the executors has the trace."
+    )
 
 
 def dealt(tasks: Sequence[Task], most: int) -> list[list[Task]]:
@@ -137,14 +143,3 @@ def loaded(outcomes: Iterable[bytes]) -> list[Any]:
             raise outcome
         done.append(outcome)
     return done
-
-
-def cause(error: PySparkException | Py4JJavaError) -> str:
-    """What a task raised, without the trace around it; for a worker that died, what Spark says of it."""
-    if isinstance(error, Py4JJavaError):
-        return str(error.java_exception.getMessage()).splitlines()[0]
-    lines = str(error).splitlines()
-    # Not any line that is indented: so are some of the message of a lost connection.
-    trace = [number for number, line in enumerate(lines) if line.startswith(("  ", "\tat "))]
-    after = [line.strip() for line in lines[trace[-1] + 1 if trace else 0 :] if line.strip()]
-    return "; ".join(after or lines[:1])

@@ -98,9 +98,13 @@ def psycopg2_said(error: Any) -> str:
 
 def adbc_said(error: Any) -> str:
     """The primary message and the detail of an ADBC error; its text where ADBC tells neither."""
-    details = {_text(name): _text(value) for name, value in error.details}
-    primary, detail = details.get("PG_DIAG_MESSAGE_PRIMARY"), details.get("PG_DIAG_MESSAGE_DETAIL")
+    primary, detail = adbc_detail(error, "MESSAGE_PRIMARY"), adbc_detail(error, "MESSAGE_DETAIL")
     return _in_one_line(f"{primary} ({detail})" if detail else primary or _adbc_text(error))
+
+
+def adbc_detail(error: Any, name: str) -> str:
+    """A field of what the server says of an error, by libpq's name for it without PG_DIAG_; empty without one."""
+    return {_text(field): _text(value) for field, value in error.details}.get(f"PG_DIAG_{name}", "")
 
 
 def _of_psycopg2(error: Any, where: str) -> ExactbatchError | None:

@@ -27,7 +27,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, batch_lost, connect_arrow, transaction
 from exactbatch.offsets import OffsetRange
-from exactbatch.own_errors import adbc_said
+from exactbatch.own_errors import adbc_said, unexpected
 from exactbatch.patience import Patience, within
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_topic_ids
@@ -40,8 +40,11 @@ from exactbatch.sqlstates import refuses
 from exactbatch.staging import (
     APPLICATION,
     REJECT,
+    Waiting,
     collector_paused,
+    copy_by_turns,
     decode_records,
+    ingest,
     origins,
     reject_batch,
     rejects_of,
@@ -183,10 +186,7 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
             return
         connection.rollback()  # that was a question of its own: what follows may take long
         reading = _Reading(task, attempt)
-        _copy_row(cursor, task, reading, patience)
-        if reading.rejected:
-            rejects = pa.RecordBatchReader.from_batches(REJECT, reading.rejected)
-            cursor.adbc_ingest(_REJECTS, rejects, mode="create", temporary=True)
+        _copy(cursor, task, reading, patience)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
         with patience.elsewhere():
             check_topic_ids([task.range], KafkaLog(task.kafka).topic_ids([task.range.topic]))
@@ -194,7 +194,7 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
         if not _lock(cursor, task):
             return
         failpoint("partition.after_locks")
-        if reading.rejected:
+        if reading.rejects:
             _expect(task, "rejected records", _row(cursor, _INSERT_REJECTS, task.key), (reading.rejects,))
             cursor.execute(f"drop table pg_temp.{_REJECTS}")
         counts = (reading.records, reading.rows, reading.rejects, reading.tombstones)
@@ -268,8 +268,8 @@ class _Reading:
     def __init__(self, task: RangeTask, attempt: int) -> None:
         self._task, self._attempt = task, attempt
         self.records = self.rows = self.rejects = self.tombstones = 0
-        self.rejected: list[pa.RecordBatch] = []
-        self.error: ExactbatchError | None = None
+        self.waiting = Waiting()
+        self._shown: list[str] = []
         self.schema = pa.schema([(c.name, c.arrow_type) for c in (*task.pipeline.value.columns, *LINEAGE)])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -289,25 +289,29 @@ class _Reading:
                 self.rejects += len(decoded.rejects)
                 self.tombstones += decoded.tombstones
                 if decoded.rejects:
-                    self.rejected.append(reject_batch(rejects_of(task.range, each, decoded, self._attempt)))
+                    self._reject(reject_batch(rejects_of(task.range, each, decoded, self._attempt)))
                 if self.rejects > most:
                     return
                 yield self._with_lineage(each, decoded)
-        except ExactbatchError as error:
-            self.error = error
+        except ExactbatchError:
             raise
+        except Exception as error:
+            raise unexpected(error) from error
+
+    def _reject(self, batch: pa.RecordBatch) -> None:
+        self.waiting.add(batch)
+        first = batch.slice(0, _REJECTS_SHOWN - len(self._shown)).to_pylist()
+        self._shown += [f"offset {row['offset']}: {row['reason']}" for row in first]
 
     def check_rejects(self) -> None:
         """Raise TooManyRejects, naming the first bad records, when there are more than the range may have."""
         if self.rejects <= self._task.pipeline.rejects_allowed(self.records):
             return
-        bad = [row for batch in self.rejected for row in batch.slice(0, _REJECTS_SHOWN).to_pylist()]
-        shown = "; ".join(f"offset {row['offset']}: {row['reason']}" for row in bad[:_REJECTS_SHOWN])
         raise TooManyRejects(
             f"{self._task}: {self._task.pipeline.too_many_rejects(self.rejects, self.records)}, of each range "
             f'by itself with commit="partition". Nothing of this range was written; other ranges of the batch '
-            f"may have been committed. The first: {shown}. Correct the pipeline's value format, or raise "
-            f"max_rejects to keep such records in exactbatch.rejected_record."
+            f"may have been committed. The first: {'; '.join(self._shown)}. Correct the pipeline's value format, "
+            f"or raise max_rejects to keep such records in exactbatch.rejected_record."
         )
 
     def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
@@ -323,21 +327,31 @@ class _Reading:
         return pa.RecordBatch.from_arrays([*decoded.rows.columns, *lineage], schema=self.schema)
 
 
-def _copy_row(cursor: Any, task: RangeTask, reading: _Reading, patience: Patience) -> None:
-    """COPY the rows of a range into the target, and check that they have arrived."""
+def _copy(cursor: Any, task: RangeTask, reading: _Reading, patience: Patience) -> None:
+    """COPY the rows of a range into the target, and check that they have arrived; rejects go into a temporary
+    table."""
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
     schema, table = task.pipeline.sink.table_name
     named = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema, table)))
     before = Writes(*_row(cursor, _WRITES, (named,)))
-    rows = pa.RecordBatchReader.from_batches(reading.schema, patience.between(reading.batches()))
-    try:
-        sent = cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema)
-    except Exception as error:
-        # ADBC wraps what the iterator raised while it was pulled from; the cause is what happened.
-        if reading.error is not None:
-            raise reading.error from error
-        _raise_refused(task, error)
-        raise
+    sent = 0
+    mode = "create"
+
+    def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
+        nonlocal sent
+        try:
+            sent += ingest(cursor, table, reading.schema, rows, mode="append", db_schema_name=schema)
+        except AdbcError as error:
+            _raise_refused(task, error)
+            raise
+
+    def copy_rejects(rejected: list[pa.RecordBatch]) -> None:
+        nonlocal mode
+        ingest(cursor, _REJECTS, REJECT, iter(rejected), mode=mode, temporary=True)
+        mode = "append"
+        failpoint("partition.after_rejects")
+
+    copy_by_turns(patience.between(reading.batches()), reading.waiting, copy_rows, copy_rejects)
     reading.check_rejects()
     _check_seen(cursor, task, named)
     try:

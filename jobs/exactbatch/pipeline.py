@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Kafka's own rule for topic names fits Airflow's dag ids and pools as well.
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _NAME_LENGTH = 200
+_LEAST_LAUNCH_TIMEOUT = 30  # seconds; executors report every 10 s (spark.executor.heartbeatInterval)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Pipeline:
                    transaction: the longest time for which a driver that hangs can hold the pipeline
     statement_timeout  seconds in which Postgres must have answered a statement of the batch, or have taken the
                    next rows: a server that says nothing is given up then, and so is a statement that takes longer
+    launch_timeout  seconds that a job of the batch waits for Spark to run a task before it is given up: the
+                   cluster may have no executor to give
     spark_conf     Spark properties of the batch job
 
     Raises ConfigurationError for what cannot work.
@@ -73,6 +76,7 @@ class Pipeline:
     read_timeout: float = 60.0
     publish_timeout: float = 60.0
     statement_timeout: float = 3600.0
+    launch_timeout: float = 600.0
     spark_conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,12 +106,17 @@ class Pipeline:
                 f"pipeline {self.name!r}: expected max_rejects to be a whole number of 0 or more, or a share "
                 f"from 0.0 to 1.0, found {self.max_rejects}"
             )
-        for name in ("read_timeout", "publish_timeout", "statement_timeout"):
+        for name in ("read_timeout", "publish_timeout", "statement_timeout", "launch_timeout"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigurationError(
                     f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "
                     f"{getattr(self, name)}"
                 )
+        if self.launch_timeout < _LEAST_LAUNCH_TIMEOUT:
+            raise ConfigurationError(
+                f"pipeline {self.name!r}: launch_timeout is {self.launch_timeout:g} s. Make it "
+                f"{_LEAST_LAUNCH_TIMEOUT} or more: Spark tells up to 10 s late which tasks run."
+            )
         if self.max_connections < 1:
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected max_connections to be 1 or more, found {self.max_connections}"

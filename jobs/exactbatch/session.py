@@ -3,19 +3,58 @@
 import os
 import re
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
-from py4j.protocol import Py4JNetworkError
+import pyspark
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from exactbatch.errors import TasksFailed
+from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
+from exactbatch.spark_errors import setting_refused
 
 _ZONE: Final = "spark.sql.session.timeZone"
 _NAME: Final = re.compile(r"[A-Za-z]+(/[A-Za-z_]+)*")  # UTC or Asia/Tokyo
+_LEGACY: Final = "spark.sql.legacy."
+# What decides which rows a transform gives, and may differ between machines, clusters and users: its value in a
+# batch, unless the pipeline's spark_conf has another, and why. docs/settings.md shows this table.
+PINNED: Final[Mapping[str, tuple[str, str]]] = {
+    _ZONE: ("UTC", "what hour(at) is, and which moment a text without an offset"),
+    "spark.sql.ansi.enabled": ("true", "whether 1/0, overflow and a bad cast are errors or null"),
+    "spark.sql.ansi.doubleQuotedIdentifiers": ("false", 'whether "a" is a column or a text'),
+    "spark.sql.ansi.enforceReservedKeywords": ("false", "which words may be names"),
+    "spark.sql.ansi.relationPrecedence": ("false", "in which order joins without parentheses are made"),
+    "spark.sql.caseSensitive": ("false", "whether Name and name are one column"),
+    "spark.sql.timestampType": ("TIMESTAMP_LTZ", "what the type timestamp is"),
+    "spark.sql.decimalOperations.allowPrecisionLoss": ("true", "how many digits a product or quotient has"),
+    "spark.sql.mapKeyDedupPolicy": ("EXCEPTION", "what a key means that a map has twice"),
+    "spark.sql.groupByAliases": ("true", "what a name in group by is"),
+    "spark.sql.groupByOrdinal": ("true", "what a number in group by is"),
+    "spark.sql.orderByOrdinal": ("true", "what a number in order by is"),
+    "spark.sql.parser.escapedStringLiterals": ("false", "what a backslash in a literal is"),
+    "spark.sql.parser.quotedRegexColumnNames": ("false", "whether `a.*` names one column or several"),
+    "spark.sql.jsonGenerator.ignoreNullFields": ("true", "whether to_json writes fields that are null"),
+    "spark.sql.storeAssignmentPolicy": ("ANSI", "which values are cast on the way into a table"),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": (
+        "10000",
+        "how many records a Python function gets at once",
+    ),
+    "spark.sql.execution.pandas.convertToArrowArraySafely": (
+        "true",
+        "whether pandas values may lose digits",
+    ),
+    "spark.sql.execution.pandas.structHandlingMode": ("legacy", "what a struct is in pandas"),
+    "spark.sql.execution.pythonUDF.arrow.enabled": ("true", "how values go into Python functions and back"),
+    "spark.sql.execution.pythonUDTF.arrow.enabled": ("true", "the same of table functions"),
+    "spark.sql.pyspark.inferNestedDictAsStruct.enabled": ("false", "what a dict in a literal becomes"),
+}
 
 
 @contextmanager
@@ -23,28 +62,162 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
     """A session with the pipeline's Spark properties; without `master`, the one that spark-submit was given.
 
     Executors run the Python that PYSPARK_PYTHON names, and otherwise this very one: it has the package. Raises
-    TasksFailed when its JVM ends before it does.
+    ConfigurationError where a setting lets no session begin, and TasksFailed when Spark does not start or its JVM
+    ends before it does.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _check_home()
+    # A batch runs its tasks as RDDs, which a session of Spark Connect does not have.
+    for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+        if name in os.environ:
+            raise ConfigurationError(
+                f"{name} is set, so that Spark would start a session of Spark Connect, which cannot run a batch. "
+                f"Unset it for batches, and name the cluster by spark-submit --master, or the Spark connection."
+            )
+    own = {**pipeline.spark_conf, "spark.api.mode": "classic"}
+    if "spark.remote" in own:
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r}: spark_conf has spark.remote, so that Spark would start a session of "
+            f"Spark Connect, which cannot run a batch. Remove it, and name the cluster by spark-submit --master."
+        )
     builder = SparkSession.builder.appName(f"exactbatch {pipeline.name}")
     if master is not None:
         builder = builder.master(master)
-    for name, value in pipeline.spark_conf.items():
+    for name, value in own.items():
         builder = builder.config(name, value)
-    with end_of_jvm_told(), builder.getOrCreate() as session:
+    settings = _settings({**own, **({"spark.master": master} if master else {})})
+    _check_directories(settings)
+    try:
+        session = builder.getOrCreate()
+    except (PySparkException, Py4JJavaError, TypeError) as error:
+        raise _not_started(error, settings) from error
+    except (Py4JNetworkError, ConnectionError) as error:
+        raise TasksFailed(
+            "the JVM of the driver has ended while Spark started. Its own lines above this one say why: a "
+            "directory that it cannot write (spark.local.dir, SPARK_LOCAL_DIRS), or not enough memory for "
+            "spark.driver.memory? Nothing was written."
+        ) from error
+    with end_of_jvm_told(), session:
         yield session
 
 
-def set_time_zone(spark: SparkSession, pipeline: Pipeline) -> None:
+def _check_home() -> None:
+    """Raise ConfigurationError for a SPARK_HOME that is not there, or is of another version than PySpark."""
+    if not (home := os.environ.get("SPARK_HOME")):
+        return
+    if not (Path(home) / "bin" / "spark-submit").exists():
+        raise ConfigurationError(
+            f"SPARK_HOME is {home}, and there is no bin/spark-submit in it. Unset it, to use the Spark of the "
+            f"Python package pyspark, or let it name an installation of Spark {pyspark.__version__}."
+        )
+    found = {
+        match[1]
+        for jar in (Path(home) / "jars").glob("spark-core_*.jar")
+        if (match := re.search(r"-(\d+\.\d+)[^-]*\.jar$", jar.name))
+    }
+    wanted = ".".join(pyspark.__version__.split(".")[:2])
+    if found and wanted not in found:
+        raise ConfigurationError(
+            f"SPARK_HOME is {home}, a Spark {', '.join(sorted(found))}, and the Python package pyspark is "
+            f"{pyspark.__version__}. Unset SPARK_HOME, or install the same version of both."
+        )
+
+
+def _settings(own: Mapping[str, str]) -> dict[str, str]:
+    """The properties that Spark will have, also those of its files and of spark-submit; starts the JVM."""
+    conf = SparkConf(loadDefaults=False)
+    for name, value in own.items():
+        conf.set(name, value)
+    try:
+        SparkContext._ensure_initialized(conf=conf)
+    except (PySparkException, OSError) as error:
+        raise _not_started(error, own) from error
+    assert SparkContext._jvm is not None
+    known = dict(SparkConf(_jvm=SparkContext._jvm).getAll())
+    if SparkContext._active_spark_context is not None:
+        known |= dict(SparkContext._active_spark_context.getConf().getAll())
+    return {**known, **own}
+
+
+def _check_directories(settings: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where none of the directories can be written that Spark keeps blocks in: it would
+    end the JVM. Without a setting that is what java.io.tmpdir says."""
+    by_environment = os.environ.get("SPARK_LOCAL_DIRS")
+    name = "SPARK_LOCAL_DIRS" if by_environment else "spark.local.dir"
+    value = by_environment or settings.get("spark.local.dir")
+    if not value or SparkContext._active_spark_context is not None:
+        return
+    if not any(map(_can_write, value.split(","))):
+        raise ConfigurationError(
+            f"{name} is {value}: nothing can be written there, and Spark keeps the records of a batch there. Let "
+            f"it name a directory that the driver can write, with room for a batch."
+        )
+
+
+def _can_write(folder: str) -> bool:
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _not_started(error: Exception, settings: Mapping[str, str]) -> ExactbatchError:
+    """What is said where Spark does not start."""
+    if (refused := setting_refused(error, settings)) is not None:
+        return refused
+    text = str(error)
+    said = next(
+        (line.strip() for line in text.splitlines() if "Exception" in line or "Error" in line), text[:200]
+    ).removeprefix(": ")
+    if missing := re.search(r"ClassNotFoundException: (\S+)", text):
+        names = [name for name, value in settings.items() if missing[1] in re.split(r"[,\s]+", value)]
+        return ConfigurationError(
+            f"Spark does not find the class {missing[1]}, which {' and '.join(names) or 'a setting'} names. "
+            f"Remove it there, or add its jar (spark.jars, spark.jars.packages)."
+        )
+    if re.search(
+        r"IllegalArgumentException|NumberFormatException|Could not parse Master URL|ParseException", text
+    ):
+        named = sorted(name for name in settings if name in text)
+        return ConfigurationError(
+            f"Spark does not start: {said}. Correct {' and '.join(named) or 'the setting'}: in the pipeline's "
+            f"spark_conf, in spark-defaults.conf, or where spark-submit or the Spark connection sets it."
+        )
+    return TasksFailed(
+        f"Spark does not start: {said}. Its own lines above this one say more. Nothing was written; try again."
+    )
+
+
+def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
+    """A session of the same context for one batch, in which what decides the rows of a transform is as PINNED
+    says.
+
+    Views, functions and settings of other sessions are not there; the pipeline's spark_conf goes before PINNED.
+    """
+    session = spark.newSession()
+    for name in session.conf.getAll:
+        if name.startswith(_LEGACY) and session.conf.isModifiable(name):
+            session.conf.unset(name)
+    for name, (value, _) in PINNED.items():
+        session.conf.set(name, value)
+    for name, value in pipeline.spark_conf.items():
+        if name.startswith("spark.sql.") and session.conf.isModifiable(name):
+            session.conf.set(name, value)
+    _set_time_zone(session, pipeline)
+    return session
+
+
+def _set_time_zone(spark: SparkSession, pipeline: Pipeline) -> None:
     """Let a transform see times in UTC, or in the zone that the pipeline's spark_conf names, wherever it runs.
 
     That is the zone of SQL, of datetimes without one that become literals on the driver (py4j takes them for local
     time), and of those that Python functions get on executors (Spark makes local times of them). Spark takes zones
     that the C library reads in another way, as +02:00: Python has UTC then. It stays so for this process.
     """
-    zone = pipeline.spark_conf.get(_ZONE, "UTC")
+    zone = pipeline.spark_conf.get(_ZONE, PINNED[_ZONE][0])
     local = pipeline.spark_conf.get("spark.executorEnv.TZ", zone if _NAME.fullmatch(zone) else "UTC")
-    spark.conf.set(_ZONE, zone)
     # The environment of the Python workers of tasks that begin from here on, and of this process.
     spark.sparkContext.environment["TZ"] = os.environ["TZ"] = local
     time.tzset()

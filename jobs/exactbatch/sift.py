@@ -1,15 +1,16 @@
 """Sift: staged rows that do not fit the target become rejects, before anything is published.
 
 A value may decode and still not be one of the target's: out of range, too many digits, no label of an enum, no
-uuid. Postgres says which, over the whole staging table at once; the records are then read again, because a
+uuid. Postgres says which, over the whole staging table at once, and notes their records in the table of rejects,
+where executors have noted those with values that cannot even be staged. The records are then read again, because a
 reject keeps key, value and headers as they were, and a staged row does not.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, Final
 
 import psycopg2
@@ -22,8 +23,16 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.read import read_range
 from exactbatch.settings import Settings
-from exactbatch.sinks import Misfit
-from exactbatch.staging import Rejected, StagedBatch, StagingTables, identifier, reject_batch, stage_rejects
+from exactbatch.sinks import Misfit, Upsert
+from exactbatch.staging import (
+    Rejected,
+    StagedBatch,
+    StagingTables,
+    identifier,
+    note_of,
+    reject_batches,
+    stage_rejects,
+)
 
 # Offsets: records that are no farther apart are read in one go.
 _NEAR: Final = 1_000
@@ -39,12 +48,12 @@ _RAISED: Final = (
 _TROUBLES: Final = "^(08|25|40|53|57|58|XX|42501|42P01)"
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_misfit")
 _SHOWN: Final = 200  # characters of a value that a reason repeats
-_CHUNK: Final = 10_000  # records that are read and staged as rejects at a time
+_PAGE: Final = 50_000  # notes that the driver holds at a time
 
 
 @dataclass(frozen=True, slots=True)
 class _Unfit:
-    """A record with a staged row that does not fit."""
+    """A record that is noted to be rejected."""
 
     attempt: int
     topic: str
@@ -70,27 +79,49 @@ def sift(
     the search ends with one more.
 
     Raises what reading a range raises, where the log does not hold the records any more, and TargetMismatch
-    where rows do not tell which record they come from.
+    where rows do not tell which record they come from, or where one gives two changes of a key.
     """
     with transaction(connection) as cursor:
-        misfits = _misfits(cursor, pipeline, columns, tables.batch_id)
-        unfit = _unfit(cursor, misfits, tables, staged, most=most) if misfits else []
-    if not unfit:
-        return staged
-    for start in range(0, len(unfit), _CHUNK):
-        chunk = unfit[start : start + _CHUNK]
-        rejected = reject_batch(_records(chunk, ranges, pipeline, settings))
-        stage_rejects(
-            settings.postgres,
-            tables,
-            [rejected],
-            publish_timeout=pipeline.publish_timeout,
-            statement_timeout=pipeline.statement_timeout,
-        )
+        if misfits := _misfits(cursor, pipeline, columns, tables.batch_id):
+            _note(cursor, misfits, tables, staged, most=most)
+        any_noted = _any_noted(cursor, tables, staged)
+    if any_noted:
+        staged = _rejected(connection, pipeline, tables, ranges, staged, most, settings)
+    if isinstance(pipeline.sink, Upsert) and staged.rejected <= most and staged.has_several_rows_of_a_record:
+        with transaction(connection) as cursor:
+            pipeline.sink.check_one_change(
+                cursor, columns, staging=identifier(tables.rows), attempts=staged.attempts
+            )
+    return staged
+
+
+def _rejected(
+    connection: Any,
+    pipeline: Pipeline,
+    tables: StagingTables,
+    ranges: Sequence[OffsetRange],
+    staged: StagedBatch,
+    most: int,
+    settings: Settings,
+) -> StagedBatch:
+    """Stage the noted records as rejects, and delete their rows."""
+    rejects = Counter(staged.rejects)
+
+    def records() -> Iterator[Rejected]:
+        noted = islice(_noted(connection, tables, staged), most + 1)
+        for record in _records(noted, ranges, pipeline, settings):
+            rejects[record.attempt] += 1
+            yield record
+
+    stage_rejects(
+        settings.postgres,
+        tables,
+        reject_batches(records()),
+        publish_timeout=pipeline.publish_timeout,
+        statement_timeout=pipeline.statement_timeout,
+    )
     with transaction(connection) as cursor:
         taken = _delete(cursor, tables, staged)
-    rejects = Counter(staged.rejects)
-    rejects.update(each.attempt for each in unfit)
     return replace(
         staged,
         rows={attempt: rows - taken.get(attempt, 0) for attempt, rows in staged.rows.items()},
@@ -109,21 +140,27 @@ def _misfits(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], batch_i
             )
             for name in pipeline.sink.key
         ]
+        misfits.append(
+            Misfit(
+                sql.SQL("deleted is null"),
+                sql.SQL("'column ''deleted'' is null: a change is a delete (true) or not (false)'"),
+            )
+        )
     return misfits
 
 
-def _unfit(
+def _note(
     cursor: Any,
     misfits: Sequence[Misfit],
     tables: StagingTables,
     staged: StagedBatch,
     *,
     most: int,
-) -> list[_Unfit]:
+) -> None:
+    """Note the records with staged rows that do not fit, in the table of rejects."""
     cursor.execute("savepoint unfit")
     try:
         cursor.execute(_all_at_once(misfits, tables, staged, most))
-        unfit = [_Unfit(*row) for row in cursor.fetchall()]
     except _RAISED as error:
         if re.search(_TROUBLES, error.pgcode or ""):
             raise
@@ -131,27 +168,72 @@ def _unfit(
         cursor.execute("rollback to savepoint unfit")
         cursor.execute(_function(cursor, misfits, tables))
         cursor.execute(_one_by_one(tables, staged, most))
-        unfit = [_Unfit(*row) for row in cursor.fetchall()]
         # While it is there, the staging table cannot be dropped.
         cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
-    if unfit and unfit[-1].topic is None:
+
+
+def _any_noted(cursor: Any, tables: StagingTables, staged: StagedBatch) -> bool:
+    """Whether records are to be rejected. Raises TargetMismatch where a row does not tell its record."""
+    cursor.execute(
+        sql.SQL(
+            "select topic, reason from {} where task_attempt = any({}) order by topic nulls first limit 1"
+        ).format(identifier(tables.rejects), _notes(staged))
+    )
+    if (first := cursor.fetchone()) is None:
+        return False
+    if first.topic is None:
         raise TargetMismatch(
-            f"expected rows that the target can hold, found: {unfit[-1].reason}. They do not tell which records "
+            f"expected rows that the target can hold, found: {first.reason}. They do not tell which records "
             f"they come from, so these cannot be rejected. Nothing was written. Correct the transform or the "
             f"target."
         )
-    return unfit
+    return True
+
+
+def _noted(connection: Any, tables: StagingTables, staged: StagedBatch) -> Iterator[_Unfit]:
+    """The records that are noted to be rejected, each once, by topic, partition and offset."""
+    last = ("", 0, 0)
+    while True:
+        with transaction(connection) as cursor:
+            page = _noted_after(cursor, tables, staged, last)
+        if not page:
+            return
+        yield from page
+        last = page[-1].topic, page[-1].partition, page[-1].offset
+
+
+def _noted_after(
+    cursor: Any, tables: StagingTables, staged: StagedBatch, last: tuple[str, int, int] = ("", 0, 0)
+) -> list[_Unfit]:
+    cursor.execute(
+        sql.SQL(
+            'select topic, partition, "offset", max(task_attempt) as note, min(reason) as reason from {} '
+            'where task_attempt = any({}) and (topic, partition, "offset") > ({}, {}, {}) '
+            "group by 1, 2, 3 order by 1, 2, 3 limit {}"
+        ).format(identifier(tables.rejects), _notes(staged), *map(sql.Literal, last), sql.Literal(_PAGE))
+    )
+    return [
+        _Unfit(note_of(note), topic, partition, offset, reason)
+        for topic, partition, offset, note, reason in cursor.fetchall()
+    ]
+
+
+def _notes(staged: StagedBatch) -> sql.Composable:
+    """Under which task attempts records are noted."""
+    return sql.Literal([note_of(attempt) for attempt in staged.attempts])
 
 
 def _all_at_once(
     misfits: Sequence[Misfit], tables: StagingTables, staged: StagedBatch, most: int
 ) -> sql.Composable:
     return sql.SQL(
-        "select min(task_attempt) as attempt, kafka_topic, kafka_partition, kafka_offset, "
+        'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
+        "select ~ min(task_attempt), kafka_topic, kafka_partition, kafka_offset, "
         "min(case {reasons} end) as reason from {staging} "
         "where task_attempt = any({attempts}) and ({conditions}) "
         "group by 2, 3, 4 order by 2, 3, 4 limit {most}"
     ).format(
+        rejects=identifier(tables.rejects),
         reasons=_cases(misfits),
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
@@ -205,11 +287,13 @@ def _function(cursor: Any, misfits: Sequence[Misfit], tables: StagingTables) -> 
 
 def _one_by_one(tables: StagingTables, staged: StagedBatch, most: int) -> sql.Composable:
     return sql.SQL(
-        "select min(task_attempt) as attempt, kafka_topic, kafka_partition, kafka_offset, min(reason) as reason "
+        'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
+        "select ~ min(task_attempt), kafka_topic, kafka_partition, kafka_offset, min(reason) as reason "
         "from (select task_attempt, kafka_topic, kafka_partition, kafka_offset, {function}(staged) as reason "
         "from {staging} staged where task_attempt = any({attempts}) offset 0) judged "
         "where reason is not null group by 2, 3, 4 order by 2, 3, 4 limit {most}"
     ).format(
+        rejects=identifier(tables.rejects),
         function=_FUNCTION,
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
@@ -218,42 +302,39 @@ def _one_by_one(tables: StagingTables, staged: StagedBatch, most: int) -> sql.Co
 
 
 def _records(
-    unfit: Sequence[_Unfit], ranges: Sequence[OffsetRange], pipeline: Pipeline, settings: Settings
+    unfit: Iterable[_Unfit], ranges: Sequence[OffsetRange], pipeline: Pipeline, settings: Settings
 ) -> Iterator[Rejected]:
-    """The records as they are in the log."""
+    """The records as they are in the log; `unfit` comes by topic, partition and offset."""
     for (topic, partition), group in groupby(unfit, key=lambda each: (each.topic, each.partition)):
-        wanted = {each.offset: each for each in group}
         log = next(each for each in ranges if (each.topic, each.partition) == (topic, partition))
-        for near in _near(sorted(wanted)):
-            range_ = replace(log, from_offset=near[0], until_offset=near[-1] + 1)
-            found = _messages(range_, settings.kafka, pipeline.read_timeout)
-            for offset in near:
-                if offset not in found:
-                    raise LogEndedEarly(
-                        f"{topic}[{partition}] offset {offset}: expected the record that was read a moment "
-                        f"ago, to keep it as a reject, found none. Nothing was written; try again."
-                    )
-                each = wanted[offset]
-                yield Rejected(topic, partition, found[offset], each.reason, each.attempt)
+        for near in _near(group):
+            wanted = {each.offset: each for each in near}
+            range_ = replace(log, from_offset=near[0].offset, until_offset=near[-1].offset + 1)
+            for message in _messages(range_, settings.kafka, pipeline.read_timeout):
+                if (found := wanted.pop(message.offset(), None)) is not None:
+                    yield Rejected(topic, partition, message, found.reason, found.attempt)
+            if wanted:
+                raise LogEndedEarly(
+                    f"{topic}[{partition}] offset {min(wanted)}: expected the record that was read a moment ago, "
+                    f"to keep it as a reject, found none. Nothing was written; try again."
+                )
 
 
-def _near(offsets: Sequence[int]) -> list[list[int]]:
-    """Ascending offsets in groups of which each is near the one before."""
-    groups: list[list[int]] = []
-    for each in offsets:
-        if groups and each - groups[-1][-1] <= _NEAR:
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    return groups
+def _near(unfit: Iterable[_Unfit]) -> Iterator[list[_Unfit]]:
+    """Records of one partition, by offset, in groups of which each is near the one before."""
+    group: list[_Unfit] = []
+    for each in unfit:
+        if group and (each.offset - group[-1].offset > _NEAR or len(group) == _PAGE):
+            yield group
+            group = []
+        group.append(each)
+    if group:
+        yield group
 
 
-def _messages(range_: OffsetRange, kafka: Mapping[str, Any], timeout: float) -> dict[int, Any]:
-    return {
-        offset: message
-        for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout)
-        for offset, message in zip(records.offsets().to_pylist(), records.messages, strict=True)
-    }
+def _messages(range_: OffsetRange, kafka: Mapping[str, Any], timeout: float) -> Iterator[Any]:
+    for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout):
+        yield from records.messages
 
 
 def _delete(cursor: Any, tables: StagingTables, staged: StagedBatch) -> dict[int, int]:

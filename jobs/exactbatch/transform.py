@@ -5,12 +5,18 @@ computes a block that is lost again without a word: each block carries the task 
 must be the same at the end.
 """
 
+import threading
+import time
+import traceback
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 from psycopg2 import sql
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -20,7 +26,7 @@ from pyspark.storagelevel import StorageLevel
 
 from exactbatch.columns import Column
 from exactbatch.determinism import nondeterministic
-from exactbatch.direct import attempt_id, cause, dealt, loaded
+from exactbatch.direct import attempt_id, dealt, loaded, tasks_failed
 from exactbatch.errors import (
     ExactbatchError,
     StagedRowsDiffer,
@@ -30,23 +36,29 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import transaction
+from exactbatch.lineage import is_handed_on
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.spark_errors import cause, is_of_a_job, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.staging import (
     LINEAGE_NAMES,
     Staged,
     StagedBatch,
     StageTask,
     by_attempt,
+    create_lineage,
     decode,
     decoded_schema,
     dump,
     identifier,
+    note_of,
+    stage_lineage,
     stage_rows,
 )
 
 _OUTCOME: Final = "exactbatch_outcome"
 VIEW: Final = "records"
+_SEARCH_TIME: Final = 120.0  # seconds in which the record is looked for that a transform fails for
 _TYPES: Final[dict[type[T.DataType], str]] = {
     T.ByteType: "smallint",
     T.ShortType: "smallint",
@@ -82,16 +94,28 @@ class Transformed:
     """Stages what the pipeline's transform makes of the decoded records."""
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
-        """Raises TransformRefused for a transform that cannot be used, ConfigurationError for columns that the
-        sink cannot have."""
-        self._pipeline, self._tasks = pipeline, tasks
+        """The table of rejects has to be there: some transforms start jobs while they are planned.
+
+        Raises TransformRefused for a transform that cannot be used, ConfigurationError for columns that the
+        sink cannot have, and what stage() raises, where a job has failed that the transform has started.
+        """
+        self._spark, self._pipeline, self._tasks = spark, pipeline, tasks
         self._read = _read(spark, dealt(tasks, pipeline.max_connections)).persist(StorageLevel.DISK_ONLY)
         self._decoded = self._read.where(F.col(_OUTCOME).isNull()).drop(_OUTCOME)
-        transformed = _transformed(pipeline, self._decoded)
-        _check(pipeline, transformed)
-        self._rows = _with_json(transformed)
-        self.columns = _columns_of(pipeline, transformed)
-        pipeline.sink.check(self.columns)
+        try:
+            transformed = self._transformed()
+            _check(pipeline, transformed)
+            self._rows = _with_json(transformed)
+            self._is_handed_on = True
+            if pipeline.sink.needs_lineage:
+                self._is_handed_on = is_handed_on(pipeline.name, transformed, self._decoded)
+            else:  # rows may be of many records each: none of these is to be taken for theirs
+                self._rows = self._rows.drop(*LINEAGE_NAMES)
+            self.columns = _columns_of(pipeline, transformed)
+            pipeline.sink.check(self.columns)
+        except BaseException:
+            self._read.unpersist()
+            raise
 
     def stage(self, connection: Any) -> StagedBatch:
         """Read, transform and stage; return what the attempts did that Spark accepted.
@@ -106,6 +130,9 @@ class Transformed:
                 return StagedBatch(tuple(read), {}, rejects)  # reading stopped: the batch has failed
             failpoint("transform.after_read")
             rows = self._stage_rows()
+            decoded = sum(each.rows for each in read)
+            if not self._is_handed_on:
+                self._check_lineage(connection, list(rows), decoded)
             if self._outcomes() != read:
                 raise StagedRowsDiffer(
                     "expected the records that were read first to be there until all rows were staged, found "
@@ -116,18 +143,20 @@ class Transformed:
         staged = StagedBatch(tuple(read), rows, rejects)
         if not self._pipeline.sink.needs_lineage:
             return staged  # rows may be of many records each: nobody can tell which were dropped
-        decoded = sum(each.rows for each in read)
         with_rows = self._records_with_rows(connection, staged)
         return StagedBatch(staged.pieces, rows, rejects, dropped=decoded - with_rows)
+
+    def _transformed(self) -> DataFrame:
+        try:
+            return _planned(self._pipeline, self._decoded)
+        except (PySparkException, Py4JJavaError) as error:
+            raise self._failure(error) from error
 
     def _outcomes(self) -> list[Staged]:
         try:
             outcomes = self._read.where(F.col(_OUTCOME).isNotNull()).select(_OUTCOME).collect()
         except (PySparkException, Py4JJavaError) as error:
-            raise TasksFailed(
-                f"expected every task to read its range, found: {cause(error)}. The next try reads the same "
-                f"ranges; the log of the executors has the trace."
-            ) from error
+            raise tasks_failed(self._spark, error, "read") from error
         return sorted(loaded(bytes(row[0]) for row in outcomes), key=lambda each: each.range)
 
     def _stage_rows(self) -> dict[int, int]:
@@ -166,8 +195,79 @@ class Transformed:
         loaded(bytes(each.failed) for each in outcomes if each.failed is not None)
         return {each.attempt: each.rows for each in outcomes}
 
+    def _check_lineage(self, connection: Any, attempts: Sequence[int], decoded: int) -> None:
+        """Raise TransformRefused unless the staged rows have the lineage of records that were decoded."""
+        tables = self._tasks[0].tables
+        with transaction(connection) as cursor:
+            create_lineage(cursor, tables)
+        readers = self._stage_decoded()
+        with transaction(connection) as cursor:
+            cursor.execute(
+                sql.SQL("select count(*) from {} where task_attempt = any({})").format(
+                    identifier(tables.lineage), sql.Literal(readers)
+                )
+            )
+            if cursor.fetchone()[0] != decoded:
+                raise StagedRowsDiffer(
+                    f"staging table {tables.lineage} does not hold the {decoded} records that were decoded: Spark "
+                    f"lost some and read them again, or Postgres was restarted. Nothing was written; try again."
+                )
+            cursor.execute(
+                sql.SQL(
+                    "select concat_ws(' ', coalesce(kafka_topic, 'null'), 'partition', "
+                    "coalesce(kafka_partition::text, 'null'), 'offset', coalesce(kafka_offset::text, 'null'), "
+                    "'of', coalesce(kafka_timestamp::text, 'no time')) "
+                    "from (select kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, true as has_time "
+                    "from {rows} where task_attempt = any({attempts}) union all "
+                    'select topic, partition, "offset", null, false from {rejects} '
+                    "where task_attempt = any({notes})) r "
+                    "where not exists (select from {lineage} l "
+                    "where l.task_attempt = any({readers}) and l.kafka_topic = r.kafka_topic "
+                    "and l.kafka_partition = r.kafka_partition and l.kafka_offset = r.kafka_offset "
+                    "and (l.kafka_timestamp is not distinct from r.kafka_timestamp or not has_time)) limit 1"
+                ).format(
+                    rows=identifier(tables.rows),
+                    rejects=identifier(tables.rejects),
+                    lineage=identifier(tables.lineage),
+                    attempts=sql.Literal(list(attempts)),
+                    notes=sql.Literal(list(map(note_of, attempts))),
+                    readers=sql.Literal(readers),
+                )
+            )
+            if (forged := cursor.fetchone()) is not None:
+                raise TransformRefused(
+                    f"pipeline {self._pipeline.name!r}: the transform gives a row with the lineage {forged[0]}, "
+                    f"and no record that was decoded has it. Nothing was written. Let the transform hand "
+                    f"{', '.join(LINEAGE_NAMES)} on as they are."
+                )
+
+    def _stage_decoded(self) -> list[int]:
+        """Stage the lineage of the decoded records; return the task attempts that Spark accepted."""
+        task = self._tasks[0]
+        tables, postgres = task.tables, task.postgres
+        publish_timeout, statement_timeout = task.publish_timeout, task.statement_timeout
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+            attempt = attempt_id()
+            stage_lineage(
+                batches,
+                tables,
+                postgres,
+                attempt,
+                publish_timeout=publish_timeout,
+                statement_timeout=statement_timeout,
+            )
+            yield pa.RecordBatch.from_arrays([pa.array([attempt])], ["attempt"])
+
+        try:
+            records = self._decoded.select(*LINEAGE_NAMES).coalesce(self._pipeline.max_connections)
+            return [each.attempt for each in records.mapInArrow(run, "attempt long").collect()]
+        except (PySparkException, Py4JJavaError) as error:
+            raise tasks_failed(self._spark, error, "stage the lineage of") from error
+
     def _records_with_rows(self, connection: Any, staged: StagedBatch) -> int:
-        """How many records the staged rows come from. Raises TransformRefused for one that was not read."""
+        """How many records the staged rows, and those that could not be staged, come from. Raises
+        TransformRefused for one that was not read."""
         tables = self._tasks[0].tables
         with transaction(connection) as cursor:
             cursor.execute(
@@ -176,11 +276,19 @@ class Transformed:
                     "concat_ws(' ', coalesce(kafka_topic, 'null'), 'partition', "
                     "coalesce(kafka_partition::text, 'null'), 'offset', "
                     "coalesce(kafka_offset::text, 'null')) end) as foreign_one "
-                    "from (select distinct kafka_topic, kafka_partition, kafka_offset from {} "
-                    "where task_attempt = any({})) record left join exactbatch.batch_range r on r.batch_id = {} "
+                    "from (select kafka_topic, kafka_partition, kafka_offset from {rows} "
+                    "where task_attempt = any({attempts}) union "
+                    'select topic, partition, "offset" from {rejects} where task_attempt = any({notes})) record '
+                    "left join exactbatch.batch_range r on r.batch_id = {batch_id} "
                     "and r.topic = kafka_topic and r.partition = kafka_partition "
                     "and r.from_offset <= kafka_offset and kafka_offset < r.until_offset"
-                ).format(identifier(tables.rows), sql.Literal(staged.attempts), sql.Literal(tables.batch_id))
+                ).format(
+                    rows=identifier(tables.rows),
+                    rejects=identifier(tables.rejects),
+                    attempts=sql.Literal(staged.attempts),
+                    notes=sql.Literal(list(map(note_of, staged.attempts))),
+                    batch_id=sql.Literal(tables.batch_id),
+                )
             )
             records, foreign = cursor.fetchone()
         decoded = sum(each.rows for each in staged.pieces)
@@ -195,16 +303,29 @@ class Transformed:
 
     def _failure(self, error: PySparkException | Py4JJavaError) -> ExactbatchError:
         """What to say of a job that failed: the record that the transform fails for, if there is one."""
-        found = _first_failing(self._pipeline, self._decoded, [each.range for each in self._tasks])
+        if (refused := setting_refused(error, settings_of(self._spark))) is not None:
+            return refused
+        said = f"expected the transform to give rows, found: {cause(error)}"
+        if not may_be_of_a_record(error):
+            return TasksFailed(
+                f"{said}. The next try reads the same ranges; the log of the executors has the trace."
+            )
+        ranges = sorted(each.range for each in self._tasks)
+        found = _Search(self._spark, self._pipeline, self._decoded).run(ranges)
         if found is None:
             return TasksFailed(
-                f"expected the transform to give rows, found: {cause(error)}. It did not fail for any one record "
-                f"alone. The log of the executors has the trace."
+                f"{said}. It did not fail for any one record alone. The log of the executors has the trace."
             )
-        record, said = found
+        first, last = found.part[0], found.part[-1]
+        place = f"{first.topic}[{first.partition}] offset {first.from_offset}"
+        if len(found.part) > 1 or len(first) > 1:
+            place = (
+                f"one of the records from {place} to {last.topic}[{last.partition}] offset "
+                f"{last.until_offset - 1}, which one was not found within {_SEARCH_TIME:g} s"
+            )
         return TransformFailed(
-            f"{record.topic}[{record.partition}] offset {record.from_offset}: expected the transform to take this "
-            f"record, found: {said}. Nothing was written. Correct the transform, or let it drop such records."
+            f"{place}: expected the transform to take this record, found: {found.said}. Nothing was written. "
+            f"Correct the transform, or let it drop such records."
         )
 
 
@@ -356,34 +477,105 @@ def _column(name: str) -> Any:
     return F.col(f"`{name.replace('`', '``')}`")
 
 
-def _first_failing(
-    pipeline: Pipeline, decoded: DataFrame, ranges: Sequence[OffsetRange]
-) -> tuple[OffsetRange, str] | None:
-    """A record for which alone the transform fails, and what it says of it; None where there is none.
+def _planned(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
+    """What the transform gives. Raises TransformRefused where Spark cannot plan it or it raises an error of its
+    own, and what Spark raises where it has started a job that has failed."""
+    try:
+        return _transformed(pipeline, decoded)
+    except TransformRefused as refused:
+        if (error := refused.__cause__) is not None and is_of_a_job(error):
+            raise error from None
+        raise
+    except (ExactbatchError, PySparkException, Py4JError, ConnectionError):
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        raise TransformRefused(
+            f"pipeline {pipeline.name!r}: its transform raised {type(error).__name__}: {error}, in "
+            f"{Path(frames[-1].filename).name}, line {frames[-1].lineno}. Nothing was written. Correct it."
+        ) from error
 
-    About log2 of the offsets of a range as many Spark jobs as it takes to halve it down.
-    """
 
-    def failure(range_: OffsetRange) -> str | None:
-        records = decoded.where(
-            (F.col("kafka_topic") == range_.topic)
-            & (F.col("kafka_partition") == range_.partition)
-            & F.col("kafka_offset").between(range_.from_offset, range_.until_offset - 1)
+@dataclass(frozen=True)
+class _Found:
+    """Records for which a transform fails again, as ranges in their order, and what it says of them."""
+
+    part: list[OffsetRange]
+    said: str
+
+
+class _Search:
+    """Looks for the record that a transform fails for: one job over all records; if that fails again, as many as
+    it takes to halve them down to one, as far as time allows."""
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, decoded: DataFrame) -> None:
+        self._context, self._pipeline, self._decoded = spark.sparkContext, pipeline, decoded
+        self._deadline = time.monotonic() + _SEARCH_TIME
+
+    def run(self, ranges: list[OffsetRange]) -> _Found | None:
+        """A record for which alone the transform fails, or where it is when the time is over; None where there
+        is none."""
+        found = self._failing(ranges)
+        while found is not None and (len(found.part) > 1 or len(found.part[0]) > 1):
+            lower, upper = _halves(found.part)
+            smaller = self._failing(lower) or self._failing(upper)
+            if smaller is None and self._is_over:
+                return found
+            found = smaller
+        return found
+
+    @property
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def _failing(self, part: list[OffsetRange]) -> _Found | None:
+        if self._is_over:
+            return None
+        tag = f"exactbatch-search-{uuid.uuid4().hex}"
+        timer = threading.Timer(
+            max(0.0, self._deadline - time.monotonic()), lambda: self._context.cancelJobsWithTag(tag)
         )
+        timer.start()
+        self._context.addJobTag(tag)
         try:
-            _with_json(_transformed(pipeline, records)).write.format("noop").mode("overwrite").save()
+            rows = _with_json(_planned(self._pipeline, self._decoded.where(_are_in(part))))
+            rows.write.format("noop").mode("overwrite").save()
         except (PySparkException, Py4JJavaError) as error:
-            return cause(error)
+            return None if self._is_over else _Found(part, cause(error))
+        finally:
+            self._context.removeJobTag(tag)
+            timer.cancel()
         return None
 
-    for range_ in ranges:
-        if failure(range_) is None:
-            continue
-        while len(range_) > 1:
-            lower, upper = range_.cut(range_.from_offset + len(range_) // 2)
-            assert lower is not None
-            assert upper is not None
-            range_ = lower if failure(lower) is not None else upper
-        said = failure(range_)
-        return None if said is None else (range_, said)
-    return None
+
+def _halves(part: list[OffsetRange]) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    if len(part) > 1:
+        return part[: len(part) // 2], part[len(part) // 2 :]
+    lower, upper = part[0].cut(part[0].from_offset + len(part[0]) // 2)
+    assert lower is not None
+    assert upper is not None
+    return [lower], [upper]
+
+
+def _are_in(part: Sequence[OffsetRange]) -> Any:
+    """True of the records in ranges that are neighbours in the order of a batch's."""
+    first, last = part[0], part[-1]
+    if len(part) == 1:
+        # Spark leaves out blocks of the cache by conditions of this form.
+        return (
+            (F.col("kafka_topic") == first.topic)
+            & (F.col("kafka_partition") == first.partition)
+            & F.col("kafka_offset").between(first.from_offset, first.until_offset - 1)
+        )
+    place = F.struct("kafka_topic", "kafka_partition", "kafka_offset")
+    return (place >= _place(first.topic, first.partition, first.from_offset)) & (
+        place < _place(last.topic, last.partition, last.until_offset)
+    )
+
+
+def _place(topic: str, partition: int, offset: int) -> Any:
+    return F.struct(
+        F.lit(topic).alias("kafka_topic"),
+        F.lit(partition).cast("int").alias("kafka_partition"),
+        F.lit(offset).cast("long").alias("kafka_offset"),
+    )

@@ -17,8 +17,10 @@ from exactbatch.settings import Settings
 # Moments at which Python workers of Spark wait.
 ON_EXECUTORS: Final = (
     "read.after_records",
+    "stage.after_rejects",
     "stage.before_copy_commit",
     "stage.after_copy_commit",
+    "partition.after_rejects",
     "partition.before_locks",
     "partition.after_locks",
     "partition.before_commit",

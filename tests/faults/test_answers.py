@@ -11,7 +11,7 @@ EXACTBATCH_ANSWERS says, by itself 4, and 300 are all.
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -278,7 +278,8 @@ def case(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Case:
-    monkeypatch.setattr(batch_job, "set_time_zone", lambda _spark, _pipeline: None)
+    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: spark)
+    monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", on_this_process)
     for module in (staging, sift, partition_commit):

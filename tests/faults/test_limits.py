@@ -14,10 +14,16 @@ import psutil
 import psycopg2
 import pytest
 from drivers import Driver, World
+from worker_memory import peak_of
 
 from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline
+from exactbatch.direct import stage_tasks
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.partition_commit import RangeTask, commit_range
+from exactbatch.publish import facts_of
 from exactbatch.settings import Settings
+from exactbatch.staging import StagingTables, create_rejects, create_rows, stage
 
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
@@ -141,3 +147,46 @@ def peak(driver: Driver, sizes: dict[str, float]) -> None:
                 sizes["workers"] = max(sizes["workers"], process.memory_info().rss / MB)
     except psutil.NoSuchProcess:
         return
+
+
+def work_of(world: World, pipeline: Pipeline) -> tuple[Any, Any]:
+    """What an executor does for the one range of a new batch, and its task."""
+    batch_id = world.plan(pipeline)
+    tables = StagingTables(batch_id, 1)
+    with transaction(world.connection) as cursor:
+        ranges = Ledger(world.connection).ranges(batch_id)
+        plan_id = Ledger(world.connection).batch(batch_id).plan_id
+        create_rejects(cursor, tables)
+        create_rows(cursor, tables, pipeline.value.columns)
+        pipeline.sink.prepare(cursor, pipeline.value.columns)
+    with transaction(world.connection) as cursor:
+        seen = facts_of(cursor, pipeline.sink)
+    if pipeline.commit == "batch":
+        (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
+        return stage, task
+    kafka, postgres = world.settings.kafka, world.settings.postgres
+    return commit_range, RangeTask(ranges[0], None, batch_id, plan_id, pipeline, kafka, postgres, seen)
+
+
+@pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
+def test_a_worker_holds_few_rejects_however_many_there_are(
+    world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
+) -> None:
+    """One range in which no record decodes; a reject has all of its record."""
+    kafka = {**world.settings.kafka, "queued.max.messages.kbytes": 4_096}
+    world.settings = replace(world.settings, kafka=kafka)
+    peaks = {}
+    for megabytes in (48, 2_000 if LONG else 144):
+        topic = make_topic()
+        for number in range(megabytes * MB // 4_000):
+            topic._producer.produce(topic.name, b"x" * 4_000, partition=0)
+            if number % 1_000 == 0:
+                assert topic._producer.flush(60) == 0
+        assert topic._producer.flush(60) == 0
+        pipeline = make_pipeline(topic, commit=commit, max_rejects=1.0)
+        outcome, peaks[megabytes] = peak_of(*work_of(world, pipeline))
+        assert not isinstance(outcome, Exception), outcome
+    log.info("peaks of a worker, in MB, by MB of rejects: %s", peaks)
+    small, large = peaks.values()
+    # To hold all of them would take twice as much again as they are large.
+    assert large < small + 60

@@ -37,7 +37,7 @@ from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.publish import Published
 from exactbatch.replay_request import ReplayRequest
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables, create_tables
+from exactbatch.staging import StagingTables, create_rejects, create_rows
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
@@ -645,7 +645,8 @@ def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
     dead, live, busy = (StagingTables(1, secrets.randbits(62)) for _ in range(3))
     with transaction(world.connection) as cursor:
         for tables in (dead, live, busy):
-            create_tables(cursor, tables, pipeline.value.columns)
+            create_rejects(cursor, tables)
+            create_rows(cursor, tables, pipeline.value.columns)
         cursor.execute("create table exactbatch_staging.not_ours (id int)")
     holder, copying = (connect(world.settings.postgres, application="tests") for _ in range(2))
     assert Ledger(holder).try_lock_launch(live.launch)

@@ -159,7 +159,7 @@ def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
     pipeline = make_pipeline(Topic("launches", {}), publish_timeout=0.3)
     tables = StagingTables(1, 1111)
     with (
-        batch_job._launch(connection, settings, pipeline, tables, pipeline.value.columns),
+        batch_job._launch(connection, settings, pipeline, tables),
         transaction(connection) as cursor,
     ):
         cursor.execute(

@@ -44,7 +44,7 @@ from exactbatch.offsets import OffsetRange, split
 from exactbatch.planner import FoundRecord, LogPartition
 from exactbatch.publish import Published, check_publishable, facts_of, publish
 from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.staging import Staged, StagedBatch, StagingTables, create_tables, identifier
+from exactbatch.staging import Staged, StagedBatch, StagingTables, create_rejects, create_rows, identifier
 
 ROUNDS = 30 if LONG else 2
 # Later examples of a round are mostly variations of an earlier one: many short rounds see more.
@@ -889,7 +889,8 @@ class LedgerMachine(RuleBasedStateMachine):
         tables = StagingTables(batch.batch_id, secrets.randbits(62))
         staged: list[Staged] = []
         with transaction(self.connection) as cursor:
-            create_tables(cursor, tables, model.pipeline.value.columns)
+            create_rejects(cursor, tables)
+            create_rows(cursor, tables, model.pipeline.value.columns)
             for piece in split(ranges, parts=3, smallest=2):
                 if noise:
                     # An attempt that Spark did not accept, of another program so that it would be seen.

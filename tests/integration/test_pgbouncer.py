@@ -120,7 +120,6 @@ def test_a_launch_keeps_its_tables_and_leaves_nothing_on_the_pools_connections(
 ) -> None:
     """Launch after launch, in a pool of few connections, beside other clients of it."""
     pipeline = make_pipeline(Topic("launches", {}))
-    columns = pipeline.value.columns
     with pooled(database, mode, size=4, **CONTRARY) as dsn:
         through = Settings(kafka=settings.kafka, postgres=dsn)
         before = seen_by_others(dsn)
@@ -129,11 +128,11 @@ def test_a_launch_keeps_its_tables_and_leaves_nothing_on_the_pools_connections(
             closing(connect(dsn, application="x")) as other,
         ):
             first, second = StagingTables(1, 1111), StagingTables(2, 2222)
-            with batch_job._launch(own, through, pipeline, first, columns):
-                assert staging(connection) == {first.rows, first.rejects}
-                with batch_job._launch(other, through, pipeline, second, columns):
-                    assert staging(connection) == {first.rows, first.rejects, second.rows, second.rejects}
-                assert staging(connection) == {first.rows, first.rejects}
+            with batch_job._launch(own, through, pipeline, first):
+                assert staging(connection) == {first.rejects}
+                with batch_job._launch(other, through, pipeline, second):
+                    assert staging(connection) == {first.rejects, second.rejects}
+                assert staging(connection) == {first.rejects}
             assert staging(connection) == set()
         assert locks(connection) == []
         assert seen_by_others(dsn) == before

@@ -21,9 +21,9 @@ from psycopg2 import sql
 from exactbatch import Aggregate, Append, Count, Max, Min, Upsert
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
-from exactbatch.sift import _unfit
+from exactbatch.sift import _note, _noted_after
 from exactbatch.sinks.append import LINEAGE
-from exactbatch.staging import StagedBatch, StagingTables, create_tables, identifier, stage_rows
+from exactbatch.staging import StagedBatch, StagingTables, create_rejects, create_rows, identifier, stage_rows
 
 SETUP = """
 create extension citext; create extension hstore; create extension ltree; create extension cube;
@@ -413,7 +413,8 @@ class Matrix:
         tables, staged = self._stage(source, sink, columns)
         with self._connection, self._connection.cursor() as cursor:
             sink.prepare(cursor, columns)
-            assert _unfit(cursor, sink.misfits(cursor, columns, batch_id=1), tables, staged, most=1)
+            _note(cursor, sink.misfits(cursor, columns, batch_id=1), tables, staged, most=1)
+            assert _noted_after(cursor, tables, staged)
         with self._connection, self._connection.cursor() as cursor:
             cursor.execute(sql.SQL("drop table {}").format(identifier(tables.rows)))
 
@@ -434,7 +435,9 @@ class Matrix:
                         raise Wrong(f"a refusal that names no column: {error}") from error
                     return result
                 result.is_checked = bool(misfits)
-                unfit = _unfit(cursor, misfits, tables, staged, most=10**6) if misfits else []
+                if misfits:
+                    _note(cursor, misfits, tables, staged, most=10**6)
+                unfit = _noted_after(cursor, tables, staged)
                 result.rejected = {each.offset: each.reason for each in unfit}
                 cursor.execute(
                     sql.SQL("delete from {} where kafka_offset = any(%s)").format(identifier(tables.rows)),
@@ -472,7 +475,8 @@ class Matrix:
         tables = StagingTables(1, len(self._staged) + 1)
         staged_columns = sink.staged_columns(columns)
         with self._connection, self._connection.cursor() as cursor:
-            create_tables(cursor, tables, staged_columns)
+            create_rejects(cursor, tables)
+            create_rows(cursor, tables, staged_columns)
         n = len(source.values)
         numbers = pa.array(range(n), pa.int64())
         batch = pa.record_batch(

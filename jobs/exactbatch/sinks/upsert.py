@@ -309,6 +309,43 @@ class Upsert:
             *misfits(self._target.casts(cursor, columns)),
         ]
 
+    def check_one_change(
+        self, cursor: Any, columns: Sequence[Column], *, staging: sql.Composable, attempts: Sequence[int]
+    ) -> None:
+        """Raise TargetMismatch when a staged record gives two changes of a key between which nothing decides."""
+        ordered = [*self.key, *([] if self.version is None else [self.version])]
+        casts = {cast.column.name: cast for cast in self.contributions.casts(cursor, columns)}
+        # The first branch gives the types and collations by which the changes are compared.
+        cursor.execute(
+            sql.SQL(
+                "select {texts} as change, kafka_topic as topic, kafka_partition as partition, "
+                'kafka_offset as "offset" from ('
+                "select {names}, kafka_topic, kafka_partition, kafka_offset from {change} where false union all "
+                "select {values}, kafka_topic, kafka_partition, kafka_offset from {staging} "
+                "where task_attempt = any({attempts})) staged "
+                "group by {names}, 2, 3, 4 having count(*) > 1 order by 2, 3, 4 limit {most}"
+            ).format(
+                texts=sql.SQL(" || ', ' || ").join(
+                    sql.SQL("coalesce({}::text, 'null')").format(_id(name)) for name in ordered
+                ),
+                names=self._names(ordered),
+                change=self.contributions.table,
+                values=sql.SQL(", ").join(casts[name].expression for name in ordered),
+                staging=staging,
+                attempts=sql.Literal(list(attempts)),
+                most=sql.Literal(_KEYS_SHOWN),
+            )
+        )
+        if found := cursor.fetchall():
+            shown = "; ".join(
+                f"{row.topic}[{row.partition}] offset {row.offset}: ({row.change})" for row in found
+            )
+            raise TargetMismatch(
+                f"target {self.target}: a record gives several changes of one key, and nothing says which of them "
+                f"is the latest. The first, as ({', '.join(ordered)}): {shown}. Nothing was written. Let the "
+                f"transform give one change for each key and record, or changes whose version differs."
+            )
+
     def _check_partitions(self, cursor: Any) -> None:
         # The names of the key need not be such as a Python tuple could have.
         aliased = sql.SQL(", ").join(

@@ -1,0 +1,114 @@
+"""What Spark's own errors mean: a setting that has to be changed, or a job that may succeed on a retry."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    NumberFormatException,
+    PySparkException,
+    UnsupportedOperationException,
+)
+from pyspark.errors.exceptions.captured import CapturedException
+
+from exactbatch.errors import ConfigurationError, ExactbatchError
+
+# What Spark says, and what to do; no retry helps while it is so.
+_SETTINGS: Final = tuple(
+    (re.compile(pattern), remedy)
+    for pattern, remedy in (
+        (
+            r"PYTHON_VERSION_MISMATCH|Python in worker has different(?: minor)? version",
+            "PYSPARK_PYTHON, {python}, names another version of Python than the driver's, {version}: let it name "
+            "that version, with exactbatch installed, on every machine of the cluster.",
+        ),
+        (
+            r"ModuleNotFoundError: No module named '[^']+'",
+            "PYSPARK_PYTHON, {python}, has to name a Python with exactbatch, what it needs and the pipeline's own "
+            "modules, on every machine of the cluster; spark.submit.pyFiles ships modules of yours.",
+        ),
+        (
+            r'Cannot run program "[^"]+": .*',
+            "PYSPARK_PYTHON, {python}, has to name a Python that is there on every machine of the cluster.",
+        ),
+        (r"is bigger than spark\.driver\.maxResultSize[^;)]*", "Raise spark.driver.maxResultSize."),
+        (
+            r"(?:(?:INVALID_(?:DRIVER|EXECUTOR)_MEMORY)\S*|System memory \d+|Executor memory \d+)[^\n]*",
+            "Raise spark.driver.memory or spark.executor.memory.",
+        ),
+        (
+            r"Failed to create (?:any|a) local dir[^\n]*|Failed to create a temp directory[^\n]*",
+            "Let spark.local.dir (or SPARK_LOCAL_DIRS, which goes before it) name directories to write into.",
+        ),
+    )
+)
+_MEMORY: Final = re.compile(
+    r"\bMemoryError\b|error return without exception set|Cannot allocate memory|ArrowMemoryError|bad_alloc|"
+    r"malloc of size \d+ failed"
+)
+_MEMORY_LIMIT: Final = "spark.executor.pyspark.memory"
+# What a job fails with for reasons of no record: executors, disks, somebody who cancelled it.
+_OF_NO_RECORD: Final = re.compile(
+    r"ExecutorLostFailure|exited unexpectedly|crashed|FetchFailed|cancelled|No space left|"
+    r"Connection (?:reset|refused)|failed to connect back"
+)
+_OWN: Final = re.compile(r"^(?:exactbatch\.errors|exactbatch\.own_errors)\.\w+: ")
+
+
+def cause(error: PySparkException | Py4JJavaError) -> str:
+    """What a task raised, without the trace around it; for a worker that died, what Spark says of it."""
+    if isinstance(error, Py4JJavaError):
+        return str(error.java_exception.getMessage()).splitlines()[0]
+    lines = str(error).splitlines()
+    # Not any line that is indented: so are some of the message of a lost connection.
+    trace = [number for number, line in enumerate(lines) if line.startswith(("  ", "\tat "))]
+    after = [line.strip() for line in lines[trace[-1] + 1 if trace else 0 :] if line.strip()]
+    return "; ".join(after or lines[:1])
+
+
+def setting_refused(error: Exception, settings: Mapping[str, str]) -> ExactbatchError | None:
+    """The terminal error that names the setting which lets Spark fail; None where it is none that is known.
+
+    `settings` are the Spark properties in effect.
+    """
+    text = str(error)
+    if (limit := settings.get(_MEMORY_LIMIT)) and (found := _MEMORY.search(text)):
+        return ConfigurationError(
+            f"a Python worker of Spark has no memory left ({found[0]}): {_MEMORY_LIMIT} is {limit}. Nothing was "
+            f"written. Raise it, or leave it out: docs/limits.md says what a worker needs."
+        )
+    for pattern, remedy in _SETTINGS:
+        if found := pattern.search(text):
+            python = os.environ.get("PYSPARK_PYTHON") or settings.get("spark.pyspark.python") or "python3"
+            version = ".".join(map(str, sys.version_info[:2]))
+            return ConfigurationError(
+                f"Spark: {found[0].strip()}. Nothing was written. {remedy.format(python=python, version=version)}"
+            )
+    return None
+
+
+def is_of_a_job(error: BaseException | None) -> bool:
+    """Whether Spark raised it while a job ran, rather than while a query was planned."""
+    if isinstance(error, Py4JJavaError):
+        return True
+    if isinstance(error, NumberFormatException):
+        return isinstance(error, CapturedException)
+    planning = (AnalysisException, IllegalArgumentException, UnsupportedOperationException)
+    return isinstance(error, CapturedException) and not isinstance(error, planning)
+
+
+def may_be_of_a_record(error: PySparkException | Py4JJavaError) -> bool:
+    """Whether a job may have failed because of what it was to do with a record: an error of a Python function or
+    an expression, but none of Postgres, Kafka, an executor or a disk."""
+    said = cause(error)
+    return not _OWN.search(said) and not _OF_NO_RECORD.search(said)
+
+
+def settings_of(spark: Any) -> dict[str, str]:
+    """The Spark properties of a session's context."""
+    return dict(spark.sparkContext.getConf().getAll())

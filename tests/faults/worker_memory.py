@@ -1,0 +1,40 @@
+"""The peak memory of an executor's Python process that works through one range, in a process of its own.
+
+As a program: work on the task that comes by standard input, and print what was done and the peak.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+JOBS: Final = HERE.parents[1] / "jobs"
+
+
+def peak_of(work: Any, task: Any) -> tuple[Any, float]:
+    """What work(task, 1) returns in a process of its own, and that process's largest resident size, in MB."""
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=pickle.dumps((work, task)),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(JOBS)},
+        check=True,
+    )
+    outcome, peak = pickle.loads(done.stdout)
+    return outcome, peak
+
+
+def main() -> None:
+    """Work."""
+    work, task = pickle.load(sys.stdin.buffer)
+    outcome = work(task, 1)
+    status = Path("/proc/self/status").read_text()
+    (kilobytes,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+    sys.stdout.buffer.write(pickle.dumps((outcome, int(kilobytes) / 1024)))
+
+
+if __name__ == "__main__":
+    main()

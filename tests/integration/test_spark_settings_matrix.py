@@ -1,0 +1,161 @@
+"""The same rows whatever Spark's properties are: in a run, and in a replay of a part with another parallelism."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+from test_batch import MakePipeline, MakeTopic, World, world
+
+from conftest import LONG, Topic
+from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert, replay
+from exactbatch.replay_request import AskedRange, ReplayRequest
+
+__all__ = ["world"]
+
+LINEAGE: Final = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
+# What a site may have set, each contrary to what Spark has by default, or to what exactbatch pins.
+SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "true",
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.ansi.enforceReservedKeywords": "true",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.columnNameOfCorruptRecord": "corrupt",
+    "spark.sql.constraintPropagation.enabled": "false",
+    "spark.sql.crossJoin.enabled": "false",
+    "spark.sql.datetime.java8API.enabled": "true",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "false",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "1000",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.selfDestruct.enabled": "true",
+    "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    "spark.sql.execution.pandas.convertToArrowArraySafely": "false",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "false",
+    "spark.sql.groupByAliases": "false",
+    "spark.sql.groupByOrdinal": "false",
+    "spark.sql.inMemoryColumnarStorage.batchSize": "1",
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    "spark.sql.inMemoryColumnarStorage.enableVectorizedReader": "false",
+    "spark.sql.jsonGenerator.ignoreNullFields": "false",
+    "spark.sql.legacy.sizeOfNull": "true",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+    "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+    "spark.sql.legacy.integerGroupingId": "true",
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.optimizer.maxIterations": "1",
+    "spark.sql.orderByOrdinal": "false",
+    "spark.sql.parser.escapedStringLiterals": "true",
+    "spark.sql.parser.quotedRegexColumnNames": "true",
+    "spark.sql.session.timeZone": "Asia/Kathmandu",
+    "spark.sql.shuffle.partitions": "7",
+    "spark.sql.storeAssignmentPolicy": "LEGACY",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+}
+ROW: Final = r"""
+    ID as id, upper(Name) as name, hour(at) as hour, cast(at as string) as at_text, date_trunc('day', at) as day,
+    to_timestamp('2026-01-01 10:00:00') as parsed, typeof(timestamp '2026-01-01 10:00:00') as type_of_time,
+    cast(id as decimal(38,18)) * cast(1.5 as decimal(38,18)) as product, '1' + 1 as two,
+    size(cast(null as array<int>)) as size_of_null, to_json(named_struct('a', cast(null as int), 'b', id)) as js,
+    'a\tb' as escaped,
+    cast(struct(id, name) as string) as struct_text, "quoted" as quoted, `id` % 3 as third
+"""
+SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+    "append": lambda name: {
+        "sink": Append(name),
+        "sql": f"select {ROW}, {LINEAGE} from records where id >= 0",
+    },
+    "upsert": lambda name: {
+        "sink": Upsert(name, key=("id",)),
+        "sql": f"select {ROW}, id % 7 = 6 as deleted, {LINEAGE} from records",
+    },
+    "by batch": lambda name: {
+        "sink": Append(name, lineage="batch"),
+        "sql": "select third, count(*) as n, max(hour) as hour, max(at_text) as at_text, max(product) as product "
+        f"from (select {ROW} from records) r group by third order by 1",
+    },
+    "aggregate": lambda name: {
+        "sink": Aggregate(name, by=("third", "hour"), measures={"n": Count(), "last": Max("at_text")}),
+        "sql": f"select {ROW}, {LINEAGE} from records",
+    },
+}
+
+
+@contextmanager
+def site(spark: Any, settings: dict[str, str]) -> Iterator[None]:
+    """Properties of the context, as spark-defaults.conf has them; sessions that begin in here have them too."""
+    conf = spark.sparkContext._jsc.sc().conf()
+    for name, value in settings.items():
+        conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in settings:
+            conf.remove(name)
+        conf.set("spark.sql.shuffle.partitions", "2")  # of the tests' session
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, Any]:
+    """What each sink holds without any setting."""
+    return {}
+
+
+def contents(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    hidden = "'batch_id', 'kafka_topic', 'kafka_timestamp'"
+    return world.rows(f"select to_jsonb(t) - array[{hidden}] from {pipeline.sink.target} t order by 1")
+
+
+def run_and_replay(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    """What the target holds after a run, and still after the replay of a part with another number of tasks."""
+    world.run(pipeline)
+    found = contents(world, pipeline)
+    assert found
+    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 1, 4),))
+    again = replace(pipeline, max_connections=1)
+    batch_id = replay.plan(world.connection, world.log, again, request, origin="cli")
+    assert batch_id is not None
+    world.process(again, batch_id)
+    assert contents(world, pipeline) == found
+    return found
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    topic = make_topic(2)
+    for number in range(12):
+        value = {"id": number, "name": f"n{number % 4}", "at": f"2026-03-01T{number:02}:30:00Z"}
+        topic.produce(json.dumps(value).encode(), partition=number % 2, timestamp=1_700_000_000_000 + number)
+    return topic
+
+
+CONDITIONS: Final = {
+    "all": SETTINGS,
+    **({name: {name: value} for name, value in SETTINGS.items()} if LONG else {}),
+}
+
+
+@pytest.mark.parametrize("sink", SINKS)
+@pytest.mark.parametrize("changed", CONDITIONS.values(), ids=CONDITIONS)
+def test_rows_are_the_same_under_every_setting(
+    world: World,
+    topic: Topic,
+    make_pipeline: MakePipeline,
+    expected: dict[str, Any],
+    sink: str,
+    changed: dict[str, str],
+) -> None:
+    options = {"value": Json("id int, name text, at timestamptz"), **SINKS[sink](f'public."{topic.name}"')}
+    pipeline = make_pipeline(topic, **options)
+    if sink not in expected:
+        expected[sink] = run_and_replay(world, pipeline)
+    with site(world.spark, changed):
+        again = SINKS[sink](f'public."{topic.name}_again"')
+        other = make_pipeline(topic, **{**options, **again, "name": f"{topic.name}-again"})
+        assert run_and_replay(world, other) == expected[sink]

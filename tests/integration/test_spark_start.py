@@ -1,0 +1,100 @@
+"""Spark that is set up in a way that cannot work: one terminal error that names the setting."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import HOME, LONG
+from jvm import quick_spark
+
+PROGRAM = """
+import sys
+from exactbatch import Append, Json, Pipeline
+from exactbatch.direct import tasks_failed
+from exactbatch.errors import ExactbatchError
+from exactbatch.session import batch_session, spark_session
+
+conf = dict(word.split("=", 1) for word in sys.argv[1:])
+pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
+try:
+    with spark_session(pipeline, master="local[1]") as spark:
+        session = batch_session(spark, pipeline)
+        try:
+            numbers = session.range(0, 1000, 1, 1).mapInPandas(lambda frames: frames, "id long")
+            print("OK", len(numbers.collect()), session.conf.get("spark.sql.caseSensitive"))
+        except Exception as error:
+            raise tasks_failed(session, error, "read")
+except ExactbatchError as error:
+    print("ERROR", type(error).__name__, error.retryable, error)
+"""
+
+
+def outcome(*conf: str, **environment: str) -> str:
+    """What a driver with these properties and variables prints last."""
+    variables = {
+        **{name: os.environ[name] for name in set(os.environ) - {"PYSPARK_PYTHON", "SPARK_LOCAL_DIRS"}},
+        "PYSPARK_SUBMIT_ARGS": f'--driver-java-options "{quick_spark(HOME)}" pyspark-shell',
+        **environment,
+    }
+    arguments = [sys.executable, "-c", PROGRAM, "spark.ui.enabled=false", *conf]
+    done = subprocess.run(arguments, env=variables, capture_output=True, text=True, check=False, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("OK", "ERROR"))]
+    assert lines, done.stderr
+    return lines[-1]
+
+
+BARE = "/python-without-packages"  # stands for a program that the test writes
+REFUSED = {
+    "spark.local.dir": (
+        ["spark.local.dir=/dev/null/x"],
+        {},
+        "spark.local.dir is /dev/null/x: nothing can be",
+    ),
+    "driver memory": (
+        ["spark.driver.memory=400m"],
+        {"PYSPARK_SUBMIT_ARGS": "pyspark-shell"},
+        "INVALID_DRIVER_MEMORY",
+    ),
+    "SPARK_LOCAL_DIRS": ([], {"SPARK_LOCAL_DIRS": "/dev/null/x"}, "SPARK_LOCAL_DIRS is /dev/null/x"),
+    "plugins": (
+        ["spark.plugins=com.example.Gone"],
+        {},
+        "Spark does not find the class com.example.Gone, which spark.plugins names",
+    ),
+    "no number": (["spark.executor.cores=x"], {}, "spark.executor.cores"),
+    "master": (["spark.master=nowhere"], {}, "nowhere"),
+    "python": ([], {"PYSPARK_PYTHON": "/nowhere/python"}, "PYSPARK_PYTHON, /nowhere/python, has to name"),
+    "python without packages": (
+        [],
+        {"PYSPARK_PYTHON": BARE},
+        f"PYSPARK_PYTHON, {BARE}, has to name",
+    ),
+    "python memory": (["spark.executor.pyspark.memory=100m"], {}, "spark.executor.pyspark.memory is 100m"),
+    "maxResultSize": (["spark.driver.maxResultSize=1k"], {}, "Raise spark.driver.maxResultSize"),
+}
+IN_SHORT = ("spark.local.dir", "driver memory")
+
+
+@pytest.mark.parametrize(
+    ("conf", "environment", "said"),
+    [value for name, value in REFUSED.items() if LONG or name in IN_SHORT],
+    ids=[name for name in REFUSED if LONG or name in IN_SHORT],
+)
+def test_a_setting_with_which_spark_cannot_work_is_named(
+    conf: list[str], environment: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    found = outcome(*conf, **{name: value.replace(BARE, str(bare)) for name, value in environment.items()})
+    assert found.startswith("ERROR ConfigurationError False "), found
+    assert said.replace(BARE, str(bare)) in found
+
+
+@pytest.mark.long
+def test_defaults_of_a_site_that_a_batch_does_not_have_do_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.api.mode connect\nspark.sql.caseSensitive true\n")
+    assert outcome(SPARK_CONF_DIR=str(tmp_path)) == "OK 1000 false"

@@ -1,0 +1,146 @@
+"""What is said where a setting of Spark lets a batch fail, and which settings a batch has of its own."""
+
+import re
+from pathlib import Path
+
+import pyspark
+import pytest
+from pyspark.errors import PySparkException
+from test_pipeline import pipeline as make
+
+from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
+from exactbatch.session import PINNED, _check_home, _not_started, spark_session
+from exactbatch.spark_errors import may_be_of_a_record, setting_refused
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+
+
+def test_the_page_shows_what_is_pinned() -> None:
+    rows = re.findall(r"^\| `(spark\.sql\.[^`]+)` \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(name, value, why) for name, (value, why) in PINNED.items()]
+
+
+def test_a_home_that_is_not_there_or_of_another_version_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    _check_home()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    with pytest.raises(
+        ConfigurationError, match=r"^SPARK_HOME is .*, and there is no bin/spark-submit in it"
+    ):
+        _check_home()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "spark-submit").touch()
+    (tmp_path / "jars").mkdir()
+    jar = tmp_path / "jars" / "spark-core_2.12-3.5.1.jar"
+    jar.touch()
+    with pytest.raises(ConfigurationError, match=r"a Spark 3\.5, and the Python package pyspark is 4\."):
+        _check_home()
+    jar.rename(jar.with_name(f"spark-core_2.13-{pyspark.__version__}.jar"))
+    _check_home()
+
+
+@pytest.mark.parametrize("name", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
+def test_spark_connect_is_refused_by_the_variable_that_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "sc://localhost")
+    with pytest.raises(ConfigurationError, match=f"^{name} is set"), spark_session(make()):
+        pass
+
+
+def test_spark_connect_in_the_pipelines_properties_is_refused() -> None:
+    pipeline = make(spark_conf={"spark.remote": "sc://localhost"})
+    with pytest.raises(ConfigurationError, match=r"spark_conf has spark\.remote"), spark_session(pipeline):
+        pass
+
+
+# What Spark says, whether a retry may help, and what is said of it.
+SAID = [
+    (
+        "[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9 than that in driver: 3.11",
+        ConfigurationError,
+        "PYSPARK_PYTHON, /opt/python, names another version of Python than the driver's",
+    ),
+    (
+        "  File x\nModuleNotFoundError: No module named 'psycopg2'",
+        ConfigurationError,
+        "No module named 'psycopg2'. Nothing was written. PYSPARK_PYTHON, /opt/python, has to name",
+    ),
+    (
+        'java.io.IOException: Cannot run program "/opt/python": error=2, No such file or directory',
+        ConfigurationError,
+        "PYSPARK_PYTHON, /opt/python, has to name a Python that is there",
+    ),
+    (
+        "Total size of serialized results of 2 tasks is bigger than spark.driver.maxResultSize 1024.0 B.",
+        ConfigurationError,
+        "Raise spark.driver.maxResultSize",
+    ),
+    (
+        "SystemError: error return without exception set",
+        ConfigurationError,
+        "spark.executor.pyspark.memory is 300m",
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "kind", "expected"), SAID)
+def test_a_job_that_fails_because_of_a_setting_names_it(
+    monkeypatch: pytest.MonkeyPatch, said: str, kind: type[ExactbatchError], expected: str
+) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    error = setting_refused(PySparkException(said), {"spark.executor.pyspark.memory": "300m"})
+    assert type(error) is kind
+    assert expected in str(error)
+
+
+def test_what_names_no_setting_is_told_by_others() -> None:
+    assert setting_refused(PySparkException("SystemError: error return without exception set"), {}) is None
+    assert setting_refused(PySparkException("ZeroDivisionError: division by zero"), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "expected"),
+    [
+        (
+            ": java.lang.ClassNotFoundException: com.example.Gone\n\tat java.base",
+            ConfigurationError,
+            "Spark does not find the class com.example.Gone, which spark.plugins names",
+        ),
+        (
+            ": java.lang.IllegalArgumentException: spark.executor.cores should be int, but was x",
+            ConfigurationError,
+            "Correct spark.executor.cores",
+        ),
+        (": java.net.BindException: Address already in use", TasksFailed, "Address already in use"),
+    ],
+)
+def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
+    said: str, kind: type[ExactbatchError], expected: str
+) -> None:
+    settings = {"spark.plugins": "com.example.Gone", "spark.executor.cores": "x"}
+    error = _not_started(PySparkException(said), settings)
+    assert type(error) is kind
+    assert expected in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "may_be"),
+    [
+        ("Traceback\n  File x\nZeroDivisionError: division by zero", True),
+        ("[CAST_INVALID_INPUT] The value 'n' of the type \"STRING\" cannot be cast", True),
+        (
+            "Traceback\n  File x\nexactbatch.errors.PostgresUnavailable: the connection to Postgres was lost",
+            False,
+        ),
+        ("Traceback\n  File x\nexactbatch.errors.ReadFailed: t[0] 0..5: expected to read it", False),
+        ("Job aborted due to stage failure: ExecutorLostFailure (executor 1 exited)", False),
+        ("org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)", False),
+        ("java.io.IOException: No space left on device", False),
+        ("Job 3 cancelled part of cancelled job group", False),
+    ],
+)
+def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said: str, may_be: bool) -> None:
+    assert may_be_of_a_record(PySparkException(said)) == may_be
