@@ -29,7 +29,7 @@ from exactbatch.own_errors import own_errors
 from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
 from exactbatch.pipeline import Pipeline
 from exactbatch.publish import Published, check_publishable, check_shared, check_topic_ids, facts_of, publish
-from exactbatch.session import end_of_jvm_told, set_time_zone
+from exactbatch.session import end_of_jvm_told, session_of_its_own, set_time_zone
 from exactbatch.settings import Settings
 from exactbatch.sift import sift
 from exactbatch.sinks import Aggregate, Append
@@ -86,7 +86,12 @@ def _process(
     check_topic_ids(ranges, kafka.topic_ids(topics))
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
-    way = Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
+    way: Direct | Transformed
+    if pipeline.is_transformed:
+        # Batches that share a session would see each other's view `records`.
+        way = Transformed(session_of_its_own(spark), pipeline, tasks)
+    else:
+        way = Direct(spark, pipeline, tasks)
     with transaction(connection) as cursor:
         _check_results_there(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, way.columns, evolve=pipeline.evolve)

@@ -50,6 +50,14 @@ def set_time_zone(spark: SparkSession, pipeline: Pipeline) -> None:
     time.tzset()
 
 
+def session_of_its_own(spark: SparkSession) -> SparkSession:
+    """A session with the settings, views and functions that `spark` has now. What is made in one later, the other
+    does not see. They share the context: executors, and what is cached.
+    """
+    # newSession() would have neither the settings nor the functions that were given to the session at run time.
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
 @contextmanager
 def end_of_jvm_told() -> Iterator[None]:
     """Raise TasksFailed where the driver's JVM, which Python talks to by a socket, is gone."""
