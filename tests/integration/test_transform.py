@@ -238,7 +238,7 @@ def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
     )
     assert "row_number depends on the order in which Spark meets the rows" in message
     assert "Append(…, lineage='batch')" in message
-    assert "allow_nondeterministic=('window', 'row_number',)" in message
+    assert "allow_nondeterministic=('row_number', 'window',)" in message
     sink = Append(f'public."{topic.name}"', lineage="batch")
     # The order is total: the user knows it, and says so.
     pipeline = make_pipeline(
