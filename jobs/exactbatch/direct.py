@@ -96,7 +96,13 @@ def stage_tasks(
     settings: Settings,
     parallelism: int,
 ) -> list[StageTask]:
-    """One task for each range, or for each piece of a large one."""
+    """One task for each range, or for each piece of a large one.
+
+    What a transform gets is cut in the same way on any cluster.
+    """
+    parts = pipeline.max_connections
+    if not pipeline.is_transformed:
+        parts = min(parts, parallelism)
     first_offsets = {(each.topic, each.partition, each.from_offset) for each in ranges}
     value, key = connected(pipeline.value, settings.kafka), connected(pipeline.key, settings.kafka)
     return [
@@ -118,7 +124,7 @@ def stage_tasks(
             publish_timeout=pipeline.publish_timeout,
             statement_timeout=pipeline.statement_timeout,
         )
-        for piece in split(ranges, parts=min(parallelism, pipeline.max_connections), smallest=_SMALLEST_PIECE)
+        for piece in split(ranges, parts=parts, smallest=_SMALLEST_PIECE)
     ]
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _NAME_LENGTH = 200
 _LEAST_LAUNCH_TIMEOUT = 30  # seconds; executors report every 10 s (spark.executor.heartbeatInterval)
+# Beside the records of a pipeline with a transform there is what the tasks did, in a column of its own.
+OUTCOME: Final = "exactbatch_outcome"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,11 +179,25 @@ class Pipeline:
                 f"pipeline {self.name!r}: expected a transform or sql, found both: let the function run the query"
             )
         # What the sink gets is not known before Spark has seen the transform; what the transform gets is.
-        if taken := {column.name for column in LINEAGE} & {column.name for column in self.value.columns}:
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected columns beside the lineage columns, found {sorted(taken)} in "
-                f"the value: rename them"
-            )
+        own = (
+            {column.name for column in LINEAGE}
+            | {OUTCOME}
+            | ({"deleted"} if self.sink.keeps_deletes else set())
+        )
+        there = {each.lower(): each for each in own}
+        for column in self.value.columns:
+            other = there.setdefault(column.name.lower(), column.name)
+            if column.name in own:
+                raise ConfigurationError(
+                    f"pipeline {self.name!r}: the value has a column {column.name!r}, and a transform gets one of "
+                    f"that name with each record. Rename the value's."
+                )
+            if other != column.name:
+                raise ConfigurationError(
+                    f"pipeline {self.name!r}: the columns {other!r} and {column.name!r} that the transform gets "
+                    f"are one name to Spark, which does not tell capitals from small letters. Rename "
+                    + ("the value's." if other in own else "one of them.")
+                )
 
     def _check_key(self, key: Format) -> None:
         if {column.name for column in key.columns} != set(self.sink.key):

@@ -24,8 +24,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
+from exactbatch.allowed_plan import Finding, findings, marked
 from exactbatch.columns import Column
-from exactbatch.determinism import nondeterministic
 from exactbatch.direct import attempt_id, dealt, loaded, tasks_failed
 from exactbatch.errors import (
     ExactbatchError,
@@ -38,7 +38,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.ledger import transaction
 from exactbatch.lineage import is_handed_on
 from exactbatch.offsets import OffsetRange
-from exactbatch.pipeline import Pipeline
+from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.spark_errors import cause, is_of_a_job, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.staging import (
     LINEAGE_NAMES,
@@ -56,7 +56,6 @@ from exactbatch.staging import (
     stage_rows,
 )
 
-_OUTCOME: Final = "exactbatch_outcome"
 VIEW: Final = "records"
 _SEARCH_TIME: Final = 120.0  # seconds in which the record is looked for that a transform fails for
 _TYPES: Final[dict[type[T.DataType], str]] = {
@@ -101,7 +100,7 @@ class Transformed:
         """
         self._spark, self._pipeline, self._tasks = spark, pipeline, tasks
         self._read = _read(spark, dealt(tasks, pipeline.max_connections)).persist(StorageLevel.DISK_ONLY)
-        self._decoded = self._read.where(F.col(_OUTCOME).isNull()).drop(_OUTCOME)
+        self._decoded = self._read.where(F.col(OUTCOME).isNull()).drop(OUTCOME)
         try:
             transformed = self._transformed()
             _check(pipeline, transformed)
@@ -154,7 +153,7 @@ class Transformed:
 
     def _outcomes(self) -> list[Staged]:
         try:
-            outcomes = self._read.where(F.col(_OUTCOME).isNotNull()).select(_OUTCOME).collect()
+            outcomes = self._read.where(F.col(OUTCOME).isNotNull()).select(OUTCOME).collect()
         except (PySparkException, Py4JJavaError) as error:
             raise tasks_failed(self._spark, error, "read") from error
         return sorted(loaded(bytes(row[0]) for row in outcomes), key=lambda each: each.range)
@@ -331,7 +330,7 @@ class Transformed:
 
 def _read(spark: SparkSession, hands: Sequence[Sequence[StageTask]]) -> DataFrame:
     """Decoded rows with their lineage and, in a row of its own for each task, what the task did."""
-    schema = decoded_schema(hands[0][0].columns).append(pa.field(_OUTCOME, pa.binary()))
+    schema = decoded_schema(hands[0][0].columns).append(pa.field(OUTCOME, pa.binary()))
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
         for batch in batches:
@@ -346,12 +345,13 @@ def _read(spark: SparkSession, hands: Sequence[Sequence[StageTask]]) -> DataFram
 
 def _read_batch(each: pa.RecordBatch | Staged | ExactbatchError, schema: pa.Schema) -> pa.RecordBatch:
     if isinstance(each, pa.RecordBatch):
-        return each.append_column(_OUTCOME, pa.nulls(len(each), pa.binary()))
+        return each.append_column(OUTCOME, pa.nulls(len(each), pa.binary()))
     *nulls, _ = (pa.nulls(1, field.type) for field in schema)
     return pa.RecordBatch.from_arrays([*nulls, pa.array([dump(each)], pa.binary())], schema=schema)
 
 
 def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
+    decoded = marked(decoded)
     try:
         if pipeline.sql is not None:
             decoded.createOrReplaceTempView(VIEW)
@@ -373,11 +373,15 @@ def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
 
 def _check(pipeline: Pipeline, transformed: DataFrame) -> None:
     """Raise TransformRefused unless the sink can use the rows, and a retry gives the same ones."""
-    names = transformed.columns
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    # To Spark, names that differ by case only are one name.
+    names: dict[str, list[str]] = {}
+    for name in transformed.columns:
+        names.setdefault(name.lower(), []).append(name)
+    if repeated := [each for each in names.values() if len(each) > 1]:
         raise TransformRefused(
-            f"pipeline {pipeline.name!r}: expected the transform to give each column once, found "
-            f"{', '.join(repeated)} again: rename or drop the repeated ones"
+            f"pipeline {pipeline.name!r}: the transform gives the columns "
+            f"{', '.join(' and '.join(each) for each in repeated)}, which are one name to Spark. Rename or drop "
+            f"one of them."
         )
     needed: dict[str, T.DataType] = dict(_LINEAGE_TYPES) if pipeline.sink.needs_lineage else {}
     if pipeline.sink.keeps_deletes:
@@ -394,15 +398,21 @@ def _check(pipeline: Pipeline, transformed: DataFrame) -> None:
             f"from{' and whether it deletes' if pipeline.sink.keeps_deletes else ''}, {', '.join(needed)}, found "
             f"{', '.join(wrong)}. Keep them, or use a sink that works by batch: Append(…, lineage='batch')."
         )
-    if refused := [
-        name for name in nondeterministic(transformed) if name not in pipeline.allow_nondeterministic
-    ]:
-        raise TransformRefused(
-            f"pipeline {pipeline.name!r}: expected a transform that gives the same rows whenever it is tried, "
-            f"found {', '.join(refused)}, which may give others on a retry or in a replay. Use a column of the "
-            f"record instead, as kafka_timestamp for the time; or, if any result will do, set "
-            f"allow_nondeterministic=({', '.join(map(repr, refused))},)."
-        )
+    found = findings(transformed, by_record=pipeline.sink.needs_lineage)
+    allowed = {name.lower() for name in pipeline.allow_nondeterministic}
+    if refused := [each for each in found if each.name.lower() not in allowed]:
+        raise TransformRefused(_refusal(pipeline, refused))
+
+
+def _refusal(pipeline: Pipeline, refused: Sequence[Finding]) -> str:
+    """What to say of a transform whose rows may be others in a retry or a replay."""
+    found = "; ".join(f"{each.name} {each.reason.why}" for each in refused)
+    instead = " ".join(dict.fromkeys(each.reason.instead for each in refused))
+    names = ", ".join(repr(each.name) for each in refused)
+    return (
+        f"pipeline {pipeline.name!r}: the transform may give other rows when it is tried again: {found}. "
+        f"{instead} Or, if any result will do, set allow_nondeterministic=({names},)."
+    )
 
 
 def _with_json(transformed: DataFrame) -> DataFrame:

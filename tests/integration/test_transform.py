@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
@@ -196,9 +196,11 @@ def test_a_transform_that_puts_records_together_is_replayed_by_batch(
         (lambda records: records.dropDuplicates(["name"]), "dropDuplicates"),
         (lambda records: records.withColumn("n", F.udf(len, "int").asNondeterministic()("name")), "len"),
         (lambda r: r.where(F.expr("id < (select max(id) * rand() from values (1) t(id))")), "rand"),
+        (lambda records: records.withColumn("at", F.expr("timestamp 'now'")), "now"),
+        (lambda records: records.withColumn("n", F.count("*").over(Window.partitionBy("name"))), "window"),
     ],
     ids=["now", "current_timestamp", "current_date", "rand", "uuid", "id", "where", "limit", "sample", "drop",
-         "udf", "subquery"],
+         "udf", "subquery", "literal", "window"],
 )  # fmt: skip
 def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
     world: World,
@@ -208,7 +210,7 @@ def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
     name: str,
 ) -> None:
     message = world.refused(TransformRefused, make_pipeline(topic, transform=transform))
-    assert f"found {name}, which may give others on a retry" in message
+    assert f"the transform may give other rows when it is tried again: {name} " in message
     assert f"allow_nondeterministic=({name!r},)" in message
 
 
@@ -220,6 +222,61 @@ def test_what_is_allowed_by_name_is_done(world: World, topic: Topic, make_pipeli
     assert world.rows(
         f"select count(*) from {pipeline.sink.target} where at > now() - interval '1 hour'"
     ) == [(20,)]
+
+
+DEDUPLICATED = f"""
+    select id % 3 as id, {LINEAGE} from records
+    qualify row_number() over (partition by id % 3 order by kafka_partition, kafka_offset) = 1
+"""
+
+
+def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    message = world.refused(TransformRefused, make_pipeline(topic, sql=DEDUPLICATED))
+    assert (
+        "window puts records of a batch together, which a replay of a part of them does not have" in message
+    )
+    assert "row_number depends on the order in which Spark meets the rows" in message
+    assert "Append(…, lineage='batch')" in message
+    assert "allow_nondeterministic=('row_number', 'window',)" in message
+    sink = Append(f'public."{topic.name}"', lineage="batch")
+    # The order is total: the user knows it, and says so.
+    pipeline = make_pipeline(
+        topic, sql=f"select id from ({DEDUPLICATED})", sink=sink, allow_nondeterministic=("row_number",)
+    )
+    world.run(pipeline)
+    before = world.rows(f"select id from {sink.target} order by 1")
+    assert before == [(0,), (1,), (2,)]
+    replayed(world, pipeline, 0, 3, 6)
+    assert world.rows(f"select id from {sink.target} order by 1") == before
+
+
+def test_a_query_with_subqueries_over_another_source_runs(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    other = "(select id from values (2), (3), (4) as t (id))"
+    query = f"""
+        select id, {LINEAGE} from records
+        where id in {other} and id not in (select 4) and exists(array(id, 7), x -> x = 3)
+    """
+    pipeline = make_pipeline(topic, sql=query)
+    world.run(pipeline)
+    assert world.target(pipeline, "id") == [(3,)]
+    replayed(world, pipeline, 1, 0, 4)
+    assert world.target(pipeline, "id") == [(3,)]
+
+
+def test_a_batch_shares_no_view_with_the_session_that_it_was_given(
+    world: World, topic: Topic, make_pipeline: MakePipeline
+) -> None:
+    world.spark.sql("select 'mine' as name").createOrReplaceTempView("records")
+    try:
+        pipeline = make_pipeline(topic, sql=f"select id, {LINEAGE} from records")
+        assert world.run(pipeline).batch.rows == 20
+        assert [row.name for row in world.spark.sql("select * from records").collect()] == ["mine"]
+    finally:
+        world.spark.catalog.dropTempView("records")
 
 
 def test_an_error_names_the_record_that_it_is_raised_for(

@@ -64,6 +64,32 @@ def test_a_pipeline_that_cannot_work_is_refused(changes: dict[str, Any], message
         pipeline(**changes)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (Json('"A" int, a int'), "the columns 'A' and 'a' that the transform gets are one name to Spark"),
+        (Json('"Kafka_Offset" int'), "the columns 'kafka_offset' and 'Kafka_Offset' .* Rename the value's"),
+        (
+            Json("exactbatch_outcome int"),
+            "the value has a column 'exactbatch_outcome', and a transform gets one of",
+        ),
+        (Json('"Exactbatch_Outcome" int'), "'exactbatch_outcome' and 'Exactbatch_Outcome'"),
+        (Json("kafka_topic text"), "the value has a column 'kafka_topic'"),
+    ],
+)
+def test_names_that_are_one_to_spark_are_refused_with_a_transform_alone(value: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        pipeline(value=value, sql="select * from records")
+    if "afka" not in message:
+        assert pipeline(value=value)
+
+
+def test_an_upsert_has_a_column_deleted_of_its_own() -> None:
+    sink = Upsert("public.flight", key=("id",))
+    with pytest.raises(ConfigurationError, match="the columns 'deleted' and 'Deleted'"):
+        pipeline(value=Json('id int, "Deleted" bool'), sink=sink, sql="select * from records")
+
+
 @pytest.mark.parametrize("start", ["earliest", "latest", "group:etl", {"flights": {0: 5}}, {}])
 def test_every_kind_of_start_is_taken(start: Any) -> None:
     assert pipeline(start=start).start == start

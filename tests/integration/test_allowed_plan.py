@@ -1,0 +1,286 @@
+"""What a transform may do: Spark's own plans of queries and functions, without a batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from exactbatch.allowed_plan import findings, marked
+
+ROWS = 12
+VALUES = """
+    select cast(id as int) as id, concat('n', id % 3) as name, id % 5 as whole, cast(id as double) / 7 as fraction,
+    cast(id as decimal(10,2)) as amount, cast(id as decimal(38,2)) as wide, cast(id % 3 as smallint) as small,
+    timestamp '2026-01-01 00:00:00' + make_dt_interval(0, 0, 0, id) as at, array('a', concat('n', id)) as tags,
+    concat('N', id % 3) collate utf8_lcase as folded, 'topic' as kafka_topic,
+    cast(id % 2 as int) as kafka_partition, id div 2 as kafka_offset,
+    timestamp '2026-01-01 00:00:00' as kafka_timestamp
+    from range({rows})
+"""
+STATIC = "select * from values (1, 'one', 1.5D), (2, 'two', 2.5D) as t (id, label, share)"
+LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
+
+
+@pytest.fixture(scope="module")
+def records(spark: Any) -> DataFrame:
+    """Records as a transform gets them, and the views `records` of them and `static` of another source."""
+    frame: DataFrame = marked(spark.sql(VALUES.format(rows=ROWS)))
+    frame.createOrReplaceTempView("records")
+    spark.sql(STATIC).createOrReplaceTempView("static")
+    return frame
+
+
+def names(frame: DataFrame, *, by_record: bool = True) -> list[str]:
+    return [each.name for each in findings(frame, by_record=by_record)]
+
+
+# What needs no more than one record at a time.
+ONE_AT_A_TIME = [
+    "select * from records",
+    f"select upper(name) as name, {LINEAGE} from records where id > 3 order by id",
+    "select r.*, tag from records r lateral view explode(tags) as tag",
+    "select * from records union all select * from records where id > 3",
+    "with r as (select * from records), s as (select max(id) as m from static) select r.* from r, s where id < m",
+    "select /*+ broadcast(s) */ r.*, label from records r join static s on r.id = s.id",
+    "select r.*, label from records r left join static s on r.id = s.id",
+    "select r.*, label from static s right join records r on r.id = s.id",
+    "select * from records left semi join static using (id)",
+    "select * from records left anti join static using (id)",
+    "select * from records where id in (select id from static)",
+    "select * from records where id not in (select id from static)",
+    "select * from records r where exists (select 1 from static s where s.id = r.id)",
+    "select *, (select max(label) from static s where s.id = r.id) as label from records r",
+    "select r.*, t.label from records r, lateral (select label from static s where s.id = r.id) t",
+    "select * from records where exists(tags, x -> x = 'a')",
+    "select *, aggregate(transform(tags, x -> length(x)), 0, (a, b) -> a + b) as n from records",
+    "select *, window(at, '1 hour').start as hour from records",
+    "select * from records where at > timestamp '2026-01-01' and at < '2027-01-01'",
+    "select *, to_date('2026-01-01') as day, cast('2026-01-01' as timestamp) as at2 from records",
+    "select *, 'now' as word, coalesce(name, 'today') as other from records where name <> 'yesterday'",
+    "select *, to_timestamp(name, 'yyyy') as t from records",
+    "select * from records unpivot (n for what in (id, small))",
+    "from records |> where id > 3 |> extend id * 2 as double",
+    "select * from records where id > (select avg(small) from (select cast(id as smallint) as small from static))",
+    "select * from records distribute by id sort by name",
+]
+
+
+@pytest.mark.parametrize("query", ONE_AT_A_TIME)
+def test_what_looks_at_one_record_at_a_time_is_allowed(spark: Any, records: DataFrame, query: str) -> None:
+    assert names(spark.sql(query)) == []
+    assert names(spark.sql(query), by_record=False) == []
+
+
+# Rows of several records each: the same whatever the order, so allowed where replays process whole batches.
+SEVERAL = [
+    ("select *, rank() over (partition by name order by id) as place from records", ["window"]),
+    ("select *, count(*) over (partition by name) as n from records", ["window"]),
+    ("select name, count(*), sum(whole), max(at), min(fraction) from records group by name", ["group by"]),
+    ("select count(distinct name), avg(small), sum(amount), avg(amount) from records", ["group by"]),
+    (
+        "select name, percentile(whole, 0.5), median(whole), bool_or(id > 3) from records group by 1",
+        ["group by"],
+    ),
+    ("select sort_array(collect_list(name)), sort_array(collect_set(id), false) from records", ["group by"]),
+    ("select listagg(name, ',') within group (order by name) from records", ["group by"]),
+    ("select name, id % 2, count(*) from records group by cube (name, id % 2)", ["group by"]),
+    ("select * from (select name, small, id from records) pivot (max(id) for small in (0, 1))", ["group by"]),
+    ("select window(at, '1 minute') as w, count(*) from records group by 1", ["group by"]),
+    ("select session_window(at, '1 minute') as w, count(*) from records group by 1", ["group by"]),
+    ("select distinct name from records", ["distinct"]),
+    ("select id from records intersect select id from static", ["intersect"]),
+    ("select id from records except select id from static", ["except"]),
+    ("select id from static except select id from records", ["except"]),
+    ("select id from records union select id from static", ["distinct"]),
+    ("select a.* from records a join records b on a.id = b.id + 1", ["self-join"]),
+    ("with r as (select * from records) select a.id from r a left join r b on a.id = b.id", ["self-join"]),
+    ("select a.id from records a, lateral (select id from records b where b.id = a.id) t", ["self-join"]),
+    ("select * from records where id in (select max(id) from records)", ["group by", "subquery"]),
+    ("select * from records where id not in (select id from records where id > 3)", ["subquery"]),
+    ("select *, (select max(id) from records) as last from records", ["group by", "subquery"]),
+    ("select * from records a where exists (select 1 from records b where b.id > a.id)", ["subquery"]),
+    ("select label from static where id in (select id from records)", ["subquery"]),
+    ("select r.*, label from records r full join static s on r.id = s.id", ["outer join"]),
+    ("select r.*, label from records r right join static s on r.id = s.id", ["outer join"]),
+    ("select r.*, label from static s left join records r on r.id = s.id", ["outer join"]),
+    ("select * from static left anti join records using (id)", ["semi-join"]),
+]
+
+
+@pytest.mark.parametrize(("query", "expected"), SEVERAL)
+def test_rows_of_several_records_are_allowed_by_batch_alone(
+    spark: Any, records: DataFrame, query: str, expected: list[str]
+) -> None:
+    assert names(spark.sql(query)) == expected
+    assert names(spark.sql(query), by_record=False) == []
+
+
+# Another result each time, whatever a replay processes.
+NEVER = [
+    ("select *, now() as t from records", ["now"]),
+    ("select *, unix_timestamp() as t from records", ["current_timestamp"]),
+    ("select *, current_date as d, curdate() as e, localtimestamp() as f from records",
+     ["current_date", "localtimestamp"]),
+    ("select *, timestamp 'now' as t from records", ["now"]),
+    ("select *, timestamp 'NOW' as t from records", ["now"]),
+    ("select *, date 'today' as d, DATE'tomorrow' as e from records", ["today", "tomorrow"]),
+    ("select *, cast('now' as timestamp) as t from records", ["now"]),
+    ("select *, timestamp('now') as t, 'today'::date as d from records", ["now", "today"]),
+    ("select *, to_timestamp('now') as t, to_date(' yesterday') as d from records", ["now", "yesterday"]),
+    ("select *, try_to_timestamp('now') as t, to_timestamp_ntz('today') as d from records", ["now", "today"]),
+    ("select * from records where at > 'yesterday'", ["yesterday"]),
+    ("select * from records where at > cast(concat('n', 'ow') as timestamp)", ["cast"]),
+    ("select r.* from records r, values (timestamp 'now') as t (t) where at > t", ["now"]),
+    ("select * from records where at < (select max(timestamp 'now') from static)", ["now"]),
+    ("select *, current_user() as u, session_user() as v, user() as w from records",
+     ["current_user", "session_user", "user"]),
+    ("select *, current_timezone() as z, version() as v from records", ["current_timezone", "version"]),
+    ("select *, current_catalog() as c, current_database() as d, current_schema() as s from records",
+     ["current_catalog", "current_schema"]),
+    ("select *, rand() as x, uuid() as u from records", ["rand", "uuid"]),
+    ("select *, rand(1) as x, shuffle(tags, 1) as s from records", ["rand", "shuffle"]),
+    ("select *, aes_encrypt(name, '0000111122223333') as e from records", ["aes_encrypt"]),
+    ("select *, monotonically_increasing_id() i, spark_partition_id() p, input_file_name() f from records",
+     ["monotonically_increasing_id", "spark_partition_id", "input_file_name"]),
+    ("select *, java_method('java.util.UUID', 'randomUUID') as u from records", ["java_method"]),
+    ("select * from records where exists(tags, x -> rand() > 0.5)", ["rand"]),
+    ("select * from records where id not in (select id from static where rand() > 0.5)", ["rand"]),
+    ("select * from records where id in (select id from static limit 1)", ["limit"]),
+    ("select * from records order by id limit 3", ["limit"]),
+    ("select * from records limit 3 offset 1", ["limit", "offset"]),
+    ("select * from records tablesample (50 percent)", ["sample"]),
+    ("select r.*, s.first from records r, (select first(label) as first from static) s", ["first"]),
+    ("select r.* from records r, (select sum(share) as share from static) s", ["sum"]),
+    ("select r.* from records r, (select folded from (select label collate utf8_lcase as folded from static) "
+     "group by folded) s", ["collate"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("query", "expected"), NEVER)
+def test_what_gives_another_result_each_time_is_refused_by_name(
+    spark: Any, records: DataFrame, query: str, expected: list[str]
+) -> None:
+    assert sorted(names(spark.sql(query))) == sorted(expected)
+    assert sorted(names(spark.sql(query), by_record=False)) == sorted(expected)
+
+
+# Of many rows, and not the same in every order.
+UNORDERED = [
+    ("first(name), last(name), any_value(name)", ["first", "last", "any_value"]),
+    ("collect_list(name), collect_set(name), array_agg(name)", ["collect_list", "collect_set"]),
+    ("listagg(name, ',')", ["listagg"]),
+    ("listagg(name, ',') within group (order by id)", ["listagg"]),
+    ("max_by(name, id), min_by(name, id), mode(name)", ["max_by", "min_by", "mode"]),
+    ("sum(fraction), avg(fraction), stddev(id), variance(id), corr(id, id), covar_pop(id, id)",
+     ["sum", "avg", "stddev", "variance", "corr", "covar_pop"]),
+    ("regr_slope(id, id), skewness(id), kurtosis(id)", ["regr_slope", "skewness", "kurtosis"]),
+    ("avg(whole)", ["avg"]),
+    ("try_sum(whole)", ["try_sum"]),
+    ("approx_count_distinct(name), approx_percentile(id, 0.5), count_min_sketch(id, 0.5d, 0.5d, 1)",
+     ["approx_count_distinct", "approx_percentile", "count_min_sketch"]),
+    ("hll_sketch_agg(name), histogram_numeric(id, 5)", ["hll_sketch_agg", "histogram_numeric"]),
+    ("max(folded)", ["max"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("aggregates", "expected"), UNORDERED)
+def test_aggregates_that_depend_on_the_order_of_rows_are_refused_by_name(
+    spark: Any, records: DataFrame, aggregates: str, expected: list[str]
+) -> None:
+    found = set(names(spark.sql(f"select {aggregates} from records"), by_record=False))
+    assert set(expected) <= found, found
+    # Some are computed by others, which are named beside them.
+    assert found - set(expected) <= {"first", "avg", "approx_percentile", "percentile_approx"}
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("row_number() over (partition by name order by id)", "row_number"),
+        ("ntile(2) over (order by id)", "ntile"),
+        ("lag(name) over (order by id)", "lag"),
+        ("lead(name) over (order by id)", "lead"),
+        ("first_value(name) over (order by id)", "first_value"),
+        ("nth_value(name, 2) over (order by id)", "nth_value"),
+        ("sum(id) over (order by id rows between 1 preceding and current row)", "rows between"),
+    ],
+)
+def test_window_functions_with_ties_are_refused_by_name(
+    spark: Any, records: DataFrame, function: str, expected: str
+) -> None:
+    frame = spark.sql(f"select *, {function} as x from records")
+    assert names(frame, by_record=False) == [expected]
+    assert sorted(names(frame)) == sorted([expected, "window"])
+
+
+def plus_one(number: int) -> int:
+    return number + 1
+
+
+def all_plus_one(numbers: pd.Series) -> pd.Series:
+    return numbers + 1
+
+
+def as_they_come(batches: Any) -> Any:
+    yield from batches
+
+
+def of_a_group(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame
+
+
+FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str]]] = {
+    "udf": (lambda r: r.withColumn("n", F.udf(plus_one, "int")("id")), []),
+    "arrow_udf_of_rows": (lambda r: r.withColumn("n", F.udf(plus_one, "int", useArrow=True)("id")), []),
+    "declared": (
+        lambda r: r.withColumn("n", F.udf(plus_one, "int").asNondeterministic()("id")),
+        ["plus_one"],
+    ),
+    "pandas_udf": (lambda r: r.withColumn("n", F.pandas_udf(all_plus_one, "int")("id")), ["all_plus_one"]),
+    "mapInPandas": (lambda r: r.mapInPandas(as_they_come, r.schema), ["as_they_come"]),
+    "mapInArrow": (lambda r: r.mapInArrow(as_they_come, r.schema), ["as_they_come"]),
+    "applyInPandas": (
+        lambda r: r.groupBy("name").applyInPandas(of_a_group, r.schema),
+        ["of_a_group", "applyInPandas"],
+    ),
+    "distinct": (lambda r: r.distinct(), ["collate", "distinct"]),
+    "dropDuplicates": (lambda r: r.dropDuplicates(["name"]), ["dropDuplicates"]),
+    "randomSplit": (lambda r: r.randomSplit([0.5, 0.5])[0], ["sample"]),
+    "exceptAll": (lambda r: r.select("id").exceptAll(r.select("id")), ["except"]),
+    "literal": (lambda r: r.withColumn("t", F.lit("now").cast("timestamp")), ["now"]),
+    "text": (lambda r: r.withColumn("t", F.expr("timestamp 'now'")), ["now"]),
+    "where": (lambda r: r.where("at > timestamp 'yesterday'"), ["yesterday"]),
+    "rdd": (lambda r: r.cache() and r.rdd.toDF(r.schema), ["rdd"]),
+    "checkpoint": (lambda r: r.select("id").localCheckpoint(), ["rdd"]),
+    "join": (
+        lambda r: r.join(r.sparkSession.createDataFrame([(1, "one")], "id int, label string"), "id"),
+        [],
+    ),
+    "self_join": (lambda r: r.join(r.select("id", F.col("name").alias("other")), "id"), ["self-join"]),
+    "cached": (lambda r: r.where("id > 1").cache().limit(3), ["limit"]),
+    "observed": (lambda r: r.observe("seen", F.count(F.lit(1)).alias("n")), []),
+    "repartitioned": (lambda r: r.repartition(7, "name").coalesce(2).sortWithinPartitions("id"), []),
+}
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_functions_of_the_user_are_judged_by_how_many_rows_they_get(
+    spark: Any, records: DataFrame, kind: str
+) -> None:
+    transform, expected = FUNCTIONS[kind]
+    try:
+        assert sorted(names(transform(records))) == sorted(expected)
+    finally:
+        spark.catalog.clearCache()
+
+
+def test_a_function_of_a_catalog_is_not_known(spark: Any, records: DataFrame) -> None:
+    spark.sql("create or replace temporary function doubled(n int) returns int return n * 2")
+    spark.sql("create or replace temporary function clocked(n int) returns timestamp return timestamp 'now'")
+    assert names(spark.sql("select *, doubled(id) as d from records")) == []
+    assert names(spark.sql("select *, clocked(id) as d from records")) == ["now"]
+    spark.sql("drop temporary function doubled")
+    spark.sql("drop temporary function clocked")

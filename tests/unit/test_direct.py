@@ -1,0 +1,34 @@
+"""How a batch is cut into tasks."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from exactbatch import Append, Json, OffsetRange, Pipeline
+from exactbatch.direct import stage_tasks
+from exactbatch.settings import Settings
+from exactbatch.staging import StagingTables
+
+LIFE = UUID(int=1)
+
+
+def pieces(parallelism: int, **changes: Any) -> list[OffsetRange]:
+    pipeline = Pipeline(
+        name="p", topics=("t",), value=Json("id int"), sink=Append("public.t"), max_connections=8, **changes
+    )
+    ranges = [OffsetRange("t", 0, 0, 5_000_000, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
+    settings = Settings(kafka={"bootstrap.servers": "localhost:9"}, postgres="")
+    tasks = stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, parallelism)
+    return [each.range for each in tasks]
+
+
+@pytest.mark.parametrize("parallelism", [1, 4, 400])
+def test_what_a_transform_gets_is_cut_in_the_same_way_on_any_cluster(parallelism: int) -> None:
+    cut = pieces(parallelism, sql="select * from records")
+    assert cut == pieces(8, sql="select * from records")
+    assert len(cut) == 9
+
+
+def test_what_needs_no_transform_is_cut_for_the_cluster() -> None:
+    assert [len(pieces(each)) for each in (1, 4, 400)] == [2, 5, 9]
