@@ -162,9 +162,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "aborted records are read",
-        "kafka_client.py",
-        '    "isolation.level": "read_committed",\n',
-        '    "isolation.level": "read_uncommitted",\n',
+        "client_properties.py",
+        '    "isolation.level": Fixed("read_committed", ',
+        '    "isolation.level": Fixed("read_uncommitted", ',
         ("tests/integration/test_read.py",),
     ),
     Mutant(

@@ -22,7 +22,7 @@ from exactbatch.audit_derived import stale_aggregates, stale_rows
 from exactbatch.audit_places import Places, find_places, pipeline_counts_batches, sharing_pipelines
 from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed
-from exactbatch.kafka_client import reader_properties
+from exactbatch.kafka_client import FetchPosition, concerns_reading, event_error, reader_properties
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, check_schema, connect, connect_arrow, transaction
 from exactbatch.own_errors import own_errors
@@ -51,6 +51,7 @@ _DECODED: Final = 1_000
 _SHOWN: Final = 10  # offsets that a finding names
 # Instead of all offsets that a query finds, the first _SHOWN of them and how many there are.
 _FIRST: Final = "select q.o, count(*) over () from ({}) q (o, batch_id) order by 1 limit 10"
+_NEXT: Final = "select q.o, 1::bigint from ({}) q (o, batch_id) order by 1 limit 1"
 
 
 @dataclass(slots=True)
@@ -360,14 +361,28 @@ class _Audit:
         self._gaps(begin, head)
         log = _LogWindows(self._settings.kafka, self._log, begin, head, self._expected, self._covering)
         with closing(log):
-            for start in range(begin, head, _WINDOW):
+            start = begin
+            while start < head:
                 end = min(start + _WINDOW, head)
-                self._compare(start, end, *log.window(end), results)
+                if self._compare(start, end, *log.window(end), results) == 0:
+                    end = self._end_of_gap(results, end, min(log.next_offset, head))
                 if self._expected is not None and self._pipeline.sink.lineage == "record":
                     first, count = self._expected.differing()
                     self.result.changed.add(np.array(first, np.int64))
                     self.result.changed.count += count - len(first)
                 yield end - start
+                start = end
+
+    def _end_of_gap(self, results: Any, start: int, record: int) -> int:
+        """Where the next record, row or reject stands from `start` on; `record` is the next record of the log.
+
+        Between them nothing but offsets that are recorded as lost is left to count.
+        """
+        for query in (self._rows, self._rejects):
+            offsets, _ = query(results, start, record, _NEXT)
+            record = int(offsets[0]) if len(offsets) else record
+        self.result.lost += self._lost(start, record)
+        return record
 
     def _outside(self, results: Any, begin: int, head: int) -> None:
         """Nothing may lie below where the pipeline began, or at or past its stored offset."""
@@ -385,10 +400,12 @@ class _Audit:
                 self.result.gaps.count += start - end
                 self.result.gaps.first += range(end, min(start, end + _SHOWN - len(self.result.gaps.first)))
 
-    def _compare(self, start: int, end: int, records: Offsets, nulls: Offsets, results: Any) -> None:
+    def _compare(self, start: int, end: int, records: Offsets, nulls: Offsets, results: Any) -> int:
+        """Compare the offsets of a window; return how many records, rows and rejects it holds."""
         result, earliest = self.result, max(start, min(self._log.earliest, end))
         rows, row_batches = self._rows(results, start, end)
         rejects, reject_batches = self._rejects(results, start, end)
+        held = len(records) + len(rows) + len(rejects)
         tombstones = np.setdiff1d(nulls, np.union1d(rows, rejects))
         expected = np.setdiff1d(records, tombstones) if self._keeps_no_null else records
         records = self._without_history(records)
@@ -416,6 +433,7 @@ class _Audit:
             result.duplicated.add(accounted[counts > 1])
         foreign = np.setdiff1d(np.setdiff1d(accounted, records), unprovable)
         result.unexpected.add(np.union1d(foreign, misplaced))
+        return held
 
     def _without_history(self, offsets: Offsets) -> Offsets:
         """Without what lies below where the pipeline began and no replay has covered."""
@@ -518,15 +536,16 @@ class _LogWindows:
         self._position = max(begin, log.earliest)
         self._head, self._log, self._expected = head, log, expected
         self._ahead: tuple[list[int], list[int]] = ([], [])
+        self._fetched = FetchPosition(log.topic, log.partition)
         self._consumer: Consumer | None = None
         if self._position < head:
-            self._consumer = Consumer(reader_properties(properties))
+            self._consumer = Consumer({**reader_properties(properties), "stats_cb": self._fetched})
             self._consumer.assign([TopicPartition(log.topic, log.partition, self._position)])
 
     def window(self, end: int) -> tuple[Offsets, Offsets]:
         """Offsets of the records below `end` that were not told yet, and of those with a null value."""
         offsets, nulls = self._ahead
-        deadline = time.monotonic() + self._TIMEOUT
+        passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
         while self._consumer is not None and self._position < end:
             messages = self._consumer.consume(_MESSAGES if self._expected is None else _DECODED, 0.1)
             if self._expected is not None:
@@ -543,12 +562,12 @@ class _LogWindows:
                     self._position = offset + 1
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self._position = max(self._position, offset)
-                else:
-                    raise ReadFailed(
-                        f"{self._log}: expected the log from {self._position} to {end}, found "
-                        f"{error.name()}: {error.str()}. Try again."
-                    )
+                elif concerns_reading(message):
+                    where = f"{self._log.topic}[{self._log.partition}] from {self._position}"
+                    raise event_error(where, self._log.topic, self._log.partition, message)
                 deadline = time.monotonic() + self._TIMEOUT
+            if self._fetched.offset > passed:
+                passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
             if time.monotonic() > deadline:
                 raise ReadFailed(
                     f"{self._log}: expected the log from {self._position} to {end}, found nothing for "
@@ -557,6 +576,12 @@ class _LogWindows:
         told, told_nulls = np.array(offsets, np.int64), np.array(nulls, np.int64)
         self._ahead = (told[told >= end].tolist(), told_nulls[told_nulls >= end].tolist())
         return told[told < end], told_nulls[told_nulls < end]
+
+    @property
+    def next_offset(self) -> int:
+        """The first record at or after the window's end; where none was read yet, how far the log was read."""
+        offsets, _ = self._ahead
+        return offsets[0] if offsets else self._position
 
     def close(self) -> None:
         """Close the consumer."""

@@ -1,15 +1,17 @@
-"""One set of client properties, with librdkafka's dotted names, for both Kafka clients.
+"""One set of client properties, with librdkafka's dotted names, for both Kafka clients, and what they say.
 
 kafka-python's admin client plans; librdkafka (confluent-kafka) reads. A property that one of them refuses is
 an error that names the client.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
-from exactbatch.errors import ConfigurationError, KafkaUnavailable
+from exactbatch.client_properties import FIXED, allowed
+from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
 from exactbatch.values import registry
 
 # Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms sets it.
@@ -31,7 +33,7 @@ def _check_hostname(value: Any) -> bool:
 # librdkafka's name (its CONFIGURATION.md) → kafka-python's name, and how the value is written there.
 _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "bootstrap.servers": ("bootstrap_servers", lambda value: [each.strip() for each in value.split(",")]),
-    "client.id": ("client_id", _same),
+    "client.id": ("client_id", str),
     "security.protocol": ("security_protocol", lambda value: str(value).upper()),
     "sasl.mechanism": ("sasl_mechanism", _same),
     "sasl.mechanisms": ("sasl_mechanism", _same),
@@ -47,19 +49,8 @@ _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "socket.connection.setup.timeout.ms": ("bootstrap_timeout_ms", _milliseconds),
     "reconnect.backoff.max.ms": ("reconnect_backoff_max_ms", _milliseconds),
 }
-# Without these the admin client would reach another place than the reader, or with another identity.
-_SHARED_PREFIXES: Final = ("sasl.", "ssl.", "security.", "enable.sasl.", "enable.ssl.")
 # Seconds that librdkafka gets to say why brokers cannot be reached, after kafka-python has failed to.
 _DIAGNOSIS: Final = 3.0
-# What makes a read exact; a connection may not change it.
-_FIXED: Final = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "isolation.level": "read_committed",
-    "allow.auto.create.topics": False,
-}
 
 
 def check_properties(properties: Mapping[str, Any]) -> None:
@@ -69,7 +60,8 @@ def check_properties(properties: Mapping[str, Any]) -> None:
     admin_properties(properties)
     registry.registry_properties(properties)
     try:
-        Consumer({**reader_properties(properties), "log_level": 0}).close()
+        # Without brokers, librdkafka checks all the rest, reads the files of ssl.* and connects to nothing.
+        Consumer({**reader_properties(properties), "bootstrap.servers": "", "log_level": 0}).close()
     except KafkaException as error:
         raise ConfigurationError(
             f"expected Kafka client properties that librdkafka, which reads, accepts; it says: "
@@ -80,8 +72,7 @@ def check_properties(properties: Mapping[str, Any]) -> None:
 def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """The properties as kafka-python's admin client takes them; those that only concern reading are left out.
 
-    Raises ConfigurationError for a missing bootstrap.servers, and for a security property that kafka-python
-    does not know.
+    Raises ConfigurationError for a missing bootstrap.servers, and for a property that a connection may not have.
     """
     if not properties.get("bootstrap.servers"):
         raise ConfigurationError(
@@ -90,7 +81,7 @@ def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
             f"Airflow's kafka_default."
         )
     admin: dict[str, Any] = {"bootstrap_timeout_ms": round(_ANSWER_TIMEOUT * 1000)}
-    for name, value in properties.items():
+    for name, value in _of_clients(properties).items():
         if name in _ADMIN:
             key, convert = _ADMIN[name]
             try:
@@ -100,26 +91,14 @@ def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
                     f"expected the Kafka property {name} as librdkafka writes it, found {value!r}. Correct "
                     f"the Kafka connection."
                 ) from None
-        elif name.startswith(_SHARED_PREFIXES):
-            raise ConfigurationError(
-                f"expected Kafka client properties that both clients know, found {name!r}, which "
-                f"kafka-python, which plans, has no equivalent for. Use one of: "
-                f"{', '.join(n for n in sorted(_ADMIN) if n.startswith(_SHARED_PREFIXES))}."
-            )
     return admin
 
 
 def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """The properties as librdkafka takes them, with those that make a read exact and fast.
 
-    Raises ConfigurationError for a property that would make a read inexact.
+    Raises ConfigurationError for a property that a connection may not have.
     """
-    for name, value in _FIXED.items():
-        if name in properties and str(properties[name]).lower() != str(value).lower():
-            raise ConfigurationError(
-                f"expected the Kafka property {name} to be left alone, found {properties[name]!r}: a range is "
-                f"read exactly only with {value!r}. Remove it from the Kafka connection."
-            )
     return {
         # librdkafka asks for a group, but offsets are assigned and never committed: nobody joins it.
         "group.id": "exactbatch",
@@ -134,22 +113,34 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         "topic.metadata.propagation.max.ms": 1000,
         # With the other strategy, a broker that is down is tried, and complained about, 20 times a second.
         "metadata.recovery.strategy": "none",
-        # Those of a schema registry are for value formats; librdkafka would refuse them.
-        **{name: value for name, value in properties.items() if not name.startswith(registry.PREFIX)},
-        **_FIXED,
+        **_of_clients(properties),
+        **{name: fixed.value for name, fixed in FIXED.items()},
     }
+
+
+def _of_clients(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not for value formats, as the properties of a schema registry are."""
+    return allowed(
+        {name: value for name, value in properties.items() if not name.startswith(registry.PREFIX)}
+    )
 
 
 @contextmanager
 def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
     """A kafka-python admin client, closed at the end.
 
-    Raises KafkaUnavailable where the broker cannot be reached, does not answer in time or refuses the
-    client, and ConfigurationError for properties that kafka-python refuses and a broker that is too old.
+    Raises KafkaUnavailable where the broker cannot be reached or does not answer in time, and ConfigurationError
+    for properties that a client refuses, a broker that is too old, and what its ACLs deny.
     """
     from kafka import KafkaAdminClient
-    from kafka.errors import KafkaConfigurationError, KafkaError, UnsupportedVersionError
+    from kafka.errors import (
+        AuthorizationError,
+        KafkaConfigurationError,
+        KafkaError,
+        UnsupportedVersionError,
+    )
 
+    check_properties(properties)
     logging.getLogger("kafka").setLevel(logging.ERROR)  # at INFO it tells of every connection
     servers = properties.get("bootstrap.servers")
     try:
@@ -171,10 +162,24 @@ def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
         raise ConfigurationError(
             f"Kafka at {servers} does not know a request that exactbatch needs: {error}. Use Kafka 2.8 or newer."
         ) from error
+    except AuthorizationError as error:
+        raise ConfigurationError(
+            f"Kafka at {servers} denies this client what exactbatch asks of it: {error}. docs/security.md lists "
+            f"the ACLs that a pipeline needs."
+        ) from error
     except KafkaError as error:
         raise _unavailable(servers, error) from error
     finally:
         client.close()
+
+
+def denied(operation: str, resource: str, name: str, why: str) -> ConfigurationError:
+    """The error for an ACL that is missing: an operation on the resource "topic" or "group" of this name."""
+    return ConfigurationError(
+        f"Kafka's ACLs deny this client the operation {operation} on {resource} {name!r}, which {why} needs. "
+        f"Grant it (kafka-acls --add --allow-principal … --operation {operation} --{resource} {name}); "
+        f"docs/security.md lists all that a pipeline needs."
+    )
 
 
 class Troubles:
@@ -187,6 +192,48 @@ class Troubles:
         # That all brokers are down follows each failure of the only one, and would hide why.
         if self.last is None or error.name() != "_ALL_BROKERS_DOWN":
             self.last = error
+
+
+class FetchPosition:
+    """Up to which offset librdkafka has fetched a partition, given to it as stats_cb; -1 before it has any.
+
+    It moves on where consume() gives nothing: past records of aborted transactions, transaction markers and holes
+    that compaction made. (`next_offset` of a partition in librdkafka's STATISTICS.md.)
+    """
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self._topic, self._partition = topic, str(partition)
+        self.offset = -1
+
+    def __call__(self, statistics: str) -> None:
+        topic = json.loads(statistics).get("topics", {}).get(self._topic, {})
+        found = topic.get("partitions", {}).get(self._partition, {})
+        self.offset = max(self.offset, found.get("next_offset", -1))
+
+
+def concerns_reading(event: Any) -> bool:
+    """Whether an error event of consume() is about the partition that is read, or ends the client.
+
+    Others are of the consumer group's coordinator, which librdkafka looks for, and which assigned offsets do
+    without: neither its ACL nor its being there matters.
+    """
+    return event.topic() is not None or event.error().fatal()
+
+
+def event_error(where: Any, topic: str, partition: int, event: Any) -> ExactbatchError:
+    """The error for an error event of consume() that concerns reading; `where` is the range that is read."""
+    from confluent_kafka import KafkaError
+
+    error = event.error()
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return denied("Read", "topic", topic, "reading it")
+    if error.code() in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION):
+        return ReadFailed(
+            f"{topic}[{partition}] offset {event.offset()}: the batch of records that begins there is damaged "
+            f"({error.str()}). Nothing was written. Try again: the network may have changed it. If it stays so, "
+            f"it is damaged on the disk of the broker that leads the partition: let another replica lead it."
+        )
+    return ReadFailed(f"{where}: expected to read it, found {error.name()}: {error.str()}. Try again.")
 
 
 def refused(servers: Any, trouble: Any) -> ConfigurationError | None:
@@ -211,7 +258,6 @@ def _diagnose(properties: Mapping[str, Any]) -> Any:
     """The trouble that librdkafka has with the brokers; None where it has none."""
     from confluent_kafka import Consumer, KafkaException
 
-    check_properties(properties)  # a file of ssl.* that cannot be read
     troubles = Troubles()
     consumer = Consumer({**reader_properties(properties), "error_cb": troubles, "log_level": 0})
     found = None

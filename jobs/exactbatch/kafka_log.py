@@ -1,7 +1,8 @@
 """What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -9,7 +10,7 @@ from uuid import UUID
 import tenacity
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackwards, TopicMissing
-from exactbatch.kafka_client import admin_client
+from exactbatch.kafka_client import admin_client, denied
 from exactbatch.planner import (
     FoundRecord,
     LogPartition,
@@ -28,7 +29,8 @@ Answer = TypeVar("Answer")
 class KafkaLog:
     """Asks a broker through kafka-python's admin client, which joins no group and creates no topic.
 
-    Each call opens a client and closes it. All raise KafkaUnavailable when the broker does not answer.
+    Each call opens a client and closes it. All raise KafkaUnavailable when the broker does not answer, and
+    ConfigurationError for client properties that are not allowed and for an ACL that is missing, which it names.
 
     `settle`, in seconds, is how long an answer that contradicts what was processed is asked for again.
     """
@@ -139,7 +141,10 @@ class KafkaLog:
 
         Raises ConfigurationError for a topic for which it has committed nothing at all.
         """
-        with admin_client(self._properties) as client:
+        with (
+            admin_client(self._properties) as client,
+            _needs("Describe", "group", group, f"start='group:{group}'"),
+        ):
             committed = client.list_group_offsets(group)[group]
         offsets = {
             (each.topic, each.partition): value.offset
@@ -161,7 +166,10 @@ class KafkaLog:
         from kafka import TopicPartition as KafkaPartition
 
         asked = KafkaPartition(partition.topic, partition.partition)
-        with admin_client(self._properties) as client:
+        with (
+            admin_client(self._properties) as client,
+            _needs("Read", "topic", partition.topic, "naming the producers of open transactions"),
+        ):
             producers = client.describe_producers([asked])[asked].active_producers
         return sorted(
             (each.producer_id, each.current_transaction_start_offset)
@@ -170,27 +178,41 @@ class KafkaLog:
         )
 
     def compacted(self, topics: Sequence[str]) -> set[str]:
-        """Those of the topics whose cleanup.policy lets the broker remove records in the middle."""
+        """Those of the topics whose cleanup.policy lets the broker remove records in the middle.
+
+        Raises ConfigurationError where the client may not know: kafka-python then has no entry, and no error.
+        """
         from kafka.admin import ConfigResource, ConfigResourceType
 
         asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
         with admin_client(self._properties) as client:
             configs = client.describe_configs(asked, config_filter="all")
         policies = {
-            topic: config.get("cleanup.policy", {}).get("value", "delete")
+            topic: config.get("cleanup.policy", {}).get("value")
             for topic, config in configs.get("topic", {}).items()
         }
-        return {topic for topic, policy in policies.items() if "compact" in policy}
+        for topic in topics:
+            if policies.get(topic) is None:
+                missing = denied(
+                    "DescribeConfigs", "topic", topic, "asking whether Kafka compacts it (cleanup.policy)"
+                )
+                raise ConfigurationError(f"{missing} A replay with available_only does without.")
+        return {topic for topic in topics if "compact" in policies[topic]}
 
     def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets to a consumer group, for tools that show its lag. Nothing ever reads them back."""
         from kafka import TopicPartition as KafkaPartition
+        from kafka.errors import AuthorizationError
         from kafka.structs import OffsetAndMetadata
 
-        with admin_client(self._properties) as client:
-            client.alter_group_offsets(
-                group, {KafkaPartition(*each): OffsetAndMetadata(offset) for each, offset in offsets.items()}
-            )
+        asked = {KafkaPartition(*each): OffsetAndMetadata(offset) for each, offset in offsets.items()}
+        with (
+            admin_client(self._properties) as client,
+            _needs("Read", "group", group, "showing the pipeline's lag"),
+        ):
+            for error in client.alter_group_offsets(group, asked).values():
+                if issubclass(error, AuthorizationError):
+                    raise error
 
     def _settled(self, ask: Callable[[], Answer]) -> Answer:
         """An answer that is at odds with what was processed is not believed before it is given for a while."""
@@ -216,8 +238,19 @@ def resolve_start(
     return {(topic, partition): offset for topic, each in start.items() for partition, offset in each.items()}
 
 
+@contextmanager
+def _needs(operation: str, resource: str, name: str, why: str) -> Iterator[None]:
+    """Raise ConfigurationError where an ACL denies this operation on a topic or group."""
+    from kafka.errors import AuthorizationError
+
+    try:
+        yield
+    except AuthorizationError as error:
+        raise denied(operation, resource, name, why) from error
+
+
 def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) -> dict[str, Any]:
-    from kafka.errors import NoError, UnknownTopicOrPartitionError, for_code
+    from kafka.errors import NoError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError, for_code
 
     described = {topic["name"]: topic for topic in client.describe_topics(list(topics))}
     for name in topics:
@@ -233,6 +266,8 @@ def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) ->
             raise TopicMissing(
                 f"expected the topic {name!r}, found that the broker does not know it. {remedy}"
             )
+        if error is TopicAuthorizationFailedError:
+            raise denied("Describe", "topic", name, "planning")
         if error is not NoError:
             raise KafkaUnavailable(f"expected the broker to describe topic {name!r}, found {error.__name__}")
     return described

@@ -31,7 +31,14 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka_client import Troubles, reader_properties, refused
+from exactbatch.kafka_client import (
+    FetchPosition,
+    Troubles,
+    concerns_reading,
+    event_error,
+    reader_properties,
+    refused,
+)
 from exactbatch.offsets import OffsetRange
 from exactbatch.values.message import read_headers
 
@@ -115,22 +122,23 @@ def read_range(
     """Read [from_offset, until_offset) under read_committed: exactly the committed records in it.
 
     `leader_epoch` is the epoch up to which the log was known at from_offset; when the log was cut below
-    from_offset since and has grown again, that is noticed. `timeout` is in seconds without progress.
+    from_offset since and has grown again, that is noticed. `timeout` is in seconds without progress; fetching
+    records that are not visible, such as those of aborted transactions, is progress.
 
     The range ends at its last offset, at a record past it, or at an end-of-log event at or past it:
     transaction markers and compaction leave holes.
 
     Raises OffsetsLost, LogWentBackwards, LogTruncated and TopicMissing where the log is not what was
     planned, LogEndedEarly when it ends before the range until the timeout, ConfigurationError when client and
-    broker do not accept each other until then, and ReadFailed otherwise.
+    broker do not accept each other until then or an ACL denies reading, and ReadFailed otherwise.
     """
-    troubles = Troubles()
-    config = {**reader_properties(properties), "error_cb": troubles}
+    troubles, fetched = Troubles(), FetchPosition(range_.topic, range_.partition)
+    config = {**reader_properties(properties), "error_cb": troubles, "stats_cb": fetched}
     config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, len(range_)))
     try:
         with closing(Consumer(config)) as consumer:
             consumer.assign([_assignment(range_, leader_epoch)])
-            yield from _read(consumer, range_, timeout, troubles)
+            yield from _read(consumer, range_, timeout, troubles, fetched)
     except KafkaException as error:
         if error.args[0].code() == KafkaError._INVALID_ARG:
             raise ConfigurationError(
@@ -141,8 +149,11 @@ def read_range(
         raise ReadFailed(f"{range_}: expected to read it, found: {error.args[0]}. Try again.") from error
 
 
-def _read(consumer: Consumer, range_: OffsetRange, timeout: float, troubles: Troubles) -> Iterator[Records]:
+def _read(
+    consumer: Consumer, range_: OffsetRange, timeout: float, troubles: Troubles, fetched: FetchPosition
+) -> Iterator[Records]:
     position, size = range_.from_offset, _FIRST_RECORDS
+    passed = position  # up to where records were fetched, visible or not
     end_of_log: int | None = None
     deadline = time.monotonic() + timeout
     while position < range_.until_offset:
@@ -166,8 +177,10 @@ def _read(consumer: Consumer, range_: OffsetRange, timeout: float, troubles: Tro
             # The clock starts again only now: the caller may have taken long over the last records.
             position, deadline = reached, time.monotonic() + timeout
             troubles.last = None
+        elif fetched.offset > max(position, passed):
+            passed, deadline = fetched.offset, time.monotonic() + timeout
         elif time.monotonic() > deadline:
-            raise _no_progress(range_, position, end_of_log, timeout, troubles)
+            raise _no_progress(range_, position, max(position, passed), end_of_log, timeout, troubles)
 
 
 def _assignment(range_: OffsetRange, leader_epoch: int | None) -> TopicPartition:
@@ -209,7 +222,8 @@ def _sort_out(
     end_of_log: int | None,
     timeout: float,
 ) -> tuple[list[Message], int | None]:
-    """Part records from events: an end of log moves the known end, anything else is an error."""
+    """Part records from events: an end of log moves the known end, and anything else that concerns the partition
+    is an error."""
     records = []
     for message in messages:
         error = message.error()
@@ -217,9 +231,9 @@ def _sort_out(
             records.append(message)
         elif error.code() == KafkaError._PARTITION_EOF:
             end_of_log = message.offset()
-        else:
+        elif concerns_reading(message):
             reached = _offset(records[-1]) + 1 if records else position
-            raise _refused(consumer, range_, reached, error, timeout)
+            raise _refused(consumer, range_, reached, message, timeout)
     return records, end_of_log
 
 
@@ -245,11 +259,13 @@ def _cut_since_the_plan(range_: OffsetRange, found: str) -> LogTruncated:
 
 
 def _refused(
-    consumer: Consumer, range_: OffsetRange, position: int, error: KafkaError, timeout: float
+    consumer: Consumer, range_: OffsetRange, position: int, event: Message, timeout: float
 ) -> ExactbatchError:
     """What an error event means that came when the records before `position` were read."""
+    error = event.error()
+    assert error is not None
     if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        return ReadFailed(f"{range_}: expected to read it, found {error.name()}: {error.str()}. Try again.")
+        return event_error(range_, range_.topic, range_.partition, event)
     earliest, end = _watermarks(consumer, range_, timeout)
     if range_.from_offset < earliest:
         return OffsetsLost(
@@ -294,7 +310,12 @@ def _watermarks(consumer: Consumer, range_: OffsetRange, timeout: float) -> tupl
 
 
 def _no_progress(
-    range_: OffsetRange, position: int, end_of_log: int | None, timeout: float, troubles: Troubles
+    range_: OffsetRange,
+    position: int,
+    passed: int,
+    end_of_log: int | None,
+    timeout: float,
+    troubles: Troubles,
 ) -> ExactbatchError:
     if end_of_log is not None:
         return LogEndedEarly(
@@ -310,7 +331,10 @@ def _no_progress(
     if last is not None and (refusal := refused("the brokers", last)) is not None:
         return ConfigurationError(f"{range_}: {refusal}")
     said = "" if last is None else f"; the last trouble was: {last.str()}"
+    unseen = (
+        "" if passed == position else f", after nothing but records of aborted transactions up to {passed}"
+    )
     return ReadFailed(
         f"{range_}: expected records from {position}, found that the broker sent nothing for {timeout:g} s"
-        f"{said}. Check that the brokers are up, and try again; read_timeout sets how long to wait."
+        f"{unseen}{said}. Check that the brokers are up, and try again; read_timeout sets how long to wait."
     )

@@ -1,7 +1,7 @@
 """The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -41,8 +41,14 @@ class World:
             cursor.execute(statement.replace("{t}", self.table), arguments)
             return int(cursor.rowcount)
 
-    def load(self, *holes: int, tombstones: tuple[int, ...] = (), rejects: tuple[int, ...] = ()) -> int:
-        """Commit an advance by plain SQL: a row for each offset but these; the batch_id."""
+    def load(
+        self,
+        *holes: int,
+        tombstones: tuple[int, ...] = (),
+        rejects: tuple[int, ...] = (),
+        only: Sequence[int] | None = None,
+    ) -> int:
+        """Commit an advance by plain SQL: a row for each offset but these, or for `only` these; the batch_id."""
         batch_id = plan(self.connection, KafkaLog(self.settings.kafka), self.pipeline, origin="cli")
         assert batch_id is not None
         with transaction(self.connection) as cursor:
@@ -53,10 +59,11 @@ class World:
             assert ledger.advance_stored_offsets(batch)
             ledger.cover(batch)
             cursor.execute(
-                f"insert into {self.table} select o, 'x', r.topic, r.partition, o, null, r.batch_id "
-                "from exactbatch.batch_range r, generate_series(from_offset, until_offset - 1) o "
+                f"insert into {self.table} select mod(o, 1000000), 'x', r.topic, r.partition, o, null, r.batch_id "
+                "from exactbatch.batch_range r, unnest(coalesce(%s::bigint[], array("
+                "select generate_series(from_offset, until_offset - 1)))) o "
                 "where batch_id = %s and not o = any(%s)",
-                (batch_id, [*holes, *tombstones, *rejects]),
+                (only, batch_id, [*holes, *tombstones, *rejects]),
             )
             rows = cursor.rowcount
             for offset in rejects:

@@ -2,6 +2,7 @@
 
 import shutil
 import socket
+import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,13 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from test_audit import World as AuditWorld
+from test_audit import findings
 from test_batch import World
 
 from conftest import Topic, record
-from exactbatch import Pipeline
+from exactbatch import Append, Pipeline
+from exactbatch.audit import PartitionAudit, audit
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,
@@ -348,3 +352,80 @@ def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(
         assert world.is_exact(pipelines[name])
         ids = [row[0] for row in world.target(pipelines[name], "id")]
         assert ids == [*range(5), *range(1000, 1200), 2000]
+
+
+FAR = 5_000_000_000
+
+
+def test_an_audit_jumps_over_the_gaps_of_a_sparse_log(
+    own_stack: LocalStack, database: str, connection: Any, make_pipeline: Callable[..., Pipeline]
+) -> None:
+    """As compaction leaves them. What lies in a gap without a record is found all the same."""
+    broker = own_stack.broker
+    broker.start()
+    topic = Topic("sparse", dict(broker.kafka_properties))
+    new = NewTopic(topic.name, 1, 1, config={"segment.ms": "100"})
+    admin = AdminClient(topic.properties)
+    admin.create_topics([new])[topic.name].result(30)
+    topic.produce(*map(record, range(5)))
+    time.sleep(0.2)
+    topic.produce(*map(record, range(5, 10)))
+    broker.stop()
+    move_segment(broker.data_dir / "sparse-0", 5, FAR)
+    broker.start()
+    pipeline = make_pipeline(topic, sink=Append("public.sparse"))
+    world = AuditWorld(connection, Settings(topic.properties, database), pipeline)
+    far = range(FAR, FAR + 5)
+    batch_id = world.load(only=[*range(5), *far])
+
+    def audited() -> tuple[PartitionAudit, int]:
+        steps: list[int] = []
+        (found,) = audit(pipeline, world.settings, progress=lambda done, _all: steps.append(done))
+        assert steps[-1] == FAR + 5
+        return found, len(steps)
+
+    found, steps = audited()
+    assert (findings(found), found.records, found.rows) == ({}, 10, 10)
+    assert steps < 10
+    row = "insert into {t} values (0, '', 'sparse', 0, %s, null, %s)"
+    for offset in (300_000, 1_000_000_000, FAR - 1):
+        world.execute(row, offset, batch_id)
+    world.reject(2_000_000_000, batch_id)
+    found, steps = audited()
+    wrong = [300_000, 1_000_000_000, 2_000_000_000, FAR - 1]
+    assert findings(found) == {"unexpected": (4, wrong), "miscounted": (2, [])}
+    assert steps < 20
+    world.execute(
+        "delete from {t} where kafka_offset between 5 and %s or kafka_offset = %s", FAR - 1, FAR + 2
+    )
+    world.execute("delete from exactbatch.rejected_record")
+    # Before and behind the gap the batch stands for the offsets; in it they are recorded as lost.
+    columns = "pipeline, topic, topic_id, partition, offsets, kind, batch_id"
+    world.execute("update exactbatch.coverage set offsets = '[0,5)'")
+    for kind, covered in (("loss", f"[5,{FAR})"), ("batch", f"[{FAR},{FAR + 5})")):
+        world.execute(
+            f"insert into exactbatch.coverage ({columns}) select pipeline, topic, topic_id, partition, %s, %s, "
+            "case %s when 'batch' then batch_id end from exactbatch.coverage where offsets = '[0,5)'",
+            covered,
+            kind,
+            kind,
+        )
+    found, _ = audited()
+    assert (found.missing.first, found.lost, found.records, found.rows) == ([FAR + 2], FAR - 5, 10, 9)
+    assert not found.gaps.count
+
+
+def move_segment(partition: Path, first: int, to: int) -> None:
+    """Let the segment that begins at the offset `first` begin at another one: checksums do not cover offsets."""
+    segment = partition / f"{first:020}.log"
+    batches = bytearray(segment.read_bytes())
+    at = 0
+    while at < len(batches):
+        base, length = struct.unpack_from(">qi", batches, at)
+        struct.pack_into(">q", batches, at, base - first + to)
+        at += 12 + length
+    for each in partition.glob(f"{first:020}.*"):
+        each.unlink()
+    for each in partition.glob("*.snapshot"):
+        each.unlink()
+    (partition / f"{to:020}.log").write_bytes(batches)

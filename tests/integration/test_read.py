@@ -1,11 +1,13 @@
 """A range is read exactly: all of its committed records and nothing else, or an error that says why."""
 
 import itertools
+import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -15,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
 from conftest import Topic
+from exactbatch.audit import _LogWindows
 from exactbatch.audit_values import _Beside
 from exactbatch.errors import (
     ExactbatchError,
@@ -24,10 +27,11 @@ from exactbatch.errors import (
     ReadFailed,
     TopicMissing,
 )
+from exactbatch.kafka_client import FetchPosition, Troubles
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
-from exactbatch.read import Records, read_range
+from exactbatch.read import Records, _read, read_range
 from exactbatch.staging import reject_batch, rejects_of
 from exactbatch.values import Json, Text, WithMessage
 from exactbatch.values.message import UNREADABLE, Unreadable
@@ -281,6 +285,79 @@ def test_records_of_a_megabyte_come_a_few_at_a_time(make_topic: MakeTopic) -> No
         sizes.append((len(records), records.values().nbytes))
     assert sum(count for count, _ in sizes) == 1150
     assert max(size for _, size in sizes) <= 33 * MB
+
+
+def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack: LocalStack) -> None:
+    """The broker sends what is on its disk, and looks at no checksum."""
+    topic = make_topic()
+    for value in (b"before", b"AAAA", b"after"):
+        topic.produce(value)
+    path = stack.broker.data_dir / f"{topic.name}-0" / f"{0:020}.log"
+    written = path.read_bytes()
+    with path.open("r+b") as segment:
+        segment.seek(written.index(b"AAAA") + 3)
+        segment.write(b"Z")
+    error, _ = failure(topic, 0, 3, timeout=10)
+    assert isinstance(error, ReadFailed)
+    assert str(error).startswith(
+        f"{topic.name}[0] offset 1: the batch of records that begins there is damaged (MessageSet at offset 1 "
+    )
+    assert "let another replica lead it" in str(error)
+    assert values(read(topic, 0, 1)) == [b"before"]
+    assert values(read(topic, 2, 3)) == [b"after"]
+    [partition] = KafkaLog(topic.properties).partitions([topic.name])
+    with (
+        closing(_LogWindows(topic.properties, partition, 0, 3, None, lambda offsets: offsets)) as auditor,
+        pytest.raises(
+            ReadFailed, match=rf"{topic.name}\[0\] offset 1: the batch of records that begins there"
+        ),
+    ):
+        auditor.window(3)
+    path.write_bytes(written)
+    assert values(read(topic, 0, 3)) == [b"before", b"AAAA", b"after"]
+
+
+def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
+    """More of them than come within the timeout: a broker that throttles, a slow line, one huge transaction."""
+    topic = make_topic()
+    in_pieces = Topic(topic.name, {**topic.properties, "batch.num.messages": 1})
+    in_pieces.transaction(*[os.urandom(45_000)] * 10, end="abort")  # 0..9, marker 10
+    topic.produce(b"visible")
+    # The broker waits for half a second before each answer, since it never has as much as is asked for.
+    slow = {"fetch.min.bytes": 10_000_000, "fetch.message.max.bytes": 1000, "fetch.wait.max.ms": 500}
+    started = time.monotonic()
+    assert offsets(read(topic, 0, 12, timeout=3, **slow)) == [11]
+    assert time.monotonic() - started > 4
+    [partition] = KafkaLog(topic.properties).partitions([topic.name])
+    auditor = _LogWindows({**topic.properties, **slow}, partition, 0, 12, None, lambda offsets: offsets)
+    with closing(auditor), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_LogWindows, "_TIMEOUT", 3)
+        assert auditor.window(12)[0].tolist() == [11]
+
+
+def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
+    fetched = FetchPosition("t", 0)
+    assert fetched.offset == -1
+    statistics = [
+        {"topics": {}},
+        {"topics": {"t": {"partitions": {"0": {"next_offset": -1001}, "1": {"next_offset": 90}}}}},
+        {"topics": {"t": {"partitions": {"0": {"next_offset": 7}}}}},
+    ]
+
+    class Stalled:
+        def consume(self, _count: int, _timeout: float) -> list[Any]:
+            time.sleep(0.05)
+            fetched(json.dumps(statistics.pop(0) if len(statistics) > 1 else statistics[0]))
+            return []
+
+    range_ = OffsetRange("t", 0, 0, 10, UUID(int=0))
+    with pytest.raises(ReadFailed) as failed:
+        list(_read(Stalled(), range_, 0.3, Troubles(), fetched))  # type: ignore[arg-type]
+    assert str(failed.value) == (
+        "t[0] 0..10: expected records from 0, found that the broker sent nothing for 0.3 s, after nothing but "
+        "records of aborted transactions up to 7. Check that the brokers are up, and try again; read_timeout "
+        "sets how long to wait."
+    )
 
 
 def test_a_broker_that_never_answers_is_an_error_at_the_deadline() -> None:

@@ -1,12 +1,18 @@
 """One set of client properties serves both Kafka clients, and what one of them refuses is said so."""
 
-from typing import Any
+import ctypes
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from exactbatch.client_properties import FIXED, READING, REFUSED, SHARED, UNUSED, is_number, is_security
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka_client import admin_properties, check_properties, reader_properties
 
+DOCS: Final = Path(__file__).parents[2] / "docs" / "kafka.md"
 BROKER = {"bootstrap.servers": "one:9092, two:9092"}
 
 
@@ -100,7 +106,9 @@ def test_bootstrap_servers_are_required(given: dict[str, Any]) -> None:
 )
 def test_a_security_property_that_kafka_python_lacks_is_refused_by_its_name(name: str) -> None:
     message = refusal({**BROKER, name: "x"})
-    assert f"found {name!r}, which kafka-python, which plans, has no equivalent for" in message
+    assert (
+        f"the Kafka property {name} is not allowed: kafka-python, which plans, has no equivalent" in message
+    )
     assert "sasl.mechanism, " in message
     assert "client.id" not in message
 
@@ -108,9 +116,10 @@ def test_a_security_property_that_kafka_python_lacks_is_refused_by_its_name(name
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"no.such.property": 1}, 'No such configuration property: "no.such.property"'),
-        ({"fetch.wait.max.ms": "soon"}, "fetch.wait.max.ms"),
+        ({"fetch.wait.max.ms": 300_001}, "fetch.wait.max.ms"),
         ({"security.protocol": "telnet"}, "security.protocol"),
+        ({"ssl.ca.location": "/nowhere.pem", "security.protocol": "ssl"}, "ssl.ca.location"),
+        ({"debug": "everything"}, "debug"),
     ],
 )
 def test_what_librdkafka_refuses_names_librdkafka(given: dict[str, Any], said: str) -> None:
@@ -122,33 +131,165 @@ def test_what_librdkafka_refuses_names_librdkafka(given: dict[str, Any], said: s
     assert message.endswith("Correct the Kafka connection.")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("bootstrap.servers", ["one:9092"]), ("socket.connection.setup.timeout.ms", "soon")],
-)
-def test_a_value_that_cannot_be_translated_is_refused(name: str, value: Any) -> None:
-    assert refusal({**BROKER, name: value}) == (
-        f"expected the Kafka property {name} as librdkafka writes it, found {value!r}. Correct the Kafka "
-        f"connection."
+def test_brokers_are_given_as_text() -> None:
+    assert refusal({**BROKER, "bootstrap.servers": 9092}) == (
+        "expected the Kafka property bootstrap.servers as librdkafka writes it, found 9092. Correct the Kafka "
+        "connection."
+    )
+
+
+@pytest.mark.parametrize("value", ["abc", "", "10s", "010", "1e6", 1.5, 1e6, True, "0x10", " 5", "5\n"])
+@pytest.mark.parametrize("name", ["queued.min.messages", "socket.connection.setup.timeout.ms", "log_level"])
+def test_a_number_is_a_whole_number_for_both_clients(name: str, value: Any) -> None:
+    assert refusal({**BROKER, name: value}).startswith(
+        f"the Kafka property {name} is {value!r}, and has to be a whole number. Correct it in the Kafka connection"
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "fixed"),
+    ("value", "kind"),
     [
-        ("auto.offset.reset", "earliest", "'error'"),
-        ("isolation.level", "read_uncommitted", "'read_committed'"),
-        ("enable.auto.commit", "true", "False"),
-        ("enable.partition.eof", False, "True"),
-        ("allow.auto.create.topics", True, "False"),
-        ("enable.auto.offset.store", True, "False"),
+        (None, "null"),
+        ({"auto.offset.reset": "latest", "sasl.password": "s3cret"}, "an object"),
+        (["s3cret"], "a list"),
+        (print, "a function"),
     ],
 )
-def test_what_makes_a_read_exact_cannot_be_changed(name: str, value: Any, fixed: str) -> None:
-    assert refusal({**BROKER, name: value}) == (
-        f"expected the Kafka property {name} to be left alone, found {value!r}: a range is read exactly only "
-        f"with {fixed}. Remove it from the Kafka connection."
+@pytest.mark.parametrize("name", ["client.id", "linger.ms", "sasl.password", "auto.offset.reset", "no.such"])
+def test_a_value_is_text_a_number_or_a_boolean(name: str, value: Any, kind: str) -> None:
+    message = refusal({**BROKER, name: value})
+    assert message.startswith(
+        f"the Kafka property {name} is {kind}, and has to be text, a number, true or false"
     )
+    assert "s3cret" not in message
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+@pytest.mark.parametrize("value", ["x", {"auto.offset.reset": "latest"}, True, print])
+def test_a_back_door_is_refused_with_the_reason(name: str, value: Any) -> None:
+    message = refusal({**BROKER, name: value})
+    assert message.startswith(
+        f"the Kafka property {name} is not allowed: {REFUSED[name]}. Remove it in the Kafka"
+    )
+
+
+@pytest.mark.parametrize("name", ["auto.offset.reset", "enable.auto.commit", "acks"])
+def test_a_property_of_topics_does_not_go_around_the_fixed_ones(name: str) -> None:
+    """librdkafka takes `topic.auto.offset.reset` for the default of all topics."""
+    assert "properties of topics go before those that make a read exact" in refusal(
+        {**BROKER, f"topic.{name}": "latest"}
+    )
+
+
+def test_an_unknown_property_is_refused_by_its_name_alone() -> None:
+    message = refusal({**BROKER, "no.such.property": "s3cret"})
+    assert "the Kafka property no.such.property is not allowed: exactbatch does not know it" in message
+    assert "s3cret" not in message
+
+
+def test_two_names_of_one_property_have_one_value() -> None:
+    check_properties({**BROKER, "sasl.mechanism": "PLAIN", "sasl.mechanisms": "PLAIN"})
+    assert "sasl.mechanisms and sasl.mechanism are two names of one" in refusal(
+        {**BROKER, "sasl.mechanism": "PLAIN", "sasl.mechanisms": "SCRAM-SHA-256"}
+    )
+
+
+def test_what_producers_and_groups_use_reaches_no_client() -> None:
+    given = {**BROKER, **dict.fromkeys(UNUSED, "x")}
+    check_properties(given)
+    assert admin_properties(given) == admin_properties(BROKER)
+    assert reader_properties(given) == reader_properties(BROKER)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("auto.offset.reset", "earliest"),
+        ("isolation.level", "read_uncommitted"),
+        ("enable.auto.commit", "true"),
+        ("auto.commit.enable", True),
+        ("enable.partition.eof", False),
+        ("allow.auto.create.topics", True),
+        ("enable.auto.offset.store", True),
+        ("check.crcs", "false"),
+        ("statistics.interval.ms", 0),
+    ],
+)
+def test_what_makes_a_read_exact_cannot_be_changed(name: str, value: Any) -> None:
+    fixed = FIXED["enable.auto.commit" if name == "auto.commit.enable" else name]
+    assert refusal({**BROKER, name: value}).startswith(
+        f"the Kafka property {name} is {value!r}, and exactbatch needs {fixed.value!r}: {fixed.why}. Remove it"
+    )
+
+
+@pytest.mark.parametrize("use", [admin_properties, reader_properties])
+def test_both_clients_refuse_the_same(use: Callable[[dict[str, Any]], Any]) -> None:
+    for name, value in (
+        ("default.topic.config", {"auto.offset.reset": "latest"}),
+        ("check.crcs", False),
+        ("queued.min.messages", "abc"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"the Kafka property {name} "):
+            use({**BROKER, name: value})
+
+
+def test_every_property_of_librdkafka_is_in_one_list(tmp_path: Path) -> None:
+    """A version that knows more is looked at before it reads."""
+    lists = [FIXED, SHARED, READING, UNUSED, REFUSED]
+    known = [name for each in lists for name in each]
+    assert len(known) == len(set(known))
+    types = properties_of_librdkafka(tmp_path)
+    assert {"auto.offset.reset", "queued.min.messages", "plugin.library.paths"} <= types.keys()
+    aliases = {"auto.commit.enable"}
+    unlisted = {name for name in types.keys() - set(known) - aliases if not is_security(name)}
+    assert unlisted == set()
+    numbers = {name for name in SHARED | READING if types[name] == "integer"}
+    assert {name for name in SHARED | READING if is_number(name)} == numbers
+
+
+def properties_of_librdkafka(folder: Path) -> dict[str, str]:
+    """The type of each property, by its name, as librdkafka itself shows them: its CONFIGURATION.md."""
+    import confluent_kafka
+
+    (path,) = Path(confluent_kafka.__file__).parents[1].glob("confluent_kafka.libs/librdkafka*")
+    libc, librdkafka = ctypes.CDLL(None), ctypes.CDLL(str(path))
+    libc.fopen.restype = ctypes.c_void_p
+    file = ctypes.c_void_p(libc.fopen(bytes(folder / "properties.md"), b"w"))
+    librdkafka.rd_kafka_conf_properties_show(file)
+    libc.fclose(file)
+    rows = re.findall(r"^([a-z_.]+) +\|.*<br>\*Type: ([^*]+)\*", (folder / "properties.md").read_text(), re.M)
+    return dict(rows)
+
+
+def test_the_documentation_has_the_tables_of_the_code() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    for table in (
+        rows_of(
+            ("property", "value", "why"),
+            [(f"`{n}`", f"`{each.value}`", each.why) for n, each in FIXED.items()],
+        ),
+        rows_of(
+            ("property", "why it is refused"),
+            [(", ".join(f"`{n}`" for n in names), why) for why, names in reasons().items()],
+        ),
+        ", ".join(f"`{name}`" for name in sorted(SHARED)),
+        ", ".join(f"`{name}`" for name in sorted(READING)),
+        ", ".join(f"`{name}`" for name in sorted(UNUSED)),
+    ):
+        assert table in text, f"put this into {DOCS}:\n{table}"
+
+
+def reasons() -> dict[str, list[str]]:
+    """The properties that are refused, by the reason."""
+    found: dict[str, list[str]] = {}
+    for name, why in REFUSED.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
+def rows_of(titles: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [titles, tuple("---" for _ in titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def test_a_fixed_property_may_be_given_as_it_is() -> None:

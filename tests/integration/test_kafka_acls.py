@@ -1,0 +1,256 @@
+"""With the ACLs of docs/security.md a pipeline can do all it does; without one of them an error names it."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from test_audit import World
+
+from conftest import HOME, Topic, record
+from exactbatch import Pipeline, replay
+from exactbatch.audit import audit
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST, find_port
+from exactbatch.read import read_range
+from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.settings import Settings
+from exactbatch.status import load_status
+
+DOCS: Final = Path(__file__).parents[2] / "docs" / "security.md"
+TOPIC: Final = "flights"
+READ: Final = "topic", TOPIC, "Read"
+DESCRIBE: Final = "topic", TOPIC, "Describe"
+CONFIGS: Final = "topic", TOPIC, "DescribeConfigs"
+LAG: Final = "group", f"exactbatch.{TOPIC}", "Read"
+START: Final = "group", "before", "Describe"
+# All that a pipeline needs, and the row of the documentation that says so.
+NEEDED: Final = {
+    READ: "| each topic of the pipeline | `Read`, which includes `Describe` |",
+    CONFIGS: "| each topic of the pipeline | `DescribeConfigs` |",
+    LAG: "| the group `exactbatch.<pipeline>` | `Read` |",
+    START: '| the group of `start="group:…"` | `Describe` |',
+}
+Grant = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A broker that asks for a password and knows ACLs."""
+
+    stack: LocalStack
+    port: int
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """Client properties of the login "job", which may do what grant() says."""
+        return {
+            "bootstrap.servers": f"{HOST}:{self.port}",
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "job",
+            "sasl.password": "pa55word",
+        }
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        return AdminClient(dict(self.stack.kafka_properties))
+
+    def grant(self, *grants: Grant, denied: Grant | None = None) -> None:
+        """Let the job do this and nothing else, and wait until the broker knows."""
+        everything = AclBindingFilter(
+            ResourceType.ANY,
+            None,
+            ResourcePatternType.ANY,
+            None,
+            None,
+            AclOperation.ANY,
+            AclPermissionType.ANY,
+        )
+        for done in self.admin.delete_acls([everything]).values():
+            done.result(30)
+        bindings = {acl(each, AclPermissionType.ALLOW) for each in grants}
+        bindings |= {acl(denied, AclPermissionType.DENY)} if denied else set()
+        if bindings:
+            for done in self.admin.create_acls(list(bindings)).values():
+                done.result(30)
+        deadline = time.monotonic() + 30
+        while set(self.admin.describe_acls(everything).result(30)) != bindings:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def acl(grant: Grant, permission: AclPermissionType) -> AclBinding:
+    resource, name, operation = grant
+    operations = {
+        "Read": AclOperation.READ,
+        "Describe": AclOperation.DESCRIBE,
+        "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+    }
+    return AclBinding(
+        ResourceType[resource.upper()],
+        name,
+        ResourcePatternType.LITERAL,
+        "User:job",
+        "*",
+        operations[operation],
+        permission,
+    )
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Guarded]:
+    stack = LocalStack(HOME, name=f"guarded-{os.getpid()}")
+    try:
+        stack.broker.configure({}, None)
+        plain = stack.broker.ports
+        port = find_port(None, frozenset(plain.values()))
+        open_to = f"CLIENT://{HOST}:{plain['client']},JOB://{HOST}:{port}"
+        stack.broker.configure(
+            {},
+            {
+                "listeners": f"{open_to},CONTROLLER://{HOST}:{plain['controller']}",
+                "advertised.listeners": open_to,
+                "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,JOB:SASL_PLAINTEXT",
+                "sasl.enabled.mechanisms": "PLAIN",
+                "listener.name.job.plain.sasl.jaas.config": (
+                    'org.apache.kafka.common.security.plain.PlainLoginModule required user_job="pa55word";'
+                ),
+                "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                # The broker itself and the tests, which come without a password.
+                "super.users": "User:ANONYMOUS",
+            },
+        )
+        stack.broker.start()
+        yield Guarded(stack, port)
+    finally:
+        stack.down(delete=True)
+
+
+@pytest.fixture
+def world(
+    guarded: Guarded, connection: Any, database: str, make_pipeline: Callable[..., Pipeline]
+) -> Iterator[World]:
+    """A pipeline over ten records, as the job sees them."""
+    guarded.grant(*NEEDED)
+    guarded.admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    deadline = time.monotonic() + 30
+    while TOPIC not in guarded.admin.list_topics(timeout=30).topics:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    topic = Topic(TOPIC, dict(guarded.stack.kafka_properties))
+    topic.produce(*map(record, range(10)))
+    before = Consumer({**topic.properties, "group.id": "before"})
+    before.commit(offsets=[TopicPartition(TOPIC, 0, 0)], asynchronous=False)
+    before.close()
+    yield World(connection, Settings(guarded.job, database), make_pipeline(topic, start="group:before"))
+    guarded.admin.delete_topics([TOPIC])[TOPIC].result(30)
+
+
+def read(world: World, batch_id: int) -> int:
+    """How many records the ranges of a batch have, as its tasks read them."""
+    with transaction(world.connection):
+        ranges = Ledger(world.connection).ranges(batch_id)
+    log = KafkaLog(world.settings.kafka)
+    assert log.topic_ids([TOPIC]) == {each.topic: each.topic_id for each in ranges}
+    return sum(
+        len(records)
+        for each in ranges
+        for records in read_range(each, world.settings.kafka, leader_epoch=0, timeout=10)
+    )
+
+
+def plan_replay(world: World) -> int:
+    request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),))
+    batch_id = replay.plan(
+        world.connection, KafkaLog(world.settings.kafka), world.pipeline, request, origin="cli"
+    )
+    assert batch_id is not None
+    return batch_id
+
+
+def show_lag(world: World) -> None:
+    KafkaLog(world.settings.kafka).commit_group(f"exactbatch.{TOPIC}", {(TOPIC, 0): 10})
+
+
+def test_what_the_documentation_lists_is_enough_and_no_more_than_that(guarded: Guarded, world: World) -> None:
+    for row in NEEDED.values():
+        assert row in DOCS.read_text(encoding="utf-8")
+    log = KafkaLog(world.settings.kafka)
+
+    def refusal(missing: Grant, attempt: Callable[[], Any], *, denied: Grant | None = None) -> None:
+        """Without this grant the attempt says which one is missing."""
+        guarded.grant(*(each for each in NEEDED if each != missing), denied=denied)
+        with pytest.raises(ConfigurationError) as refused:
+            attempt()
+        resource, name, operation = denied or missing
+        assert f"deny this client the operation {operation} on {resource} {name!r}, " in str(refused.value)
+        assert f"kafka-acls --add --allow-principal … --operation {operation} --{resource} {name}" in str(
+            refused.value
+        )
+        guarded.grant(*NEEDED)
+
+    refusal(START, lambda: world.load())
+    refusal(READ, lambda: world.load(), denied=DESCRIBE)
+    batch_id = world.load()
+    refusal(READ, lambda: log.partitions([TOPIC]), denied=DESCRIBE)
+    assert read(world, batch_id) == 10
+    guarded.grant(DESCRIBE, CONFIGS, LAG)
+    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which reading it"):
+        read(world, batch_id)
+    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which reading it"):
+        audit(world.pipeline, world.settings)
+    refusal(CONFIGS, lambda: plan_replay(world))
+    refusal(CONFIGS, lambda: audit(world.pipeline, world.settings))
+    assert read(world, plan_replay(world)) == 3
+    assert [each.is_exact for each in audit(world.pipeline, world.settings)] == [True]
+    refusal(LAG, lambda: show_lag(world))
+    refusal(LAG, lambda: show_lag(world), denied=("group", f"exactbatch.{TOPIC}", "Read"))
+    show_lag(world)
+    topic = Topic(TOPIC, dict(guarded.stack.kafka_properties))
+    open_transaction = topic.transaction(b"open", end="stay open")
+    guarded.grant(DESCRIBE, CONFIGS, LAG)
+    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which naming"):
+        load_status(world.connection, log, world.pipeline)
+    guarded.grant(*NEEDED)
+    [partition] = load_status(world.connection, log, world.pipeline).partitions
+    assert [first for _, first in partition.open_transactions] == [10]
+    topic.end_transaction(open_transaction, "abort")
+
+
+def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(guarded: Guarded, world: World) -> None:
+    """Whether Kafka has compacted it is then not known, and what a compacted topic lacks cannot be made again."""
+    world.load()
+    guarded.grant(READ, LAG, START)
+    with pytest.raises(ConfigurationError, match="A replay with available_only does without"):
+        plan_replay(world)
+    request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),), available_only=True)
+    log = KafkaLog(world.settings.kafka)
+    assert replay.plan(world.connection, log, world.pipeline, request, origin="cli") is not None
+
+
+def test_the_reader_needs_no_group(guarded: Guarded, world: World) -> None:
+    """librdkafka looks for the coordinator of the group that it was given, and is denied to."""
+    batch_id = world.load()
+    for denied in (None, ("group", "exactbatch", "Describe")):
+        guarded.grant(READ, denied=denied)
+        for _ in range(5):
+            assert read(world, batch_id) == 10
