@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
 # Findings that are named only where there are some.
-_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "unsafe")
+_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "doubled", "unsafe")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -215,15 +215,15 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
     summary = f"{records} records in the log, {rows} rows: {differences}"
     if not_ours := sum(each.not_ours for each in results):
         summary += f"; {not_ours} rows besides that exactbatch has not written"
+    notes = [note for each in results for note in each.notes]
     if all(each.is_exact for each in results):
-        return Text(f"exact: {summary}", style="bold green")
+        return Text("\n".join([f"exact: {summary}", *notes]), style="bold green")
     lines = [
         f"{each.topic}[{each.partition}] {name}: {finding.count}{_at(finding)}"
         for each in results
         for name, finding in each.findings.items()
         if finding.count
     ]
-    notes = [note for each in results for note in each.notes]
     return Text("\n".join([f"NOT exact: {summary}", *lines, *notes]), style="bold red")
 
 
