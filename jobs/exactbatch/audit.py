@@ -182,7 +182,7 @@ def audit(
             with transaction(connection) as cursor:
                 cursor.execute("set transaction isolation level repeatable read")
                 ledger = Ledger(connection)
-                ledger.check_registered(pipeline)
+                ledger.check_registered(pipeline, may_double=True)  # what is there twice is a finding
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
                 began = ledger.first_advanced(pipeline)
                 horizons = ledger.horizons(pipeline)

@@ -355,16 +355,25 @@ def test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones(
                 assert cursor.fetchall() == [(pair.primary.port,)]
 
 
+# By version: what it adds is not there before it, and what becomes of the two batches that are.
+MIGRATIONS: Final = {
+    6: ("plan_id", "select count(distinct plan_id) from exactbatch.batch", 2),
+    9: ("announced_at", "select count(*) from exactbatch.batch where announced_at is null", 2),
+}
+
+
+@pytest.mark.parametrize("version", MIGRATIONS)
 def test_a_migration_that_is_killed_in_the_middle_leaves_the_ledger_as_it_was(
-    pair: Pair, tmp_path: Path
+    pair: Pair, tmp_path: Path, version: int
 ) -> None:
     """By a lock that it waits for, and a server that dies meanwhile."""
-    for version, text in migrations()[:5]:
-        (tmp_path / f"{version:04d}_old.sql").write_text(text)
+    column, question, answer = MIGRATIONS[version]
+    for number, text in migrations()[: version - 1]:
+        (tmp_path / f"{number:04d}_old.sql").write_text(text)
     pair.ask("create database migrated")
     dsn = pair.dsn("migrated")
     with closing(connect(dsn, application="tests")) as connection:
-        assert migrate(connection, tmp_path)[-1] == 5
+        assert migrate(connection, tmp_path)[-1] == version - 1
         with transaction(connection) as cursor:
             cursor.execute(
                 "insert into exactbatch.pipeline (name, target, sink, lineage) "
@@ -397,11 +406,11 @@ def test_a_migration_that_is_killed_in_the_middle_leaves_the_ledger_as_it_was(
     with closing(connect(dsn, application="tests")) as connection:
         with transaction(connection) as cursor:
             cursor.execute("select max(version) from exactbatch.schema_version")
-            assert cursor.fetchone() == (5,)
-            cursor.execute("select count(*) from pg_attribute where attname = 'plan_id'")
+            assert cursor.fetchone() == (version - 1,)
+            cursor.execute("select count(*) from pg_attribute where attname = %s", (column,))
             assert cursor.fetchone() == (0,)
-        assert migrate(connection)[0] == 6
+        assert migrate(connection)[0] == version
         with transaction(connection) as cursor:
-            cursor.execute("select count(distinct plan_id) from exactbatch.batch")
-            assert cursor.fetchone() == (2,)
+            cursor.execute(question)
+            assert cursor.fetchone() == (answer,)
     pair.ask("drop database migrated with (force)")

@@ -227,13 +227,14 @@ class Ledger:
         for other in beside:
             check_topics(own, replace(other, topics=sorted(loaded[other.name])), adds=adds)
 
-    def check_registered(self, pipeline: Pipeline) -> None:
+    def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> None:
         """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
 
         Raises ConfigurationError when another pipeline writes to its tables by other rules, or loads the same
-        topics into the same target and nobody has said that it may.
+        topics into the same target and nobody has said that it may; with `may_double` it is not looked for.
         """
-        self._check(pipeline, _queries.get_pipeline(self._connection, pipeline=pipeline.name))
+        row = _queries.get_pipeline(self._connection, pipeline=pipeline.name)
+        self._check(pipeline, row, may_double=may_double)
 
     def sharing(self, pipeline: Pipeline) -> list[str]:
         """The names of the other pipelines that write to any of its tables."""
@@ -644,7 +645,7 @@ class Ledger:
         """The names of all staging tables there are, of every launch."""
         return [row.relname for row in _queries.staging_tables(self._connection)]
 
-    def _check(self, pipeline: Pipeline, registered: Any) -> None:
+    def _check(self, pipeline: Pipeline, registered: Any, *, may_double: bool = False) -> None:
         own, others = definition_of(pipeline), self._others(pipeline)
         if registered is None:
             raise NotRegistered(
@@ -655,8 +656,9 @@ class Ledger:
         found = Definition(**registered._asdict())
         check_identity(own, found)
         check_sharing(own, others)
-        own = replace(own, shares_topics=found.shares_topics)
-        self._check_topics(own, others, adds=False)
+        if not may_double:
+            own = replace(own, shares_topics=found.shares_topics)
+            self._check_topics(own, others, adds=False)
 
 
 def _renamed(own: Definition, others: Iterable[Definition]) -> str:
