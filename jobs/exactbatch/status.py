@@ -184,8 +184,8 @@ def _untold(batches: Sequence[Batch]) -> list[str]:
         return []
     more = " or more" if len(batches) == _SHOWN else ""
     return [
-        f"{len(batches)}{more} batches have results that no asset event has told of, from batch "
-        f"{batches[0].batch_id} on: the next run of the DAG tells of them."
+        f"batch {batches[0].batch_id}: no asset event has told of its results, nor of those of {len(batches) - 1}"
+        f"{more} later batches. The next run of the DAG does."
     ]
 
 
