@@ -1,7 +1,7 @@
 -- The roles of a deployment. Run it as a superuser in the database, once before the first `exactbatch init` and
 -- again after each one that brings the ledger forward: it can be run as often as you like.
 --
---   exactbatch_owner   runs `exactbatch init` and `exactbatch compact`; owns the ledger
+--   exactbatch_owner   runs `exactbatch init`, `compact` and `boundaries --forget`; owns the ledger
 --   exactbatch_job     plans, processes and replays: the login of postgres_default in Airflow
 --   exactbatch_reader  sees status, rejects and audits; writes nothing
 --

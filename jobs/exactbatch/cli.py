@@ -111,6 +111,8 @@ def init(
     for version in versions:
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
+    if registered and rename:
+        state += f", and goes on where {rename} stood"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
     if index is not None:
         out.print(escape(tables.index_note(index)), highlight=False, soft_wrap=True)

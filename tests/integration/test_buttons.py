@@ -274,7 +274,7 @@ def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run
         buttons.plan(Run("at once"))  # its own report may still be under way
     monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
     buttons.age("committed_at")
-    assert "1 batches have results that no asset event has told of, from batch 1 on" in buttons.troubles(
+    assert "batch 1: no asset event has told of its results, nor of those of 0 later" in buttons.troubles(
         kafka_log
     )
     assert buttons.plan(other) == "report_batch"
