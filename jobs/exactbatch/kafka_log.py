@@ -151,10 +151,11 @@ class KafkaLog:
                         return None
                     if error is not None:
                         raise KafkaUnavailable(f"{partition}, offset {from_offset}: {error.str()}")
-                    if message.offset() >= until_offset:
+                    record = FoundRecord(message.offset() or 0, message.timestamp()[1])
+                    if record.offset >= until_offset:
                         return None
-                    if 0 <= message.timestamp()[1] < milliseconds:
-                        return FoundRecord(message.offset(), message.timestamp()[1])
+                    if 0 <= record.timestamp < milliseconds:
+                        return record
                     seen += 1
                 if time.monotonic() > deadline:
                     raise KafkaUnavailable(

@@ -335,7 +335,8 @@ def _plan(
     *,
     keep: bool,
 ) -> ReplayPlan:
-    asked, beyond = named, ()
+    asked: Sequence[AskedRange] = named
+    beyond: tuple[OffsetRange, ...] = ()
     if request.window is not None:
         asked, beyond = _window(ledger, pipeline, request, stored, partitions, found, keep=keep)
     planned = plan_replay(

@@ -161,7 +161,7 @@ def test_a_pipeline_is_registered_once(connection: Any, ledger: Ledger) -> None:
 
 def test_an_unknown_pipeline_is_told_which_there_are(connection: Any, ledger: Ledger) -> None:
     with transaction(connection), pytest.raises(NotRegistered) as caught:
-        ledger.check_registered(pipeline("flihgts"))
+        ledger.check_registered(pipeline("flihgts", target="public.another"))
     assert "expected the pipeline 'flihgts' in the ledger of database" in str(caught.value)
     assert "found flights. If this is the right database, run `exactbatch init`" in str(caught.value)
     with transaction(connection) as cursor:

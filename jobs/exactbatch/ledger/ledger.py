@@ -650,8 +650,8 @@ class Ledger:
         if registered is None:
             raise NotRegistered(
                 f"expected the pipeline {pipeline.name!r} in the ledger of database "
-                f"{self._connection.info.dbname!r}, found {self._names()}. {_renamed(own, others)}"
-                f"If this is the right database, run `exactbatch init` for it once."
+                f"{self._connection.info.dbname!r}, found {self._names()}. {_renamed(own, others)} this is "
+                f"the right database, run `exactbatch init` for it once."
             )
         found = Definition(**registered._asdict())
         check_identity(own, found)
@@ -662,14 +662,14 @@ class Ledger:
 
 
 def _renamed(own: Definition, others: Iterable[Definition]) -> str:
-    """Which registered pipelines have the target of one that is not registered."""
+    """Which pipelines are registered with the target of one that is not, and the beginning of what else to do."""
     names = [other.name for other in others if other.table == own.table]
     if not names:
-        return ""
+        return "If"
     return (
         f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} registered with the same target, "
         f"{own.target}. If {own.name!r} is {names[0]!r} under a new name, run `exactbatch init` for {own.name!r} "
-        f"with `--rename {names[0]}`, and it goes on where {names[0]!r} stands. "
+        f"with `--rename {names[0]}`, and it goes on where {names[0]!r} stands. If it is a new one, and"
     )
 
 
