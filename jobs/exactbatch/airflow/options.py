@@ -43,9 +43,9 @@ def checked_schedule(pipeline: str, schedule: Any) -> Any:
             croniter(schedule)
         except CroniterError as error:
             raise ConfigurationError(
-                f"pipeline {pipeline!r}: the schedule {schedule!r} is no cron text: {str(error).rstrip('.')}. Write "
-                f"five fields, as '*/5 * * * *', one of {', '.join((*_PRESETS, *_NO_CRON))}, or None for a DAG that is only "
-                f"triggered."
+                f"pipeline {pipeline!r}: the schedule {schedule!r} is no cron text: {str(error).rstrip('.')}. "
+                f"Write five fields, as '*/5 * * * *', one of {', '.join((*_PRESETS, *_NO_CRON))}, or None for a "
+                f"DAG that is only triggered."
             ) from None
     return CronDataIntervalTimetable(schedule, timezone="UTC")
 
