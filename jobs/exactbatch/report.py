@@ -107,7 +107,12 @@ def load_report(
         with transaction(connection):
             ledger = Ledger(connection)
             batch = ledger.batch(batch_id, plan_id)
-            ranges = ledger.ranges_with_records(batch_id)
+            # Of a superseded batch with commit="partition", some ranges are committed.
+            ranges = [
+                (range_, records)
+                for range_, records in ledger.ranges_with_records(batch_id)
+                if batch.status == "committed" or records is not None
+            ]
             overtaken_by = ledger.overtaken_by(batch)
             others = tuple(
                 Missed(each, ledger.committed_ranges(each.batch_id))

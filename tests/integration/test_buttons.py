@@ -296,6 +296,24 @@ def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run
     assert buttons.rows("select from exactbatch.batch where announced_at is null") == []
 
 
+def test_ranges_that_a_superseded_batch_has_committed_are_announced(
+    make_buttons: Callable[..., Buttons], topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    buttons = make_buttons(commit="partition")
+    for name in ("nothing of it", "some of it"):
+        buttons.plan(Run(name))
+    with transaction(buttons.connection) as cursor:  # what an executor commits of batch 2
+        cursor.execute("update exactbatch.batch_range set records = 6, rows = 6 where batch_id = 2")
+        cursor.execute("update exactbatch.stored_offset set next_offset = 6")
+        Ledger(buttons.connection).cover(Ledger(buttons.connection).batch(2))
+    topic.produce(record(6))
+    event = buttons.run(Run("next"))
+    assert buttons.states() == [(1, "superseded"), (2, "superseded"), (3, "committed")]
+    (missed,) = event["missed"]
+    assert (missed["batch_id"], missed["ranges"][0]["until_offset"]) == (2, 6)
+
+
 def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
     buttons: Buttons, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
