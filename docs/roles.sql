@@ -1,7 +1,7 @@
 -- The roles of a deployment. Run it as a superuser in the database, once before the first `exactbatch init` and
 -- again after each one that brings the ledger forward: it can be run as often as you like.
 --
---   exactbatch_owner   runs `exactbatch init` and `exactbatch compact`; owns the ledger
+--   exactbatch_owner   runs `exactbatch init`, `compact` and `boundaries --forget`; owns the ledger
 --   exactbatch_job     plans, processes and replays: the login of postgres_default in Airflow
 --   exactbatch_reader  sees status, rejects and audits; writes nothing
 --
@@ -39,9 +39,10 @@ begin
     -- A row of pipeline is a lock, and whoever locks must be able to update something: not what identifies it.
     grant update (registered_at) on exactbatch.pipeline to exactbatch_job;
     grant insert on exactbatch.stored_offset, exactbatch.batch, exactbatch.batch_range, exactbatch.coverage,
-        exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure to exactbatch_job;
+        exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life
+        to exactbatch_job;
     grant update (next_offset, leader_epoch, updated_at) on exactbatch.stored_offset to exactbatch_job;
-    grant update (status, committed_at, records, rows, rejected, tombstones, dropped)
+    grant update (status, committed_at, announced_at, records, rows, rejected, tombstones, dropped)
         on exactbatch.batch to exactbatch_job;
     grant update (failures, failed_at, error, message, retryable) on exactbatch.batch_failure to exactbatch_job;
     grant update (records, rows, rejected, tombstones) on exactbatch.batch_range to exactbatch_job;

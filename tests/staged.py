@@ -34,7 +34,7 @@ class Batches:
     def __post_init__(self) -> None:
         self.columns = self.columns or self.pipeline.value.columns
         with transaction(self.connection):
-            Ledger(self.connection).register(self.pipeline)
+            Ledger(self.connection).register(self.pipeline, share_topics=True)
 
     def run(self, *rows: Row, partition: int = 0, meanwhile: Callable[[], Any] | None = None) -> Published:
         """Append records to a partition and process them; `meanwhile` is called before publish."""

@@ -94,6 +94,8 @@ class PartitionAudit:
     miscounted    batches that have another number of rows or rejects than when they were committed: their
                   number, in the first partition
     contradictory statements of the ledger that contradict each other: their number, in the first partition
+    doubled       offsets whose results another pipeline has in the same target, too, although neither is
+                  registered with --share-topics: their number, in the first partition
     unsafe        tables that can lose committed rows, or commit without their transaction: unlogged and foreign
                   ones; their number, in the first partition
     not_ours      rows of the target that exactbatch has not written, since they name no batch and none of the
@@ -125,6 +127,7 @@ class PartitionAudit:
     misplaced: Finding = field(default_factory=Finding)
     miscounted: Finding = field(default_factory=Finding)
     contradictory: Finding = field(default_factory=Finding)
+    doubled: Finding = field(default_factory=Finding)
     unsafe: Finding = field(default_factory=Finding)
     not_ours: int = 0
     notes: list[str] = field(default_factory=list)
@@ -142,6 +145,7 @@ class PartitionAudit:
             "misplaced": self.misplaced,
             "miscounted": self.miscounted,
             "contradictory": self.contradictory,
+            "doubled": self.doubled,
             "unsafe": self.unsafe,
         }
 
@@ -179,7 +183,7 @@ def audit(
             with transaction(connection) as cursor:
                 cursor.execute("set transaction isolation level repeatable read")
                 ledger = Ledger(connection)
-                ledger.check_registered(pipeline)
+                ledger.check_registered(pipeline, may_double=True)  # what is there twice is a finding
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
                 began = ledger.first_advanced(pipeline)
                 horizons = ledger.horizons(pipeline)
@@ -240,6 +244,7 @@ def _note(first: PartitionAudit, places: Places, unsafe: Sequence[str]) -> None:
     first.misplaced.count = places.misplaced
     first.miscounted.count = places.miscounted
     first.contradictory.count = places.contradictory
+    first.doubled.count = places.doubled
     first.unsafe.count = len(unsafe)
     first.notes = [*places.notes, *unsafe]
 

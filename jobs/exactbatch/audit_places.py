@@ -40,6 +40,16 @@ batches as (
     where b.pipeline = $1
 )
 """
+# By pipeline with the same target and by partition: offsets whose results both have in it.
+_DOUBLED: Final = """
+select o.pipeline, c.topic, c.partition, min(lower(c.offsets * o.offsets)),
+       sum(upper(c.offsets * o.offsets) - lower(c.offsets * o.offsets))::bigint,
+       (select bool_or(p.shares_topics) from exactbatch.pipeline p where p.name in ($1, o.pipeline))
+from exactbatch.coverage c join exactbatch.coverage o on o.pipeline = any({}::text[]) and o.kind = 'batch'
+    and o.topic_id = c.topic_id and o.partition = c.partition and o.offsets && c.offsets
+where c.pipeline = $1 and c.kind = 'batch'
+group by o.pipeline, c.topic, c.partition order by 1, 2, 3
+"""
 _CONTRADICTIONS: Final = """
 select format('%s[%s] %s..%s is covered by batch %s, which has committed no such range of this pipeline',
               c.topic, c.partition, lower(c.offsets), upper(c.offsets), c.batch_id)
@@ -78,6 +88,8 @@ class Places:
     misplaced      rows, rejects and event times where no batch of theirs can have put them
     miscounted     batches that have another number of rows or rejects than when they were committed
     contradictory  statements of the ledger that contradict each other
+    doubled        offsets whose results another pipeline has in the same target, too, although neither was
+                   registered to share its topics
     notes          the first of each, in words
     """
 
@@ -85,6 +97,7 @@ class Places:
     misplaced: int = 0
     miscounted: int = 0
     contradictory: int = 0
+    doubled: int = 0
     notes: list[str] = field(default_factory=list)
 
 
@@ -122,6 +135,15 @@ def find_places(
     contradictions = _fetch(results, connection, sql.SQL(_CONTRADICTIONS), (pipeline.name,))
     found.contradictory = len(contradictions)
     found.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:_SHOWN]]
+    doubled = sql.SQL(_DOUBLED).format(sql.Literal([name for name, _ in sharing]))
+    for other, topic, partition, first, count, is_meant in _fetch(
+        results, connection, doubled, (pipeline.name,)
+    ):
+        found.doubled += 0 if is_meant else count
+        found.notes.append(
+            f"{topic}[{partition}]: pipeline {other!r} has {count} of these offsets in the same target, too, from "
+            f"{first} on" + (", as it may (--share-topics)" if is_meant else "")
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""The command line: exactbatch init, plan, run, replay, rejects, compact, status, audit and local."""
+"""The command line: exactbatch init, plan, run, replay, rejects, boundaries, compact, status, audit and local."""
 
 import json
 import os
@@ -83,6 +83,16 @@ def init(
         bool,
         typer.Option(help="Accept another target, sink, key, version or lineage than the registered one."),
     ] = False,
+    rename: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OLD", help="The name that the pipeline had before: it goes on where that stands."
+        ),
+    ] = None,
+    share_topics: Annotated[
+        bool,
+        typer.Option("--share-topics", help="Load topics that another pipeline loads into the same target."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create or bring forward the ledger, and register a pipeline in it."""
@@ -90,7 +100,9 @@ def init(
     with _connection(settings, pipeline, ledger=False) as connection:
         versions = migrate(connection)
         with transaction(connection):
-            registered = Ledger(connection).register(pipeline, accept_identity=accept_identity)
+            registered = Ledger(connection).register(
+                pipeline, accept_identity=accept_identity, share_topics=share_topics, rename=rename
+            )
         with transaction(connection) as cursor:
             index = missing_index(cursor, pipeline)
             is_there = all(table.exists(cursor) for table in pipeline.sink.tables)
@@ -100,19 +112,14 @@ def init(
     for version in versions:
         out.print(f"The ledger is at version {version} now.")
     state = "registered now" if registered else "registered already"
+    if registered and rename:
+        state += f", and goes on where {rename} stood"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
     if not is_there:
         created = " and ".join(table.written for table in pipeline.sink.tables)
         out.print(f"What is missing of {escape(created)} is created by the first batch, schema included.")
     if index is not None:
         out.print(escape(tables.index_note(index)), highlight=False, soft_wrap=True)
-    pool = f"exactbatch_{pipeline.name}"
-    out.print(
-        f"For Airflow: airflow pools set {pool} 1 'moves {pipeline.name} forward'\n"
-        f"             airflow pools set {pool}_replay 2 'replays of {pipeline.name}, two at a time'",
-        highlight=False,
-        soft_wrap=True,
-    )
 
 
 @_command
@@ -273,6 +280,36 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
         process_batch(spark, pipeline, batch.batch_id, settings, batch.plan_id)
     report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch.batch_id, batch.plan_id)
     _print_json(report.as_json()) if as_json else out.print(report.as_table(), highlight=False)
+
+
+@_command
+def boundaries(
+    reference: Reference,
+    most: Annotated[
+        int, typer.Option("--limit", min=1, help="How many times to list, the latest first.")
+    ] = 100,
+    forget: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="FROM TO", help="Forget the times from FROM to TO, both included."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the offsets that times of windows and backfills were resolved to, or forget some."""
+    times = None if forget is None else (parse_time(forget[0], "FROM"), parse_time(forget[1], "TO"))
+    pipeline, settings = _load(reference)
+    with _connection(settings, pipeline) as connection, transaction(connection):
+        ledger = Ledger(connection)
+        ledger.lock(pipeline)
+        forgotten = 0 if times is None else ledger.forget_boundaries(pipeline, *times)
+        found = ledger.boundaries(pipeline, most=most)
+    if as_json:
+        _print_json(
+            {"pipeline": pipeline.name, "forgotten": forgotten, "boundaries": list(map(asdict, found))}
+        )
+        return
+    if forget is not None:
+        out.print(f"Forgot {forgotten} times: the next windows with them ask Kafka again.")
+    out.print(tables.boundaries_table(pipeline, found))
 
 
 @_command

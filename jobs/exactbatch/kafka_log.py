@@ -1,6 +1,7 @@
 """What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -10,7 +11,7 @@ from uuid import UUID
 import tenacity
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackwards, TopicMissing
-from exactbatch.kafka_client import admin_client, denied
+from exactbatch.kafka_client import admin_client, denied, reader_properties
 from exactbatch.planner import (
     FoundRecord,
     LogPartition,
@@ -22,6 +23,8 @@ from exactbatch.planner import (
 
 _SETTLE: Final = 15.0  # seconds
 _NO_TOPIC_ID: Final = UUID(int=0)
+_SAMPLE: Final = 2000  # records that are looked at behind one that may hide others
+_SAMPLE_TIMEOUT: Final = 20.0  # seconds
 
 Answer = TypeVar("Answer")
 
@@ -126,6 +129,44 @@ class KafkaLog:
             for each, told in found.items()
             if told.offset >= 0
         }
+
+    def first_before(
+        self, partition: LogPartition, from_offset: int, until_offset: int, at: datetime
+    ) -> FoundRecord | None:
+        """The first committed record in [from_offset, until_offset) whose time is before `at`.
+
+        Looks at the first _SAMPLE records alone; None where none of them is.
+        """
+        from confluent_kafka import Consumer, KafkaError
+        from confluent_kafka import TopicPartition as KafkaPartition
+
+        milliseconds = math.ceil(at.timestamp() * 1000)
+        few = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
+        consumer = Consumer({**reader_properties(self._properties), **few})
+        try:
+            consumer.assign([KafkaPartition(partition.topic, partition.partition, from_offset)])
+            seen, deadline = 0, time.monotonic() + _SAMPLE_TIMEOUT
+            while seen < _SAMPLE:
+                for message in consumer.consume(_SAMPLE - seen, 0.1):
+                    error = message.error()
+                    if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                        return None
+                    if error is not None:
+                        raise KafkaUnavailable(f"{partition}, offset {from_offset}: {error.str()}")
+                    record = FoundRecord(message.offset() or 0, message.timestamp()[1])
+                    if record.offset >= until_offset:
+                        return None
+                    if 0 <= record.timestamp < milliseconds:
+                        return record
+                    seen += 1
+                if time.monotonic() > deadline:
+                    raise KafkaUnavailable(
+                        f"{partition}: the broker gave no record from offset {from_offset} on within "
+                        f"{_SAMPLE_TIMEOUT:.0f} s. Check that the brokers are up; then try again."
+                    )
+            return None
+        finally:
+            consumer.close()
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         """The ids, now, of topics that were there. Raises TopicMissing."""

@@ -270,11 +270,9 @@ def reference_of(pipeline: Pipeline) -> str:
     Raises ConfigurationError when no module that can be imported again has it.
     """
     for module_name, module in list(sys.modules.items()):
-        # Airflow loads a DAG file under a name that nothing can import; the pipeline's own module can be.
-        if PathFinder.find_spec(module_name.partition(".")[0]) is None:
-            continue
         for name, value in list(vars(module).items()):
-            if value is pipeline:
+            # Airflow loads a DAG file under a name that nothing can import; the pipeline's own module can be.
+            if value is pipeline and PathFinder.find_spec(module_name.partition(".")[0]) is not None:
                 return f"{module_name}:{name}"
     raise ConfigurationError(
         f"expected pipeline {pipeline.name!r} to be a name in a module, as `flights = Pipeline(…)` in "

@@ -1,5 +1,6 @@
 """Planning a replay: resolve what was asked for, lock the pipeline, and freeze the ranges in the ledger."""
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,13 +15,27 @@ from exactbatch.ledger.ledger import Origin
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import FoundRecord, LogPartition, StoredOffset, TopicPartition, covered_parts
-from exactbatch.replay_planner import ReplayPlan, check_not_from_the_future, plan_replay, window_ranges
+from exactbatch.replay_planner import (
+    ReplayPlan,
+    beyond_ranges,
+    beyond_text,
+    check_not_from_the_future,
+    check_reached,
+    check_whole,
+    hidden,
+    may_hide,
+    plan_replay,
+    window_ranges,
+)
 from exactbatch.replay_request import AskedRange, ReplayRequest
 
 # For each of the two times of a window, and for the beginning of all times, the first record at or after it,
 # where there is one.
 _Found = Mapping[datetime, Mapping[TopicPartition, FoundRecord]]
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SHOWN: Final = 6
+
+log_ = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,18 @@ class TakenBack:
     batch_ids: tuple[int, ...]
     rows: int | None
     rejects: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What a DAG run processes: a batch, or nothing, and `because` says why.
+
+    `beyond` is what lies in its window and above the stored offset.
+    """
+
+    batch: Batch | None
+    because: str = ""
+    beyond: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +123,20 @@ def plan(
     Raises the replay planner's errors, ReplayRefused for batches that have no results, NotRegistered,
     IdentityChanged, TopicMissing, KafkaUnavailable and PostgresUnavailable.
     """
+    batch_id, _ = _freeze(connection, log, pipeline, request, origin=origin, run=run)
+    return batch_id
+
+
+def _freeze(
+    connection: Any,
+    log: KafkaLog,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    *,
+    origin: Origin,
+    run: Run | None,
+) -> tuple[int | None, ReplayPlan | None]:
+    """As plan(), with the plan unless the batch was there."""
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
@@ -105,15 +146,19 @@ def plan(
     with transaction(connection):
         ledger.lock(pipeline)
         if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
-            return batch_id
+            return batch_id, None
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=True)
         _check_compacted(planned, compacted)
+        if origin == "backfill" and request.window is not None:
+            check_whole(planned, request.window)
+        if planned.beyond:
+            log_.warning("%s. They are for the next advance.", beyond_text(planned.beyond))
         if planned.is_empty:
-            return None
+            return None, planned
         batch_id = ledger.write_replay(pipeline, planned.ranges, origin=origin, run=run)
         failpoint("plan.before_commit")
     failpoint("plan.after_commit")
-    return batch_id
+    return batch_id, planned
 
 
 def plan_run(
@@ -124,8 +169,8 @@ def plan_run(
     request: ReplayRequest | None,
     *,
     origin: Origin,
-) -> Batch | None:
-    """The batch of a DAG run, planned unless it was before; None when there is nothing to process.
+) -> RunPlan:
+    """The batch of a DAG run, planned unless it was before.
 
     A run that was cleared after its batch had committed processes that batch's exact ranges again, whatever
     else it asks for; but a backfill asks for its interval each time. A run whose batch never committed plans
@@ -137,7 +182,11 @@ def plan_run(
     with transaction(connection):
         ledger.check_registered(pipeline)
         batch_id = ledger.batch_of_run(pipeline, run)
-        earlier = ledger.batches_of_run(pipeline, run)
+        if batch_id is None and run.clear_number == 0:
+            # No automatic retry, and no clear: earlier batches of this id are of a run that was deleted.
+            ledger.begin_life(pipeline, run)
+        earlier = ledger.batches_of_life(pipeline, run)
+    planned: ReplayPlan | None = None
     if batch_id is None:
         if origin != "backfill" and (done := committed_in_this_life(run, earlier)) is not None:
             available_only = request is not None and request.available_only
@@ -145,14 +194,43 @@ def plan_run(
                 "clear",
                 ReplayRequest(batch_ids=(done.batch_id,), available_only=available_only),
             )
+            log_.info(
+                "the run was cleared: it processes the ranges of batch %s again, which committed at %s UTC; what "
+                "is new is for the next run",
+                done.batch_id,
+                done.committed_at and f"{done.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
+            )
         if request is None:
             batch_id = advance.plan(connection, log, pipeline, origin=origin, run=run)
         else:
-            batch_id = plan(connection, log, pipeline, request, origin=origin, run=run)
+            batch_id, planned = _freeze(connection, log, pipeline, request, origin=origin, run=run)
+    beyond = planned.beyond if planned is not None else ()
     if batch_id is None:
-        return None
+        with transaction(connection):
+            return RunPlan(None, _nothing(ledger, pipeline, request), beyond)
     with transaction(connection):
-        return ledger.batch(batch_id)
+        return RunPlan(ledger.batch(batch_id), beyond=beyond)
+
+
+def _nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
+    """Why there is nothing to process."""
+    topics = ", ".join(pipeline.topics)
+    if request is None:
+        return f"nothing new in {topics}: every offset up to the last stable one is stored"
+    if request.window is None:
+        return "nothing to process again: the log holds no offset of what is asked for any more"
+    start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in request.window)
+    kept = ledger.boundaries(pipeline, at=request.window, most=_SHOWN)
+    shown = "; ".join(
+        f"{each.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} is offset {each.offset} of {each.topic}[{each.partition}] "
+        f"(resolved at {each.resolved_at.astimezone(UTC):%Y-%m-%d %H:%M:%S})"
+        for each in kept
+    )
+    return (
+        f"nothing to process again: no processed offset of {topics} lies in the window {start} to {end} UTC"
+        + (f": {shown}" if shown else ", and there is no record from its start on")
+        + ". `exactbatch boundaries` shows what times were resolved to, and forgets it."
+    )
 
 
 def committed_in_this_life(run: Run, batches: Sequence[Batch]) -> Batch | None:
@@ -198,8 +276,31 @@ def _ask(
     then lies beyond the offset that stands for the time.
     """
     partitions = log.processed_partitions(pipeline.topics, stored)
-    times = (*request.window, _BEGINNING) if request.window is not None else ()
-    return partitions, {at: log.records_at(partitions, at) for at in times}
+    if request.window is None:
+        return partitions, {}
+    found = {at: log.records_at(partitions, at) for at in (*request.window, _BEGINNING)}
+    _check_times(log, partitions, stored, request.window, found[request.window[1]])
+    return partitions, found
+
+
+def _check_times(
+    log: KafkaLog,
+    partitions: Sequence[LogPartition],
+    stored: Sequence[StoredOffset],
+    window: tuple[datetime, datetime],
+    ends: Mapping[TopicPartition, FoundRecord],
+) -> None:
+    """Raise ReplayRefused where a window ends at a record with a wrong time, which hides others of the window."""
+    now = datetime.now(UTC)
+    if window[1] > now:
+        return  # it ends at the stored offset
+    check_not_from_the_future(stored, ends, window, now=now)
+    of_log = {(each.topic, each.partition): each for each in partitions}
+    for each, record in may_hide(stored, ends, window[1]):
+        partition = of_log[each.topic, each.partition]
+        behind = log.first_before(partition, record.offset + 1, each.next_offset, window[1])
+        if behind is not None:
+            raise hidden(each, record, behind, window)
 
 
 def _compacted(log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
@@ -234,15 +335,22 @@ def _plan(
     *,
     keep: bool,
 ) -> ReplayPlan:
-    return plan_replay(
-        _window(ledger, pipeline, request, stored, partitions, found, keep=keep) if request.window else named,
+    asked: Sequence[AskedRange] = named
+    beyond: tuple[OffsetRange, ...] = ()
+    if request.window is not None:
+        asked, beyond = _window(ledger, pipeline, request, stored, partitions, found, keep=keep)
+    planned = plan_replay(
+        asked,
         stored,
         partitions,
         coverage=ledger.coverage(pipeline) if pipeline.sink.lineage == "batch" else (),
         horizons=ledger.horizons(pipeline),
         lineage=pipeline.sink.lineage,
         available_only=request.available_only,
+        beyond=beyond,
     )
+    check_reached(planned)
+    return planned
 
 
 def _batches(ledger: Ledger, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[AskedRange]:
@@ -271,13 +379,15 @@ def _window(
     found: _Found,
     *,
     keep: bool,
-) -> list[AskedRange]:
+) -> tuple[list[AskedRange], tuple[OffsetRange, ...]]:
+    """The offsets of a window that were processed, and those that were not yet.
+
+    A time for which there is no record yet is not kept: one that is sent with this time belongs to it.
+    """
     assert request.window is not None
     now = datetime.now(UTC)
     if not request.available_only and request.window[0] <= now:
         _check_beginning(ledger, pipeline, request.window, stored, partitions, found)
-    if request.window[1] <= now:
-        check_not_from_the_future(stored, found[request.window[1]], request.window, now=now)
     offsets: list[dict[TopicPartition, int | None]] = []
     for at in request.window:
         offsets.append({})
@@ -291,13 +401,13 @@ def _window(
                     partition,
                     at,
                     partition.last_stable if first is None else first.offset,
-                    keep=keep,
+                    keep=keep and first is not None,
                 )
                 if at <= now
                 else None
             )
     starts, ends = offsets
-    return window_ranges(stored, starts, ends)
+    return window_ranges(stored, starts, ends), beyond_ranges(stored, partitions, starts, ends)
 
 
 def _check_beginning(

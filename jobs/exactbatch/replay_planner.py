@@ -24,6 +24,7 @@ from exactbatch.replay_request import AskedRange
 # How far ahead of the planner's clock a record's time may lie: what Kafka 4 lets producers write by default
 # (message.timestamp.after.max.ms).
 _AHEAD: Final = timedelta(hours=1)
+_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,13 @@ class Widening:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
     """What a replay processes; what was asked for and is no longer in the log, or is below a horizon; what came
-    in beside it."""
+    in beside it; and `beyond`, what lies in a window and above the stored offset: it is for the next advance."""
 
     ranges: tuple[OffsetRange, ...]
     removed: tuple[OffsetRange, ...] = ()
     compacted: tuple[OffsetRange, ...] = ()
     widened: tuple[Widening, ...] = ()
+    beyond: tuple[OffsetRange, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -68,6 +70,93 @@ def window_ranges(
         if from_offset < until_offset:
             asked.append(AskedRange(*key, from_offset, until_offset))
     return asked
+
+
+def beyond_ranges(
+    stored: Sequence[StoredOffset],
+    log: Sequence[LogPartition],
+    starts: Mapping[TopicPartition, int | None],
+    ends: Mapping[TopicPartition, int | None],
+) -> tuple[OffsetRange, ...]:
+    """The offsets of a time window that the log holds above the stored offsets, for topics that were processed.
+
+    A partition that such a topic has gained since is processed from its earliest offset on.
+    """
+    heads = {(each.topic, each.partition): each.next_offset for each in stored}
+    topics = {each.topic for each in stored}
+    beyond = []
+    for each in log:
+        key = each.topic, each.partition
+        start, end = starts.get(key), ends.get(key)
+        if each.topic not in topics or start is None:
+            continue
+        from_offset = max(start, heads.get(key, each.earliest))
+        until_offset = each.last_stable if end is None else min(end, each.last_stable)
+        if from_offset < until_offset:
+            beyond.append(each.range(from_offset, until_offset))
+    return tuple(beyond)
+
+
+def beyond_text(beyond: Sequence[OffsetRange]) -> str:
+    """How many offsets of a window are above the stored ones, and which."""
+    more = f" and {len(beyond) - _SHOWN} more" if len(beyond) > _SHOWN else ""
+    return (
+        f"{sum(map(len, beyond))} offsets of the window are above the stored ones: "
+        f"{', '.join(map(str, beyond[:_SHOWN]))}{more}"
+    )
+
+
+def check_reached(planned: "ReplayPlan") -> None:
+    """Raise ReplayRefused where all that a window has in the log is still to be processed for the first time."""
+    if planned.beyond and planned.is_empty:
+        raise ReplayRefused(
+            f"{beyond_text(planned.beyond)}. The pipeline has not processed them yet, and a replay processes "
+            f"again: they are for the next advance. Let a scheduled run, or a triggered one without parameters, "
+            f"process them; if such a run fails, `exactbatch status` says why."
+        )
+
+
+def check_whole(planned: "ReplayPlan", window: tuple[datetime, datetime]) -> None:
+    """Raise ReplayRefused where the interval of a backfill can only be processed together with others of it."""
+    if planned.widened:
+        batch_ids = sorted({each.batch_id for each in planned.widened})
+        more = f" and {len(batch_ids) - _SHOWN} more" if len(batch_ids) > _SHOWN else ""
+        start, end = (f"{at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}" for at in window)
+        raise ReplayRefused(
+            f"the interval {start} to {end} holds parts of batches that can only be processed again as a whole "
+            f"(lineage='batch'): {', '.join(map(str, batch_ids[:_SHOWN]))}{more}. Each interval of a backfill "
+            f"would process them again. Trigger one run over all of its time instead, with "
+            f'{{"start": "{start}", "end": "…"}}: it processes each batch once.'
+        )
+
+
+def may_hide(
+    stored: Sequence[StoredOffset], ends: Mapping[TopicPartition, FoundRecord], end: datetime
+) -> list[tuple[StoredOffset, FoundRecord]]:
+    """The records at which a window ends whose times lie far after its end, with processed offsets behind them.
+
+    Nothing was sent for a while, or the record has a wrong time and stands before others of the window.
+    """
+    latest = round((end + _AHEAD).timestamp() * 1000)
+    found = [(each, ends.get((each.topic, each.partition))) for each in stored]
+    return [
+        (each, record)
+        for each, record in found
+        if record is not None and record.timestamp > latest and record.offset + 1 < each.next_offset
+    ]
+
+
+def hidden(
+    each: StoredOffset, record: FoundRecord, behind: FoundRecord, window: tuple[datetime, datetime]
+) -> ReplayRefused:
+    """The error for a window that ends at a record with one of its own time behind it."""
+    start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in window)
+    return ReplayRefused(
+        f"topic {each.topic!r}, partition {each.partition}, offset {record.offset}: the record there has the "
+        f"time {_moment(record.timestamp)}, and offset {behind.offset} behind it has {_moment(behind.timestamp)}. "
+        f"Kafka finds the former for every time up to its own, so the window {start} to {end} UTC would end there "
+        f"and leave out the latter. Replay by offsets instead: --range {each.topic}:{each.partition}:FROM-UNTIL."
+    )
 
 
 def check_not_from_the_future(
@@ -105,8 +194,9 @@ def plan_replay(
     horizons: Mapping[Log, int] = MappingProxyType({}),
     lineage: Literal["record", "batch"] = "record",
     available_only: bool = False,
+    beyond: tuple[OffsetRange, ...] = (),
 ) -> ReplayPlan:
-    """Plan a replay of exactly what was asked for.
+    """Plan a replay of exactly what was asked for; `beyond` goes into the plan as it is.
 
     With lineage="batch" nothing less than a whole batch can be taken back, so the plan is widened to all that
     `coverage` says of every batch that it touches. `horizons` gives for each log the offset below which changes
@@ -149,7 +239,11 @@ def plan_replay(
         if left is not None:
             ranges.append(left)
     return ReplayPlan(
-        ranges=tuple(ranges), removed=tuple(removed), compacted=tuple(compacted), widened=tuple(widened)
+        ranges=tuple(ranges),
+        removed=tuple(removed),
+        compacted=tuple(compacted),
+        widened=tuple(widened),
+        beyond=beyond,
     )
 
 

@@ -1,5 +1,6 @@
 """Where a pipeline stands: the ledger beside the log."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -10,6 +11,9 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, StoredOffset
 
 _BATCHES: Final = 5  # how many of the newest are shown
+_UNFINISHED_AFTER: Final = 3600.0  # seconds; a replay may take that long
+_UNANNOUNCED_AFTER: Final = 600.0  # seconds; so long its own report may take to tell of a batch
+_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ class Status:
     """A pipeline's partitions and its newest batches, newest first.
 
     `partly_committed` tells more of those batches that are not committed, although some of their ranges are, and
-    `failing` of those that were tried and failed.
+    `failing` of those that were tried and failed. `unfinished` are replays that were planned long ago and have not
+    committed, and `unannounced` batches with results that no asset event has told of.
     """
 
     pipeline: Pipeline
@@ -70,12 +75,16 @@ class Status:
     batches: tuple[Batch, ...]
     partly_committed: tuple[PartlyCommitted, ...] = ()
     failing: tuple[Failing, ...] = ()
+    unfinished: tuple[Batch, ...] = ()
+    unannounced: tuple[Batch, ...] = ()
 
     @property
     def troubles(self) -> list[str]:
         """What keeps the pipeline from going on, in words."""
         of_partitions = [trouble for each in self.partitions for trouble in each.troubles]
-        return [*map(_failure, self.failing), *of_partitions]
+        failing = {each.batch_id for each in self.failing}
+        waiting = [_unfinished(each) for each in self.unfinished if each.batch_id not in failing]
+        return [*map(_failure, self.failing), *waiting, *_untold(self.unannounced), *of_partitions]
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
@@ -99,6 +108,8 @@ class Status:
             "batches": [asdict(each) for each in self.batches],
             "partly_committed": [asdict(each) for each in self.partly_committed],
             "failing": [asdict(each) for each in self.failing],
+            "unfinished": [asdict(each) for each in self.unfinished],
+            "unannounced": [asdict(each) for each in self.unannounced],
         }
 
 
@@ -116,6 +127,12 @@ def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
         batches = ledger.batches(pipeline, most=_BATCHES)
         partly_committed = ledger.partly_committed(pipeline, batches)
         failing = ledger.failing(pipeline, batches)
+        unfinished = tuple(
+            each
+            for each in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, most=_SHOWN)
+            if ledger.overtaken_by(each) is None
+        )
+        unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, most=_SHOWN))
     partitions = tuple(
         PartitionStatus(
             log=each,
@@ -128,7 +145,7 @@ def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
         )
         for each in kafka.partitions(pipeline.topics)
     )
-    return Status(pipeline, partitions, tuple(batches), partly_committed, failing)
+    return Status(pipeline, partitions, tuple(batches), partly_committed, failing, unfinished, unannounced)
 
 
 def _failure(failing: Failing) -> str:
@@ -147,6 +164,29 @@ def _failure(failing: Failing) -> str:
         f"batch {failing.batch_id} ({failing.kind}) has failed {times}, last at {_time(failing.failed_at)} UTC, "
         f"with {failing.error}: {failing.message} {advice}"
     )
+
+
+def _unfinished(batch: Batch) -> str:
+    whose = f"run {batch.run_id!r}" if batch.run_id else "a command"
+    return (
+        f"batch {batch.batch_id} (replay) was planned at {_time(batch.planned_at)} UTC for {whose} and has not "
+        f"committed. If nothing processes it any more, what it was to process again is as it was: "
+        + (
+            "clear plan_batch of that run with its downstream tasks."
+            if batch.run_id
+            else "run the command again."
+        )
+    )
+
+
+def _untold(batches: Sequence[Batch]) -> list[str]:
+    if not batches:
+        return []
+    more = " or more" if len(batches) == _SHOWN else ""
+    return [
+        f"batch {batches[0].batch_id}: no asset event has told of its results, nor of those of {len(batches) - 1}"
+        f"{more} later batches. The next run of the DAG does."
+    ]
 
 
 def _time(when: datetime) -> str:

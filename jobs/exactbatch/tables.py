@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -10,10 +10,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.ledger import PartlyCommitted, Reject, RejectReason
+from exactbatch.ledger import Boundary, PartlyCommitted, Reject, RejectReason
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, Plan, StoredOffset
+from exactbatch.replay_planner import beyond_text
 from exactbatch.status import Status
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
 # Findings that are named only where there are some.
-_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "unsafe")
+_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "doubled", "unsafe")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -80,6 +81,8 @@ def replay_notes(preview: "Preview") -> list[str]:
         f"{each}: below the horizon of exactbatch compact; its results stay as they are"
         for each in preview.plan.compacted
     ]
+    if preview.plan.beyond:
+        notes.append(f"{beyond_text(preview.plan.beyond)}. They are for the next advance")
     notes += [
         f"{each.range}: taken in, because batch {each.batch_id} can only be replayed as a whole (lineage='batch')"
         for each in preview.plan.widened
@@ -92,6 +95,19 @@ def replay_notes(preview: "Preview") -> list[str]:
 def index_note(statement: str) -> str:
     """What to do so that replays need not read a whole table."""
     return f"no index finds the rows of a replay, so it reads the whole table; to create one: {statement}"
+
+
+def boundaries_table(pipeline: Pipeline, boundaries: Sequence[Boundary]) -> Table:
+    """The offsets that times were resolved to."""
+    table = _table(
+        f"times of {pipeline.name} that are resolved: {len(boundaries)}",
+        text=("time (UTC)", "partition"),
+        numbers=("offset", "resolved (UTC)"),
+    )
+    for each in boundaries:
+        at, resolved = (f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for when in (each.at, each.resolved_at))
+        table.add_row(at, escape(f"{each.topic}[{each.partition}]"), str(each.offset), resolved)
+    return table
 
 
 def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
@@ -199,15 +215,15 @@ def verdict(results: "Sequence[PartitionAudit]") -> Text:
     summary = f"{records} records in the log, {rows} rows: {differences}"
     if not_ours := sum(each.not_ours for each in results):
         summary += f"; {not_ours} rows besides that exactbatch has not written"
+    notes = [note for each in results for note in each.notes]
     if all(each.is_exact for each in results):
-        return Text(f"exact: {summary}", style="bold green")
+        return Text("\n".join([f"exact: {summary}", *notes]), style="bold green")
     lines = [
         f"{each.topic}[{each.partition}] {name}: {finding.count}{_at(finding)}"
         for each in results
         for name, finding in each.findings.items()
         if finding.count
     ]
-    notes = [note for each in results for note in each.notes]
     return Text("\n".join([f"NOT exact: {summary}", *lines, *notes]), style="bold red")
 
 

@@ -43,7 +43,12 @@ refused_by_postgres = replace(hourly, name="refused_by_postgres")
 _DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag
 from pipeline_of_hourly import hourly, refused_by_kafka, refused_by_postgres
-dag = pipeline_dag(hourly, schedule="0 * * * *", connections=Connections(airflow="airflow_default"))
+dag = pipeline_dag(
+    hourly,
+    schedule="0 * * * *",
+    connections=Connections(airflow="airflow_default"),
+    replay_pool="exactbatch_hourly_replay",
+)
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
@@ -112,9 +117,8 @@ def one_airflow(
         },
         port=None,  # another worker's may look for one at the same moment
     )
-    pools = {f"exactbatch_{name}{of}": 1 for name in ("flights", "hourly") for of in ("", "_replay")}
     try:
-        airflow.up(pools={**pools, "exactbatch_hourly_replay": 2})
+        airflow.up(pools={"exactbatch_hourly_replay": 2})
         yield airflow
     finally:
         airflow.down()
@@ -125,5 +129,5 @@ def register(settings: Settings, pipeline: Pipeline) -> None:
     connection = connect(settings.postgres, application="tests")
     migrate(connection)
     with transaction(connection):
-        Ledger(connection).register(pipeline)
+        Ledger(connection).register(pipeline, share_topics=True)
     connection.close()

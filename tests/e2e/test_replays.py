@@ -192,6 +192,67 @@ def test_a_run_that_was_deleted_and_created_again_is_a_new_one(
     assert (last["kind"], last["records"]) == ("advance", 1)
 
 
+def test_a_replay_that_was_marked_as_success_is_not_announced(
+    airflow: LocalAirflow, advanced: str, settings: Settings, hold: Path
+) -> None:
+    held = Path(f"{hold}.held")
+    hold.unlink()
+    held.unlink(missing_ok=True)
+    asked = {"topic": "hourly", "partition": 0, "from_offset": 0, "until_offset": 2}
+    try:
+        run_id = airflow.trigger("hourly", {"ranges": [asked]})
+        deadline = time.monotonic() + 300
+        while not held.exists():
+            assert time.monotonic() < deadline, "the driver does not hold"
+            time.sleep(0.2)
+        path = f"/dags/hourly/dagRuns/{run_id}/taskInstances/process_replay"
+        airflow.request("PATCH", path, json={"new_state": "success"})
+        assert airflow.wait_for_run("hourly", run_id) == "failed"
+    finally:
+        hold.touch()
+    batch = _batches(settings)[-1]
+    assert (batch["run_id"], batch["status"]) == (run_id, "planned")
+    assert airflow.task_states("hourly", run_id)["report_batch"] == ("failed", 1)
+    said = f"batch {batch['batch_id']} is planned, not committed"
+    assert said in _log(airflow, run_id, "report_batch", 1)
+    events = airflow.request("GET", "/assets/events", params={"limit": 100})["asset_events"]
+    assert batch["batch_id"] not in [each["extra"].get("batch_id") for each in events]
+    _clear(airflow, run_id, "plan_batch", downstream=True)
+    assert airflow.wait_for_run("hourly", run_id) == "success"
+    _assert_exact(settings)
+
+
+def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced(
+    airflow: LocalAirflow, advanced: str, settings: Settings
+) -> None:
+    newest = _batches(settings)[-1]
+    connection = connect(settings.postgres, application="tests")
+    with transaction(connection) as cursor:
+        # As if its report had failed for good, an hour ago.
+        cursor.execute("set local session_replication_role = replica")
+        cursor.execute(
+            "update exactbatch.batch set announced_at = null, committed_at = committed_at - interval '1 hour' "
+            "where batch_id = %s",
+            (newest["batch_id"],),
+        )
+    connection.close()
+    runs = [airflow.trigger("hourly") for _ in range(2)]
+    assert [airflow.wait_for_run("hourly", each) for each in runs] == ["success"] * 2
+    events = airflow.request("GET", "/assets/events", params={"limit": 100})["asset_events"]
+    told = [each["source_run_id"] for each in events if each["extra"].get("batch_id") == newest["batch_id"]]
+    # By its own report, and then by one run more, which may be a scheduled one that comes meanwhile.
+    (teller,) = set(told) - {newest["run_id"]}
+    assert len(told) == 2
+    states = {task: state for task, (state, _) in airflow.task_states("hourly", teller).items()}
+    assert states == {
+        "plan_batch": "success",
+        "process_batch": "skipped",
+        "process_replay": "skipped",
+        "report_batch": "success",
+    }
+    assert airflow.task_states("hourly", runs[1])["report_batch"][0] == "skipped"
+
+
 @pytest.mark.parametrize(
     ("conf", "said"),
     [

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
 
@@ -110,14 +111,14 @@ def launch(life: Life, batch: Batch) -> None:
         batch_id=str(batch.batch_id),
         plan_id=str(batch.plan_id),
     )
-    operator.execute({})
+    operator.execute({"ti": SimpleNamespace(dag_id=batch.dag_id, run_id=batch.run_id)})
 
 
 def planned(life: Life, run: Run, request: ReplayRequest | None = None) -> Batch | None:
     """What plan_batch does for a DAG run."""
     with closing(connect(life.case.dsn, application="tests")) as connection:
         log = KafkaLog(life.case.settings.kafka)
-        return replay.plan_run(connection, log, life.pipeline, run, request, origin="schedule")
+        return replay.plan_run(connection, log, life.pipeline, run, request, origin="schedule").batch
 
 
 def reported(life: Life, batch: Batch) -> dict[str, Any]:
@@ -363,6 +364,7 @@ MIGRATED = {
         "exists (select from pg_attribute "
         "where attrelid = to_regclass('exactbatch.pipeline') and attname = 'version')",
     ),
+    9: ("batch", "exists (select from pg_attribute where attname = 'announced_at')"),
 }
 
 

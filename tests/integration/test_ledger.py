@@ -154,14 +154,14 @@ def test_a_server_that_is_too_old_is_refused(empty: Any) -> None:
 
 def test_a_pipeline_is_registered_once(connection: Any, ledger: Ledger) -> None:
     with transaction(connection):
-        assert ledger.register(pipeline("other")) is True
-        assert ledger.register(pipeline("other")) is False
+        assert ledger.register(pipeline("other"), share_topics=True) is True
+        assert ledger.register(pipeline("other"), share_topics=True) is False
         ledger.check_registered(pipeline("other"))
 
 
 def test_an_unknown_pipeline_is_told_which_there_are(connection: Any, ledger: Ledger) -> None:
     with transaction(connection), pytest.raises(NotRegistered) as caught:
-        ledger.check_registered(pipeline("flihgts"))
+        ledger.check_registered(pipeline("flihgts", target="public.another"))
     assert "expected the pipeline 'flihgts' in the ledger of database" in str(caught.value)
     assert "found flights. If this is the right database, run `exactbatch init`" in str(caught.value)
     with transaction(connection) as cursor:
@@ -197,7 +197,7 @@ def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: 
 
 def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection: Any, ledger: Ledger) -> None:
     with transaction(connection) as cursor:
-        ledger.register(pipeline("other"))
+        ledger.register(pipeline("other"), share_topics=True)
         for name, life in (("flights", 1), ("flights", 2), ("other", 1)):
             cursor.execute(
                 "insert into exactbatch.coverage values (%s, 't', %s, 0, '[0,10)', 'loss')",

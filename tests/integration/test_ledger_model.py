@@ -39,7 +39,7 @@ from exactbatch.errors import (
     StagedRowsDiffer,
 )
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, Run, transaction
+from exactbatch.ledger import Ledger, Run, transaction
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.planner import FoundRecord, LogPartition
 from exactbatch.publish import Published, check_publishable, facts_of, publish
@@ -209,6 +209,7 @@ class Expected:
     kind: str = "replay"
     origin: str = "cli"
     ranges: Ranges = field(default_factory=dict)
+    widened: bool = False
     times: dict[Key, dict[datetime, int]] = field(default_factory=dict)
     heads: dict[Key, int] = field(default_factory=dict)
     takes: dict[Key, int] = field(default_factory=dict)
@@ -271,10 +272,11 @@ class Model:
         stored, committed = seen or self.seen()
         expected = Expected(origin=origin)
         asked: set[tuple[Key, int]] = set()
+        beyond = False
         if not stored:
             return Expected(error=ReplayRefused)
         if request.window is not None:
-            asked, error = self._window(log, request, stored, expected)
+            asked, beyond, error = self._window(log, request, stored, expected)
             if error is not None:
                 return Expected(error=error)
         elif request.batch_ids:
@@ -291,7 +293,9 @@ class Model:
                 asked |= offsets
         if self.pipeline.sink.lineage == "batch":
             owners = {self.owner.get(key, {}).get(offset) for key, offset in asked}
-            asked |= self.owned({each for each in owners if isinstance(each, int)})
+            whole = self.owned({each for each in owners if isinstance(each, int)})
+            expected.widened = not whole <= asked
+            asked |= whole
         lost = {(key, offset) for key, offset in asked if offset < log.earliest[key]}
         if lost and not request.available_only:
             return Expected(error=OffsetsLost)
@@ -300,30 +304,42 @@ class Model:
         ):
             return Expected(error=OffsetsLost)
         expected.ranges = ranges_of(asked - lost)
+        if beyond and not expected.ranges:
+            return Expected(error=ReplayRefused)
         return expected
 
     def _window(
         self, log: FakeLog, request: ReplayRequest, stored: Mapping[Key, int], expected: Expected
-    ) -> tuple[set[tuple[Key, int]], type[ExactbatchError] | None]:
+    ) -> tuple[set[tuple[Key, int]], bool, type[ExactbatchError] | None]:
+        """What was processed of a window; whether there is more of it; and the error over its beginning."""
         assert request.window is not None
         asked: set[tuple[Key, int]] = set()
-        refused = False
+        refused = beyond = False
+        processed = {topic for topic, _ in stored}
         for key in sorted(log.records):
             kept = dict(self.times.get(key, {}))
             start_was_kept = request.window[0] in kept
             ends = []
             for at in request.window:
                 if at == NOT_YET:
-                    ends.append(stored.get(key, 0))
+                    ends.append(log.stable(key))
                     continue
-                if at not in kept:
-                    found = log.first_record(key, at)
-                    found = log.stable(key) if found is None else found
-                    found = max([found, *(offset for time, offset in kept.items() if time < at)])
-                    kept[at] = min([found, *(offset for time, offset in kept.items() if time > at)])
-                ends.append(min(kept[at], stored.get(key, 0)))
+                if at in kept:
+                    ends.append(kept[at])
+                    continue
+                first = log.first_record(key, at)
+                found = log.stable(key) if first is None else first
+                found = max([found, *(offset for time, offset in kept.items() if time < at)])
+                found = min([found, *(offset for time, offset in kept.items() if time > at)])
+                ends.append(found)
+                if first is not None:  # else a record may still come with this time
+                    kept[at] = found
             expected.times[key] = kept
-            asked |= {(key, offset) for offset in range(*ends)}
+            head = stored.get(key, 0)
+            asked |= {(key, offset) for offset in range(*ends) if offset < head}
+            # A partition that a topic has gained is processed from its earliest offset on.
+            begins = max(ends[0], stored.get(key, log.earliest[key]))
+            beyond |= key[0] in processed and begins < min(ends[1], log.stable(key))
             # Retention may have removed records of the window when the first that is left belongs to it, or
             # none is left; a start that was resolved before is known.
             first_of_it = log.first_record(key, request.window[0])
@@ -335,7 +351,7 @@ class Model:
                 and first_of_it == log.first_record(key)
                 and not request.available_only
             )
-        return asked, OffsetsLost if refused else None
+        return asked, beyond, OffsetsLost if refused else None
 
     def run(self, log: FakeLog, mine: ModelRun) -> Expected:
         life = mine.lives[-1]
@@ -347,7 +363,10 @@ class Model:
             again = ReplayRequest(batch_ids=(max(done),), available_only=available_only)
             return self.replay(log, again, origin="clear")
         if mine.request is not None:
-            return self.replay(log, mine.request, origin=mine.origin)
+            expected = self.replay(log, mine.request, origin=mine.origin)
+            # Each interval of a backfill would process the same batches again.
+            refused = mine.origin == "backfill" and expected.widened
+            return Expected(error=ReplayRefused) if refused and expected.error is None else expected
         return self.advance(log, origin=mine.origin)
 
     def publishable(self, batch: ModelBatch) -> str:
@@ -536,7 +555,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     start=start,
                     on_loss=loss,
                 )
-                Ledger(self.connection).register(pipeline)
+                Ledger(self.connection).register(pipeline, share_topics=True)
                 self.models.append(Model(pipeline))
             sink.prepare(cursor, pipeline.value.columns)
             self.seen = facts_of(cursor, sink)
@@ -712,9 +731,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def _dag_run(self, what: str, model: Model, data: st.DataObject) -> None:
         """A run plans: a new one, or one that Airflow tries again, a user clears, or deletes and creates again."""
         runs = model.runs
-        if what == "clear":
-            # Where nothing was planned in a life, nothing in the ledger tells it from the life before.
-            runs = [each for each in runs if each.lives[-1]]
         if what == "run" or not runs:
             what = "run"
             mine = ModelRun(Run("dag", f"run {len(model.runs) + 1}", 0, self._now()), "schedule", None)
@@ -758,7 +774,8 @@ class LedgerMachine(RuleBasedStateMachine):
             ),
             crash,
         )
-        found = found.batch_id if isinstance(found, Batch) else found
+        if isinstance(found, replay.RunPlan):
+            found = found.batch and found.batch.batch_id
         self._planned(name, model, found, model.run(self.log, mine), crash, mine=mine)
 
     def _planned(

@@ -392,14 +392,18 @@ def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_l
     assert replays.planned(first) == [(0, 0, 2)]
     assert replays.planned(third) == [(0, 4, 7)]
     assert fourth is None
-    # Resolved once: an hour that is over keeps its end although more records come with its times.
+    # A time for which there was no record yet is not kept: records that come with times of the last hour are its.
     topic.produce(record(100), record(101), timestamp=at(2.7))
     world.run(pipeline)
-    assert replays.planned(replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))) == [(0, 4, 7)]
+    assert replays.planned(replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))) == [(0, 4, 9)]
     assert replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR)) is None
-    assert replays.planned(replays.plan(pipeline, window(T0 + 4 * HOUR, T0 + 5 * HOUR))) == [(0, 7, 9)]
+    topic.produce(record(102), timestamp=at(3.1))
+    topic.produce(record(103), timestamp=at(2.9))
+    world.run(pipeline)
+    assert replays.planned(replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))) == [(0, 4, 9)]
+    assert replays.planned(replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR))) == [(0, 9, 11)]
     kept = world.rows('select boundary, "offset" from exactbatch.time_boundary order by 1')
-    assert kept == [(T0 + n * HOUR, offset) for n, offset in enumerate([0, 2, 4, 7, 7, 9])]
+    assert kept == [(T0 + n * HOUR, offset) for n, offset in enumerate([0, 2, 4, 9])]
 
 
 def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
@@ -427,11 +431,21 @@ def test_a_time_resolved_after_a_later_one_stays_below_it(
     topic.produce(record(0), record(1), timestamp=at(0))
     pipeline = make_pipeline(topic)
     world.run(pipeline)
-    assert replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR)) is None  # both times at 2, the end
-    topic.produce(record(2), timestamp=at(2.5))
+    topic.produce(record(2), record(3), timestamp=at(3.5))
     world.run(pipeline)
-    assert replays.plan(pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR)) is None  # late, so it is of the last
-    assert replays.planned(replays.plan(pipeline, window(T0 + 4 * HOUR, T0 + 5 * HOUR))) == [(0, 2, 3)]
+    assert replays.planned(replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR))) == [(0, 2, 4)]
+    topic.produce(record(4), timestamp=at(2.5))
+    world.run(pipeline)
+    delete_below(admin, topic, 4)
+    # The first record that is left for the time before is late: it is of the hour that is resolved.
+    late = window(T0 + 2 * HOUR, T0 + 3 * HOUR, available_only=True)
+    assert replays.plan(pipeline, late) is None
+    assert [
+        row[1] for row in world.rows('select boundary, "offset" from exactbatch.time_boundary order by 1')
+    ] == [
+        2,
+        2,
+    ]
 
 
 def test_a_window_whose_beginning_was_removed_is_refused(
@@ -546,7 +560,7 @@ def test_what_a_dag_run_gets(
     pipeline = make_pipeline(topic)
 
     def planned(run: Run, request: ReplayRequest | None = None, origin: Any = "schedule") -> Any:
-        return replay.plan_run(world.connection, world.log, pipeline, run, request, origin=origin)
+        return replay.plan_run(world.connection, world.log, pipeline, run, request, origin=origin).batch
 
     began = datetime(2026, 1, 1, tzinfo=UTC)
     run = Run("dag", "scheduled__1", 0, began)
@@ -586,7 +600,7 @@ def test_a_backfill_asks_for_its_interval_each_time(
         topic.produce(record(hours), timestamp=at(hours))
     pipeline = make_pipeline(topic)
     run = Run("dag", "scheduled__1", 0, T0)
-    first = replay.plan_run(world.connection, world.log, pipeline, run, None, origin="schedule")
+    first = replay.plan_run(world.connection, world.log, pipeline, run, None, origin="schedule").batch
     assert first is not None
     world.process(pipeline, first.batch_id)
     # A backfill that reprocesses takes over the scheduled run of this id.
@@ -598,7 +612,7 @@ def test_a_backfill_asks_for_its_interval_each_time(
             replace(run, clear_number=clear_number),
             window(T0 + HOUR, T0 + 2 * HOUR),
             origin="backfill",
-        )
+        ).batch
         assert batch is not None
         assert (batch.kind, batch.origin) == ("replay", "backfill")
         assert replays.planned(batch.batch_id) == [(0, 1, 2)]

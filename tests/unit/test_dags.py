@@ -54,25 +54,17 @@ def test_nothing_heavy_is_imported_at_parse_time(loaded: dict) -> None:
 
 def test_plan_then_one_kind_of_process_then_report(loaded: dict) -> None:
     assert loaded["tasks"] == {
-        "plan_batch": ["process_batch", "process_replay"],
+        "plan_batch": ["process_batch", "process_replay", "report_batch"],
         "process_batch": ["report_batch"],
         "process_replay": ["report_batch"],
         "report_batch": [],
     }
 
 
-def test_one_run_at_a_time_and_pools_of_its_own(loaded: dict) -> None:
+def test_one_run_at_a_time_and_no_pool_that_somebody_has_to_create(loaded: dict) -> None:
     assert loaded["max_active_runs"] == 1
     assert loaded["catchup"] is False
-    pool = f"exactbatch_{loaded['dag_id']}"
-    assert loaded["pools"] == {
-        "plan_batch": "default_pool",
-        "process_batch": pool,
-        "process_replay": f"{pool}_replay",
-        "report_batch": "default_pool",
-    }
-    assert f"`{pool}`" in loaded["doc"]
-    assert f"`{pool}_replay`" in loaded["doc"]
+    assert set(loaded["pools"].values()) == {"default_pool"}
 
 
 def test_a_cron_schedule_has_data_intervals(loaded: dict) -> None:

@@ -1,18 +1,23 @@
-"""What the operator hands to spark-submit."""
+"""What the operator hands to spark-submit, and when it hands nothing."""
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.airflow import operator as module
+from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
 PLAN = UUID(int=17)
+TI = SimpleNamespace(dag_id="p", run_id="r", task_id="process_batch")
 
 
 @dataclass(frozen=True)
@@ -20,35 +25,129 @@ class Given:
     """Stands for the connections of Airflow."""
 
     spark: str = "spark_default"
+    noted: list[str] = field(default_factory=list)
 
     def settings(self) -> Settings:
         return Settings(kafka={}, postgres="dbname=x")
 
+    def note(self, _: Any, text: str) -> None:
+        self.noted.append(text)
+
+
+class Launches:
+    """An operator whose launches are played; the ledger answers one after the other of `done`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *done: str | None, returncode: int = 0) -> None:
+        self.asked: list[Any] = []
+        self.launched = 0
+        answers = list(done) or [None]
+        self.connections = Given()
+
+        def ask(_: Settings, *batch: Any) -> str | None:
+            self.asked.append(batch)
+            return answers.pop(0)
+
+        def submit(*_: Any) -> None:
+            self.launched += 1
+            if returncode:
+                raise AirflowException("spark-submit failed")
+
+        monkeypatch.setattr(module, "_done", ask)
+        monkeypatch.setattr(module.BaseHook, "get_connection", lambda _: None)
+        monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
+        self.hook = SimpleNamespace(
+            _connection={"deploy_mode": None}, _submit_sp=SimpleNamespace(returncode=returncode)
+        )
+
+    def execute(self, batch_id: Any, plan_id: Any = "") -> ProcessBatchOperator:
+        operator = ProcessBatchOperator(
+            task_id="process_batch",
+            connections=self.connections,  # type: ignore[arg-type]
+            pipeline="p:p",
+            batch_id=batch_id,
+            plan_id=plan_id,
+        )
+        operator._get_hook = lambda: self.hook  # type: ignore[method-assign]
+        operator.execute({"ti": TI})
+        return operator
+
 
 @pytest.mark.parametrize(
-    ("plan_id", "arguments"),
+    ("batch_id", "plan_id", "arguments"),
     [
-        (str(PLAN), ["--pipeline", "p:p", "--batch-id", "17", "--plan-id", str(PLAN)]),
+        ("17", str(PLAN), ["--pipeline", "p:p", "--batch-id", "17", "--plan-id", str(PLAN)]),
         # The XCom of a run that was planned before there were plan ids.
-        ("", ["--pipeline", "p:p", "--batch-id", "17"]),
+        ("17", "", ["--pipeline", "p:p", "--batch-id", "17"]),
+        # With render_template_as_native_obj.
+        (17, str(PLAN), ["--pipeline", "p:p", "--batch-id", "17", "--plan-id", str(PLAN)]),
     ],
-    ids=["with a plan", "planned before"],
+    ids=["with a plan", "planned before", "as a number"],
 )
 def test_a_batch_is_named_with_its_plan(
-    monkeypatch: pytest.MonkeyPatch, plan_id: str, arguments: list[str]
+    monkeypatch: pytest.MonkeyPatch, batch_id: Any, plan_id: str, arguments: list[str]
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(module, "_committed_at", lambda _, *batch: asked.append(batch))
-    monkeypatch.setattr(module.BaseHook, "get_connection", lambda _: None)
-    monkeypatch.setattr(SparkSubmitOperator, "execute", lambda *_: None)
-    operator = ProcessBatchOperator(
-        task_id="process_batch",
-        connections=Given(),  # type: ignore[arg-type]
-        pipeline="p:p",
-        batch_id="17",
-        plan_id=plan_id,
-    )
-    monkeypatch.setattr(operator, "_get_hook", lambda: SimpleNamespace(_connection={"deploy_mode": None}))
-    operator.execute({})
+    launches = Launches(monkeypatch)
+    operator = launches.execute(batch_id, plan_id)
     assert operator.application_args == arguments
-    assert asked == [(17, PLAN if plan_id else None)]
+    assert launches.asked == [(17, PLAN if plan_id else None, TI)]
+    assert launches.launched == 1
+
+
+@pytest.mark.parametrize("nothing", ["", "None", None])
+def test_a_task_without_a_batch_says_that_plan_batch_has_left_none(
+    monkeypatch: pytest.MonkeyPatch, nothing: Any
+) -> None:
+    launches = Launches(monkeypatch)
+    with pytest.raises(AirflowFailException, match="plan_batch has left no batch.*marked as success.*Clear"):
+        launches.execute(nothing)
+    assert launches.launched == 0
+
+
+def test_a_batch_that_is_done_is_not_launched_and_the_note_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches(monkeypatch, "Batch 17 was committed")
+    launches.execute("17")
+    assert (launches.launched, launches.connections.noted) == (0, ["Batch 17 was committed"])
+
+
+def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = Launches(monkeypatch, None, "Batch 18 has processed all ranges", returncode=TERMINAL)
+    launches.execute("17")
+    assert launches.launched == 1
+    launches = Launches(monkeypatch, None, None, returncode=TERMINAL)
+    with pytest.raises(AirflowFailException, match="cannot succeed by trying again"):
+        launches.execute("17")
+    launches = Launches(monkeypatch, None, returncode=1)
+    with pytest.raises(AirflowException, match="spark-submit failed"):
+        launches.execute("17")
+
+
+def batch(**changes: Any) -> Any:
+    found = {"batch_id": 17, "pipeline": "p", "dag_id": "p", "run_id": "r", "status": "committed"}
+    return SimpleNamespace(**{**found, **changes})
+
+
+def test_a_batch_of_another_run_is_not_this_ones() -> None:
+    check_own(batch(), TI)
+    for name in ("pipeline", "dag_id", "run_id"):
+        with pytest.raises(AirflowFailException, match="batch 17 is one of pipeline .* Clear plan_batch"):
+            check_own(batch(**{name: "other"}), TI)
+    check_committed(batch())
+    for status in ("planned", "superseded"):
+        with pytest.raises(AirflowFailException, match=f"batch 17 is {status}, not committed: .* by hand"):
+            check_committed(batch(status=status))
+    assert named_batch("17", "") == (17, None)
+
+
+def test_a_note_that_airflow_refuses_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from exactbatch.airflow import connections
+    from exactbatch.airflow.connections import Connections
+
+    def refuse(_: str) -> Any:
+        raise RuntimeError("401 Unauthorized")
+
+    monkeypatch.setattr(connections, "_api", refuse)
+    with caplog.at_level(logging.WARNING):
+        Connections(airflow="airflow_bad").note(TI, "text")
+    assert "the task's note was not written: RuntimeError: 401" in caplog.text

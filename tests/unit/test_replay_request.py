@@ -78,11 +78,14 @@ def test_a_range_that_is_none(text: str) -> None:
         parse_range(text)
 
 
-def run(run_type: str = "backfill", conf: Any = None, hours: float | None = 1) -> Any:
+def run(
+    run_type: str = "backfill", conf: Any = None, hours: float | None = 1, logical: datetime | None = None
+) -> Any:
     start = datetime(2026, 1, 5, tzinfo=UTC)
     return SimpleNamespace(
         run_type=run_type,
         conf=conf,
+        logical_date=logical,
         data_interval_start=start if hours is not None else None,
         data_interval_end=start + timedelta(hours=hours) if hours is not None else None,
     )
@@ -103,3 +106,19 @@ def test_a_backfill_asks_for_its_interval_and_nothing_else() -> None:
 def test_any_other_run_asks_for_what_its_parameters_say() -> None:
     assert replay_of(run("scheduled"), {"ranges": []}) is None
     assert replay_of(run("manual", conf={"batch_ids": [7]}), {"ranges": []}) == ReplayRequest(batch_ids=(7,))
+
+
+def test_an_interval_that_is_given_to_a_manual_run_is_not_ignored() -> None:
+    start = datetime(2026, 1, 5, tzinfo=UTC)
+    with pytest.raises(ConfigurationError, match='trigger with {"start": "2026-01-05T00:00:00.00:00"'):
+        replay_of(run("manual", logical=start), {})
+    # Airflow derives such an interval from the logical date.
+    assert replay_of(run("manual", logical=start + timedelta(hours=1)), {}) is None
+    assert replay_of(run("manual", hours=None), {}) is None
+    assert replay_of(run("manual", conf={"batch_ids": [7]}, logical=start), {}) is not None
+
+
+def test_parameters_of_the_dags_author_are_no_mistakes() -> None:
+    assert replay_of(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"colour", "tone"}) is None
+    with pytest.raises(ConfigurationError, match="found 'colour'"):
+        replay_of(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"tone"})

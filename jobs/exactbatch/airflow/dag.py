@@ -4,27 +4,45 @@ A DAG file is parsed again and again, so nothing heavy is imported here and noth
 that happens inside the tasks.
 """
 
+import html
+import logging
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from airflow.sdk import DAG, Asset, CronDataIntervalTimetable, task
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk import DAG, Asset, task
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.airflow.options import checked_schedule, dag_options
 from exactbatch.airflow.parameters import parameters, replay_of
+from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.own_errors import all_errors_own
 from exactbatch.pipeline import Pipeline, reference_of
 
 if TYPE_CHECKING:
+    from exactbatch.ledger import Batch
     from exactbatch.ledger.ledger import Origin
+    from exactbatch.settings import Settings
 
 # Airflow's run types; every other one is some kind of schedule.
 _ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
-_BATCH_ID: Final = "{{ ti.xcom_pull('plan_batch', key='batch_id') }}"
+_BATCH_ID: Final = "{{ ti.xcom_pull('plan_batch', key='batch_id') or '' }}"
 # A run that was planned before there were plan ids has none.
 _PLAN_ID: Final = "{{ ti.xcom_pull('plan_batch', key='plan_id') or '' }}"
+_MISSED: Final = "{{ ti.xcom_pull('plan_batch', key='missed') or '' }}"
+# Of batches whose own report may still be under way, no other one tells: seconds.
+_UNANNOUNCED_AFTER: Final = 300.0
+_MISSED_AT_A_TIME: Final = 100
+# What `airflow tasks test` calls its runs.
+_OF_TASKS_TEST: Final = "__airflow_temporary_run_"
+_DEFAULT_POOL: Final = "default_pool"
+
+log = logging.getLogger(__name__)
 
 
 def pipeline_dag(
@@ -42,33 +60,37 @@ def pipeline_dag(
     """The DAG of a pipeline; its dag_id is the pipeline's name.
 
     `schedule` is a cron text in UTC, whose runs then have the data interval from one time to the next, or
-    anything else that Airflow's DAG takes. `pool` is a pool with one slot, `exactbatch_<name>` unless given,
-    for the batches that move the pipeline forward; `replay_pool`, `exactbatch_<name>_replay`, has as many
-    slots as replays may run at a time. Create both once: `exactbatch init` says how.
+    anything else that Airflow's DAG takes. `pool` and `replay_pool` are pools for the batches that move the
+    pipeline forward and for replays; Airflow's default_pool unless given. Airflow waits for ever for a pool that
+    is not there: create it first.
+
+    Further arguments go to the DAG: default_args, tags, params and doc_md are merged with its own.
 
     A run that is triggered with parameters processes ranges again; so do the runs of a backfill, each over its
     data interval, and a run that is cleared after its batch had committed.
+
+    Raises ConfigurationError for arguments that cannot work.
     """
     reference = reference_of(pipeline)
-    pool = pool or f"exactbatch_{pipeline.name}"
-    replay_pool = replay_pool or f"exactbatch_{pipeline.name}_replay"
-    with DAG(
-        dag_id=pipeline.name,
-        schedule=CronDataIntervalTimetable(schedule, timezone="UTC")
-        if isinstance(schedule, str)
-        else schedule,
-        start_date=start_date,
-        catchup=False,
-        # One advance at a time: a newer plan supersedes an older one that has not committed. Backfills are
-        # counted apart.
-        max_active_runs=1,
-        default_args={"retries": retries, "retry_delay": retry_delay},
-        doc_md=_documentation(pipeline, pool, replay_pool),
-        params=parameters(),
-        tags=["exactbatch"],
-        **dag_arguments,
-    ) as dag:
-        planned = _plan_task(reference, connections)
+    options = dag_options(
+        pipeline.name,
+        dag_arguments,
+        retries=retries,
+        retry_delay=retry_delay,
+        documentation=_documentation(pipeline, pool or _DEFAULT_POOL, replay_pool or _DEFAULT_POOL),
+    )
+    try:
+        dag = DAG(
+            dag_id=pipeline.name,
+            schedule=checked_schedule(pipeline.name, schedule),
+            start_date=start_date,
+            **options,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"pipeline {pipeline.name!r}: Airflow refuses its DAG: {error}") from error
+    with dag:
+        pools = {"process_batch": pool, "process_replay": replay_pool}
+        planned = _plan_task(reference, connections, pools, options["params"].keys() - parameters().keys())
         processed = [
             ProcessBatchOperator(
                 task_id=task_id,
@@ -78,11 +100,14 @@ def pipeline_dag(
                 pipeline=reference,
                 batch_id=_BATCH_ID,
                 plan_id=_PLAN_ID,
-                pool=its_pool,
+                pool=its_pool or _DEFAULT_POOL,
             )
-            for task_id, its_pool in (("process_batch", pool), ("process_replay", replay_pool))
+            for task_id, its_pool in pools.items()
         ]
-        planned >> processed >> _report_task(reference, connections, pipeline)
+        reported = _report_task(reference, connections, pipeline)
+        # By the second way, a run with nothing to process tells of batches that no report has told of.
+        planned >> processed >> reported
+        planned >> reported
     return dag
 
 
@@ -91,20 +116,23 @@ def pipeline_asset(pipeline: Pipeline) -> Asset:
     return Asset(name=f"exactbatch.{pipeline.name}", extra={"target": pipeline.sink.target})
 
 
-def _plan_task(reference: str, connections: Connections) -> Any:
+def _plan_task(
+    reference: str, connections: Connections, pools: dict[str, str | None], others: Collection[str]
+) -> Any:
     @task.branch
     def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
         """Plan the run's batch and freeze it in the ledger; skip the run when there is nothing to process."""
         from exactbatch import replay
         from exactbatch.kafka_client import check_properties
         from exactbatch.kafka_log import KafkaLog
-        from exactbatch.ledger import Run, check_schema, connect
+        from exactbatch.ledger import Ledger, Run, check_schema, connect, transaction
         from exactbatch.pipeline import load_pipeline
 
+        _check_no_test(dag_run)
         with errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             check_properties(settings.kafka)
-            request = replay_of(dag_run, params)
+            request = replay_of(dag_run, params, others)
             connection = connect(
                 settings.postgres,
                 application="exactbatch plan",
@@ -113,7 +141,7 @@ def _plan_task(reference: str, connections: Connections) -> Any:
             )
             try:
                 check_schema(connection)
-                batch = replay.plan_run(
+                found = replay.plan_run(
                     connection,
                     KafkaLog(settings.kafka),
                     pipeline,
@@ -121,49 +149,110 @@ def _plan_task(reference: str, connections: Connections) -> Any:
                     request,
                     origin=_ORIGINS.get(dag_run.run_type, "schedule"),
                 )
+                with transaction(connection):
+                    missed = Ledger(connection).unannounced(
+                        pipeline, age=_UNANNOUNCED_AFTER, most=_MISSED_AT_A_TIME
+                    )
             finally:
                 connection.close()
-        if batch is None:
-            raise AirflowSkipException(
-                f"nothing new in {', '.join(pipeline.topics)}: every offset up to the last stable one is stored"
-                if request is None
-                else "nothing to process again: no offset below the stored ones belongs to what is asked for"
-            )
+            next_task = _next_task(found.batch, missed, found.because)
+            batch = found.batch or missed[-1]
+            if (pool := pools.get(next_task)) is not None:
+                connections.check_pool(pool)
         ti.xcom_push(key="batch_id", value=batch.batch_id)
         ti.xcom_push(key="plan_id", value=str(batch.plan_id))
-        return "process_batch" if batch.kind == "advance" else "process_replay"
+        ti.xcom_push(key="missed", value=",".join(str(each.plan_id) for each in missed))
+        ti.xcom_push(key="beyond_stored", value=list(map(str, found.beyond)))
+        return next_task
 
     return plan_batch()
+
+
+def _check_no_test(dag_run: Any) -> None:
+    if dag_run.run_id.startswith(_OF_TASKS_TEST):
+        raise AirflowFailException(
+            "`airflow tasks test` would plan a real batch and take the place of the one that is planned. "
+            "`exactbatch plan` shows what the next run would do, and changes nothing; `airflow dags test` runs it."
+        )
+
+
+def _next_task(batch: "Batch | None", missed: "Sequence[Batch]", because: str) -> str:
+    """What follows plan_batch. Raises AirflowSkipException where nothing does."""
+    if batch is None and not missed:
+        raise AirflowSkipException(because)
+    if batch is None:
+        log.info("%s; batches that no report has told of: %s", because, [each.batch_id for each in missed])
+        return "report_batch"
+    if batch.origin == "clear":
+        log.info(
+            "batch %s is processed by process_replay: where that was not cleared with plan_batch, clear it, too",
+            batch.batch_id,
+        )
+    return "process_batch" if batch.kind == "advance" else "process_replay"
 
 
 def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -> Any:
     asset = pipeline_asset(pipeline)
 
     @task(outlets=[asset], trigger_rule="none_failed_min_one_success")
-    def report_batch(batch_id: str, plan_id: str, outlet_events: Any = None) -> None:
+    def report_batch(
+        batch_id: Any, plan_id: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None
+    ) -> None:
         """Log what the batch did, tell it to whoever waits for the asset, and show progress to lag tools.
 
-        The batch is committed by now: whatever fails here, it stays so.
+        The ledger says whether the batch is committed: Airflow's states may have been set by hand.
         """
         from exactbatch.kafka_log import KafkaLog
         from exactbatch.pipeline import load_pipeline
         from exactbatch.report import Report, load_report
 
         with errors_of_airflow():
+            number, plan = named_batch(batch_id, plan_id)
+            plans = [UUID(each) for each in str(missed).split(",") if each]
             pipeline, settings = load_pipeline(reference), connections.settings()
             kafka = KafkaLog(settings.kafka)
-            report: Report = load_report(
-                settings.postgres, kafka, pipeline, int(batch_id), UUID(plan_id) if plan_id else None
-            )
+            report: Report = load_report(settings.postgres, kafka, pipeline, number, plan, plans)
+            if report.batch.plan_id not in plans:
+                check_own(report.batch, ti)
+                if (later := report.overtaken_by) is not None:
+                    raise AirflowSkipException(
+                        f"batch {number} was to process ranges again that batch {later}, which was planned "
+                        f"later, has processed: that one is announced"
+                    )
+                check_committed(report.batch)
             print(report.as_table())  # noqa: T201 - a task's output is its log
-            outlet_events[asset].extra = report.as_json()
-            kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
+            beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
+            outlet_events[asset].extra = {**report.as_json(), "beyond_stored": beyond}
+            _announce(settings, [report.batch.plan_id, *plans])
+            _show_progress(kafka, pipeline, report)
 
-    return report_batch(_BATCH_ID, _PLAN_ID)
+    return report_batch(_BATCH_ID, _PLAN_ID, _MISSED)
+
+
+def _announce(settings: "Settings", plans: Sequence[UUID]) -> None:
+    from exactbatch.ledger import Ledger, connect, transaction
+
+    connection = connect(settings.postgres, application="exactbatch report")
+    try:
+        with transaction(connection):
+            Ledger(connection).announce(plans)
+    finally:
+        connection.close()
+
+
+def _show_progress(kafka: Any, pipeline: Pipeline, report: Any) -> None:
+    """Commit to the consumer group that lag tools look at. Nothing reads it, so nothing fails with it."""
+    try:
+        with all_errors_own():
+            kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
+    except ExactbatchError as error:
+        log.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)
 
 
 def _documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
-    columns = "\n".join(f"| {column.name} | {column.type} |" for column in pipeline.value.columns)
+    columns = "\n".join(
+        f"| {_cell(column.name)} | {_cell(column.type)} |" for column in pipeline.value.columns
+    )
     return f"""\
 ### {pipeline.name}
 
@@ -182,10 +271,15 @@ To process again: trigger a run with offset ranges, a time window or batch ids; 
 runs takes the offsets of its data interval; or clear plan_batch (with downstream tasks) of a run that has
 committed. The stored offsets never move by it, and scheduled runs go on.
 
-`exactbatch status`, `exactbatch audit` and the tables of the schema `exactbatch` tell the state. Pools:
-`{pool}` with one slot, and `{replay_pool}` with as many as replays may run at a time.
+`exactbatch status`, `exactbatch audit` and the tables of the schema `exactbatch` tell the state. Batches wait for
+a slot of the pool `{pool}`, replays of `{replay_pool}`.
 
 | column | type |
 | --- | --- |
 {columns}
 """
+
+
+def _cell(text: str) -> str:
+    """A name in a table of Markdown, which may hold HTML."""
+    return html.escape(text).replace("|", "\\|").replace("\n", " ")

@@ -13,6 +13,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from exactbatch.airflow.batches import check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.exit_status import TERMINAL
@@ -53,26 +54,25 @@ class ProcessBatchOperator(SparkSubmitOperator):
         self.plan_id = plan_id
 
     def execute(self, context: Any) -> None:
-        """Submit the job and wait for it; a batch that is committed already needs none.
+        """Submit the job and wait for it; a batch that is done already needs none.
 
         Raises AirflowFailException for a terminal error of the batch, AirflowException or a retryable error of
         exactbatch for any other.
         """
-        plan_id = UUID(self.plan_id) if self.plan_id else None
+        ti = context["ti"]
         with errors_of_airflow():
+            batch_id, plan_id = named_batch(self.batch_id, self.plan_id)
             settings = self.connections.settings()
-            committed = _committed_at(settings, int(self.batch_id), plan_id)
-        if committed:
-            said = (
-                f"Batch {self.batch_id} was committed at {committed:%Y-%m-%d %H:%M:%S} UTC: nothing was launched "
-                f"or written. To process its ranges again, clear plan_batch with its downstream tasks."
-            )
-            self.log.info(said)
-            self.connections.note(context["ti"], said)
+            done = _done(settings, batch_id, plan_id, ti)
+        if done:
+            self.log.info(done)
+            self.connections.note(ti, done)
             return
         BaseHook.get_connection(self.connections.spark)  # without it the hook would quietly turn to YARN
+        # With render_template_as_native_obj a number has become one.
+        self.application_args = [str(each) for each in self.application_args or ()]
         if plan_id is not None:
-            self.application_args = [*(self.application_args or ()), "--plan-id", str(plan_id)]
+            self.application_args += ["--plan-id", str(plan_id)]
         self._hook = hook = self._get_hook()
         if hook._connection["deploy_mode"] == "cluster":
             raise AirflowFailException(
@@ -84,23 +84,49 @@ class ProcessBatchOperator(SparkSubmitOperator):
             try:
                 super().execute(context)
             except AirflowException as error:
-                if hook._submit_sp is not None and hook._submit_sp.returncode == TERMINAL:
+                if hook._submit_sp is None or hook._submit_sp.returncode != TERMINAL:
+                    raise
+                with errors_of_airflow():
+                    done = _done(settings, batch_id, plan_id, ti)
+                if done is None:
                     raise AirflowFailException(
                         f"the batch cannot succeed by trying again; the log above says why. {error}"
                     ) from None
-                raise
+                self.log.info(done)
 
 
-def _committed_at(settings: Settings, batch_id: int, plan_id: UUID | None) -> datetime | None:
-    """When the batch was committed; None when it was not. Raises BatchLost and what connect() raises."""
+def _done(settings: Settings, batch_id: int, plan_id: UUID | None, ti: Any) -> str | None:
+    """Why a batch needs no launch, or None: it is committed, or later replays have processed all of its ranges.
+
+    Raises BatchLost, what connect() raises, and AirflowFailException for a batch of another run.
+    """
     from exactbatch.ledger import Ledger, connect, transaction
 
     connection = connect(settings.postgres, application="exactbatch launch")
     try:
         with transaction(connection):
-            return Ledger(connection).batch(batch_id, plan_id).committed_at
+            ledger = Ledger(connection)
+            batch = ledger.batch(batch_id, plan_id)
+            check_own(batch, ti)
+            if batch.committed_at is not None:
+                return (
+                    f"Batch {batch_id} was committed at {_time(batch.committed_at)} UTC: nothing was launched or "
+                    f"written. To process its ranges again, clear plan_batch with its downstream tasks."
+                )
+            later = ledger.overtaken_by(batch)
+            if later is None:
+                return None
+            ledger.supersede_overtaken(batch)
+            return (
+                f"Batch {later}, which was planned later, has processed all ranges of this replay, batch "
+                f"{batch_id}: nothing is left to do, and the later result stays."
+            )
     finally:
         connection.close()
+
+
+def _time(when: datetime) -> str:
+    return f"{when:%Y-%m-%d %H:%M:%S}"
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """What a run's form asks for: the parameters of a DAG, and the replay that a run wants."""
 
+import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow.sdk import Param
@@ -8,6 +10,8 @@ from exactbatch.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from exactbatch.replay_request import ReplayRequest
+
+log = logging.getLogger(__name__)
 
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
@@ -72,18 +76,23 @@ def parameters() -> dict[str, Param]:
     }
 
 
-def replay_of(dag_run: Any, params: Any) -> "ReplayRequest | None":
+def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "ReplayRequest | None":
     """The replay that a run wants: a backfill its data interval, any other what its parameters say.
 
-    Airflow takes keys that no parameter has, and does not check times: both are checked here.
+    Airflow takes keys that no parameter has, and does not check times: both are checked here. `others` are the
+    names of parameters that the DAG's author has added.
 
     Raises ConfigurationError.
     """
     from exactbatch.replay_request import request_of
 
     given = {**dict(params), **(dag_run.conf or {})}
+    given = {name: value for name, value in given.items() if name not in others}
     if dag_run.run_type != "backfill":
-        return request_of(given)
+        request = request_of(given)
+        if dag_run.run_type == "manual" and request is None:
+            _check_no_interval(dag_run)
+        return request
     if any(given.get(name) for name in ("ranges", "start", "end", "batch_ids")):
         raise ConfigurationError(
             "expected a backfill without ranges, start, end or batch_ids, for each of its runs processes its "
@@ -96,3 +105,20 @@ def replay_of(dag_run: Any, params: Any) -> "ReplayRequest | None":
             f"{start} to {end}. Give pipeline_dag a cron text or a timetable with data intervals."
         )
     return request_of({**given, "start": start.isoformat(), "end": end.isoformat()})
+
+
+def _check_no_interval(dag_run: Any) -> None:
+    """Raise ConfigurationError for a data interval that was given to a manual run, which does not use it.
+
+    Airflow derives one from the logical date where none is given, and that ends at the logical date or before.
+    """
+    start, end, at = dag_run.data_interval_start, dag_run.data_interval_end, dag_run.logical_date
+    if start is None or end is None or start >= end:
+        return
+    if at is not None and end > at:
+        raise ConfigurationError(
+            f"the run was triggered with the data interval {start} to {end}, and a run that is triggered "
+            f"processes what is new. To process the interval again, trigger with "
+            f'{{"start": "{start.isoformat()}", "end": "{end.isoformat()}"}}, or start a backfill.'
+        )
+    log.info("the run processes what is new, whatever its data interval, %s to %s", start, end)

@@ -3,6 +3,7 @@
 from exactbatch.ledger.connection import clear_errors, connect, connect_arrow, transaction
 from exactbatch.ledger.ledger import (
     Batch,
+    Boundary,
     Failing,
     Ledger,
     PartlyCommitted,
@@ -15,6 +16,7 @@ from exactbatch.ledger.schema import check_schema, migrate
 
 __all__ = [
     "Batch",
+    "Boundary",
     "Failing",
     "Ledger",
     "PartlyCommitted",

@@ -18,7 +18,11 @@ _RULES: Final = ("sink", "key", "version")
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A row of exactbatch.pipeline. `version` is None where it was registered before that was kept."""
+    """A row of exactbatch.pipeline. `version` is None, and `topics` empty, where it was registered before that
+    was kept.
+
+    `shares_topics`: it may load topics that another pipeline loads into the same target.
+    """
 
     name: str
     target: str
@@ -26,6 +30,8 @@ class Definition:
     key: list[str]
     lineage: str
     version: str | None
+    topics: list[str]
+    shares_topics: bool
 
     @property
     def table(self) -> tuple[str, str]:
@@ -39,7 +45,7 @@ class Definition:
         return frozenset((schema, table + suffix) for suffix in ("", *_BESIDE[self.sink]))
 
 
-def definition_of(pipeline: Pipeline) -> Definition:
+def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
     """What a pipeline would be registered as."""
     sink = pipeline.sink
     return Definition(
@@ -49,6 +55,8 @@ def definition_of(pipeline: Pipeline) -> Definition:
         key=list(sink.key),
         lineage=sink.lineage,
         version=(sink.version or "") if isinstance(sink, Upsert) else "",
+        topics=sorted(pipeline.topics),
+        shares_topics=shares_topics,
     )
 
 
@@ -81,6 +89,32 @@ def check_sharing(own: Definition, others: Iterable[Definition]) -> None:
                 f"mix. Give one of them another target, or both the same {difference}, and run `exactbatch init "
                 f"--accept-identity` for each that changed."
             )
+
+
+def adds_topics(own: Definition, registered: Definition | None) -> bool:
+    """Whether a pipeline would begin to load topics into a target, beside those that it is registered with."""
+    if registered is None or own.table != registered.table:
+        return True
+    return bool(registered.topics) and not set(own.topics) <= set(registered.topics)
+
+
+def check_topics(own: Definition, other: Definition, *, adds: bool) -> None:
+    """Raise ConfigurationError when two pipelines load the same topics into the same table, and nobody has said
+    that they may.
+
+    One that `adds` topics has to be allowed that itself. For two that are registered it is enough that either is.
+    """
+    if own.shares_topics or (other.shares_topics and not adds):
+        return
+    if own.table == other.table and (shared := sorted(set(own.topics) & set(other.topics))):
+        schema, table = own.table
+        raise ConfigurationError(
+            f"pipelines {other.name!r} and {own.name!r} both load {', '.join(map(repr, shared))} into the table "
+            f"{schema}.{table}: each record would be there twice. If {own.name!r} is {other.name!r} under a new "
+            f"name, run `exactbatch init` for {own.name!r} with `--rename {other.name}`: it goes on where "
+            f"{other.name!r} stands. If both are meant to load them, or the topic was deleted and created again, "
+            f"run `exactbatch init` for {own.name!r} with `--share-topics`."
+        )
 
 
 def _difference(own: Definition, other: Definition) -> str | None:

@@ -1,7 +1,7 @@
 """What the ledger knows, and what may be written into it, as typed calls inside a caller's transaction."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import resources
 from typing import Any, Final, Literal, cast
@@ -11,12 +11,21 @@ import aiosql
 
 from exactbatch.errors import (
     BatchLost,
+    ConfigurationError,
     ExactbatchError,
     NotRegistered,
     PostgresUnavailable,
     TargetMismatch,
 )
-from exactbatch.ledger.definition import Definition, check_identity, check_sharing, definition_of, sharing
+from exactbatch.ledger.definition import (
+    Definition,
+    adds_topics,
+    check_identity,
+    check_sharing,
+    check_topics,
+    definition_of,
+    sharing,
+)
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
@@ -128,36 +137,104 @@ class Failing:
     retryable: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A row of exactbatch.time_boundary: the offset of a partition at which a time begins."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    at: datetime
+    offset: int
+    resolved_at: datetime
+
+
 class Ledger:
     """Reads and writes the ledger through one psycopg2 connection; the caller owns the transaction."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    def register(self, pipeline: Pipeline, *, accept_identity: bool = False) -> bool:
+    def register(
+        self,
+        pipeline: Pipeline,
+        *,
+        accept_identity: bool = False,
+        share_topics: bool = False,
+        rename: str | None = None,
+    ) -> bool:
         """Register a pipeline; return whether anything was written.
+
+        `rename` is the name that the pipeline had before: all its rows get the new one.
 
         Raises IdentityChanged when it is registered with another identity, and ConfigurationError when another
         pipeline writes to its tables by other rules. With `accept_identity` it raises neither: pipelines that
         share a target are changed one after the other, and check_registered() lets none run until they agree.
+
+        Raises ConfigurationError when another pipeline loads any of its topics into the same target, unless
+        `share_topics` says that both may.
         """
-        own, row = definition_of(pipeline), _queries.get_pipeline(self._connection, pipeline=pipeline.name)
-        registered = None if row is None else Definition(**row._asdict())
+        registered = self._definition(pipeline.name)
+        renamed = rename is not None and self._rename(rename, pipeline.name, registered)
+        if renamed:
+            registered = self._definition(pipeline.name)
+        shares = share_topics or (registered is not None and registered.shares_topics)
+        own, others = definition_of(pipeline, shares_topics=shares), self._others(pipeline)
         if not accept_identity:
             if registered is not None:
                 check_identity(own, registered)
-            check_sharing(own, self._others(pipeline))
+            check_sharing(own, others)
+        self._check_topics(own, others, adds=adds_topics(own, registered))
         if registered == own:
-            return False
+            return renamed
         _queries.register_pipeline(self._connection, **asdict(own))
         return True
 
-    def check_registered(self, pipeline: Pipeline) -> None:
+    def _rename(self, old: str, new: str, registered: Definition | None) -> bool:
+        """Give a pipeline its new name; return False where it has it already."""
+        found = self._definition(old)
+        if found is None and registered is not None:
+            return False
+        if found is None:
+            raise NotRegistered(
+                f"pipeline {old!r} is not in the ledger of database {self._connection.info.dbname!r}, which has "
+                f"{self._names()}: it cannot be renamed to {new!r}. Check the name, and the connection string."
+            )
+        if registered is not None:
+            raise ConfigurationError(
+                f"pipelines {old!r} and {new!r} are both registered, so {old!r} cannot be renamed to {new!r}. "
+                f"Choose a name that is free."
+            )
+        _queries.rename_pipeline(self._connection, old=old, new=new)
+        return True
+
+    def _definition(self, name: str) -> Definition | None:
+        row = _queries.get_pipeline(self._connection, pipeline=name)
+        return None if row is None else Definition(**row._asdict())
+
+    def _names(self) -> str:
+        rows = _queries.list_pipelines(self._connection)
+        return ", ".join(row.name for row in rows) or "no pipeline at all"
+
+    def _check_topics(self, own: Definition, others: Iterable[Definition], *, adds: bool) -> None:
+        """With the topics that the others have ever loaded: what was taken out of them is in the target."""
+        beside = sharing(own, others)
+        if not beside or own.shares_topics:
+            return
+        loaded: dict[str, set[str]] = {other.name: set(other.topics) for other in beside}
+        for row in _queries.stored_topics(self._connection, pipelines=list(loaded)):
+            loaded[row.pipeline].add(row.topic)
+        for other in beside:
+            check_topics(own, replace(other, topics=sorted(loaded[other.name])), adds=adds)
+
+    def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> None:
         """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
 
-        Raises ConfigurationError when another pipeline writes to its tables by other rules.
+        Raises ConfigurationError when another pipeline writes to its tables by other rules, or loads the same
+        topics into the same target and nobody has said that it may; with `may_double` it is not looked for.
         """
-        self._check(pipeline, _queries.get_pipeline(self._connection, pipeline=pipeline.name))
+        row = _queries.get_pipeline(self._connection, pipeline=pipeline.name)
+        self._check(pipeline, row, may_double=may_double)
 
     def sharing(self, pipeline: Pipeline) -> list[str]:
         """The names of the other pipelines that write to any of its tables."""
@@ -252,6 +329,17 @@ class Ledger:
         )
         return [Batch(**row._asdict()) for row in rows]
 
+    def begin_life(self, pipeline: Pipeline, run: Run) -> None:
+        """The run was created under the id of an earlier one: batches that were planned so far are not its own."""
+        _queries.begin_life(self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id)
+
+    def batches_of_life(self, pipeline: Pipeline, run: Run) -> list[Batch]:
+        """Those of batches_of_run() that were planned since the run was created, as far as that is known."""
+        began = _queries.life_of_run(
+            self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
+        )
+        return [each for each in self.batches_of_run(pipeline, run) if each.generation >= began]
+
     def batch_of_run(self, pipeline: Pipeline, run: Run) -> int | None:
         """The batch that was planned for this run as it is now, if there is one."""
         for each in self.batches_of_run(pipeline, run):
@@ -292,6 +380,48 @@ class Ledger:
         """The newest batches, newest first."""
         rows = _queries.list_batches(self._connection, pipeline=pipeline.name, most=most)
         return [Batch(**row._asdict()) for row in rows]
+
+    def unfinished_replays(self, pipeline: Pipeline, *, age: float, most: int) -> list[Batch]:
+        """The newest replays that have not committed `age` seconds after they were planned, newest first."""
+        rows = _queries.unfinished_replays(self._connection, pipeline=pipeline.name, age=age, most=most)
+        return [Batch(**row._asdict()) for row in rows]
+
+    def unannounced(self, pipeline: Pipeline, *, age: float, most: int) -> list[Batch]:
+        """The oldest batches of DAG runs whose results no asset event has told of, oldest first.
+
+        They have had them for `age` seconds, so that no report of their own is likely to be under way. Beside
+        committed ones, these are superseded ones some of whose ranges were committed (commit="partition").
+        """
+        rows = _queries.unannounced(self._connection, pipeline=pipeline.name, age=age, most=most)
+        return [Batch(**row._asdict()) for row in rows]
+
+    def batches_of_plans(self, pipeline: Pipeline, plan_ids: Iterable[UUID]) -> list[Batch]:
+        """The batches of these plans that are committed or superseded, oldest first."""
+        rows = _queries.batches_of_plans(
+            self._connection, pipeline=pipeline.name, plan_ids=list(map(str, plan_ids))
+        )
+        return [Batch(**row._asdict()) for row in rows]
+
+    def announce(self, plan_ids: Iterable[UUID]) -> None:
+        """An asset event tells of the batches of these plans."""
+        _queries.announce(self._connection, plan_ids=list(map(str, plan_ids)))
+
+    def overtaken_by(self, batch: Batch) -> int | None:
+        """The newest of the later batches whose results stand for all offsets of a replay that has not committed.
+
+        None where some of its offsets are left to process again, and for any other batch.
+        """
+        if batch.kind != "replay" or batch.status == "committed":
+            return None
+        covered = [each for each in self.covering(batch) if (each.batch_id or 0) > batch.batch_id]
+        done = sum(each.until_offset - each.from_offset for each in covered)
+        if not covered or done < sum(map(len, self.ranges(batch.batch_id))):
+            return None
+        return max(each.batch_id for each in covered if each.batch_id is not None)
+
+    def supersede_overtaken(self, batch: Batch) -> None:
+        """Mark a replay that later ones have overtaken: it can not commit any more."""
+        _queries.supersede_overtaken(self._connection, batch_id=batch.batch_id)
 
     def ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
         """The ranges of a batch, by topic, partition and offset."""
@@ -429,6 +559,22 @@ class Ledger:
             _queries.insert_time_boundary(self._connection, topic=partition.topic, offset=offset, **where)
         return int(offset)
 
+    def boundaries(
+        self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, most: int
+    ) -> list[Boundary]:
+        """The times that were resolved, all or some of them, the latest first."""
+        times = None if at is None else list(at)
+        rows = _queries.time_boundaries(self._connection, pipeline=pipeline.name, at=times, most=most)
+        return [Boundary(**row._asdict()) for row in rows]
+
+    def forget_boundaries(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
+        """Let the times from one to another, both included, be resolved anew; return how many there were."""
+        return int(
+            _queries.forget_boundaries(
+                self._connection, pipeline=pipeline.name, from_time=from_time, to_time=to_time
+            )
+        )
+
     def first_advanced(self, pipeline: Pipeline) -> dict[tuple[UUID, int], int]:
         """Where the pipeline began, by topic id and partition; below that lies history."""
         rows = _queries.first_advanced(self._connection, pipeline=pipeline.name)
@@ -499,17 +645,32 @@ class Ledger:
         """The names of all staging tables there are, of every launch."""
         return [row.relname for row in _queries.staging_tables(self._connection)]
 
-    def _check(self, pipeline: Pipeline, registered: Any) -> None:
+    def _check(self, pipeline: Pipeline, registered: Any, *, may_double: bool = False) -> None:
+        own, others = definition_of(pipeline), self._others(pipeline)
         if registered is None:
-            names = [row.name for row in _queries.list_pipelines(self._connection)]
             raise NotRegistered(
                 f"expected the pipeline {pipeline.name!r} in the ledger of database "
-                f"{self._connection.info.dbname!r}, found {', '.join(names) or 'no pipeline at all'}. "
-                f"If this is the right database, run `exactbatch init` for it once."
+                f"{self._connection.info.dbname!r}, found {self._names()}. {_renamed(own, others)} this is "
+                f"the right database, run `exactbatch init` for it once."
             )
-        own = definition_of(pipeline)
-        check_identity(own, Definition(**registered._asdict()))
-        check_sharing(own, self._others(pipeline))
+        found = Definition(**registered._asdict())
+        check_identity(own, found)
+        check_sharing(own, others)
+        if not may_double:
+            own = replace(own, shares_topics=found.shares_topics)
+            self._check_topics(own, others, adds=False)
+
+
+def _renamed(own: Definition, others: Iterable[Definition]) -> str:
+    """Which pipelines are registered with the target of one that is not, and the beginning of what else to do."""
+    names = [other.name for other in others if other.table == own.table]
+    if not names:
+        return "If"
+    return (
+        f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} registered with the same target, "
+        f"{own.target}. If {own.name!r} is {names[0]!r} under a new name, run `exactbatch init` for {own.name!r} "
+        f"with `--rename {names[0]}`, and it goes on where {names[0]!r} stands. If it is a new one, and"
+    )
 
 
 def batch_lost(batch_id: int, plan_id: UUID, found: UUID | None, database: str) -> BatchLost:

@@ -2,18 +2,18 @@
 
 -- name: lock_pipeline^
 -- Make every other plan and publish of this pipeline wait until this transaction ends.
-select name, target, sink, key, lineage, version
+select name, target, sink, key, lineage, version, topics, shares_topics
 from exactbatch.pipeline where name = :pipeline
 for no key update;
 
 -- name: get_pipeline^
 -- What is registered of a pipeline.
-select name, target, sink, key, lineage, version
+select name, target, sink, key, lineage, version, topics, shares_topics
 from exactbatch.pipeline where name = :pipeline;
 
 -- name: other_pipelines
 -- What is registered of all pipelines but one.
-select name, target, sink, key, lineage, version
+select name, target, sink, key, lineage, version, topics, shares_topics
 from exactbatch.pipeline where name <> :pipeline
 order by name;
 
@@ -23,11 +23,19 @@ select name from exactbatch.pipeline order by name;
 
 -- name: register_pipeline!
 -- Register a pipeline, or give it a new identity.
-insert into exactbatch.pipeline (name, target, sink, key, lineage, version)
-values (:name, :target, :sink, :key, :lineage, :version)
+insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics)
+values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics)
 on conflict (name) do update
 set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage,
-    version = excluded.version;
+    version = excluded.version, topics = excluded.topics, shares_topics = excluded.shares_topics;
+
+-- name: rename_pipeline!
+-- Give a pipeline another name; the foreign keys carry it to all its rows.
+update exactbatch.pipeline set name = :new where name = :old;
+
+-- name: stored_topics
+-- The topics of which pipelines have stored offsets.
+select distinct pipeline, topic from exactbatch.stored_offset where pipeline = any(:pipelines::text[]);
 
 -- name: stored_offsets
 -- Where a pipeline stands.
@@ -52,7 +60,11 @@ where pipeline = :pipeline and topic = :topic and partition = :partition and nex
 
 -- name: supersede_planned_advance
 -- An advance that was planned and never committed must not commit any more once a newer one is planned.
-update exactbatch.batch set status = 'superseded'
+update exactbatch.batch b
+set status = 'superseded',
+    announced_at = case when not exists (
+        select from exactbatch.batch_range r where r.batch_id = b.batch_id and r.records is not null
+    ) then '-infinity'::timestamptz end
 where pipeline = :pipeline and kind = 'advance' and status = 'planned'
 returning batch_id;
 
@@ -77,9 +89,31 @@ values (:batch_id, :topic, :partition, :from_offset, :until_offset, :topic_id, :
 
 -- name: supersede_run
 -- What earlier generations of a DAG run planned and never committed must not commit any more.
-update exactbatch.batch set status = 'superseded'
+update exactbatch.batch b
+set status = 'superseded',
+    announced_at = case when not exists (
+        select from exactbatch.batch_range r where r.batch_id = b.batch_id and r.records is not null
+    ) then '-infinity'::timestamptz end
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id and status = 'planned'
 returning batch_id;
+
+-- name: supersede_overtaken!
+-- A replay that can not commit any more, because later ones have processed all of its ranges.
+update exactbatch.batch set status = 'superseded', announced_at = '-infinity'
+where batch_id = :batch_id and kind = 'replay' and status = 'planned';
+
+-- name: begin_life!
+-- A DAG run has begun under the id of an earlier one, whose batches are not its own.
+insert into exactbatch.run_life (pipeline, dag_id, run_id, generation)
+select :pipeline, :dag_id, :run_id, max(generation) + 1 from exactbatch.batch
+where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
+having count(*) > 0
+on conflict do nothing;
+
+-- name: life_of_run$
+-- The generation with which the present life of a DAG run began, as far as that is known.
+select coalesce(max(generation), 0) from exactbatch.run_life
+where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id;
 
 -- name: batches_of_run
 -- All batches that were planned for a DAG run, newest first.
@@ -119,6 +153,37 @@ select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, cl
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where pipeline = :pipeline
 order by batch_id desc limit :most;
+
+-- name: unfinished_replays
+-- The newest replays that were planned some time ago and have not committed.
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
+from exactbatch.batch
+where pipeline = :pipeline and kind = 'replay' and status = 'planned'
+  and planned_at < clock_timestamp() - make_interval(secs => :age)
+order by batch_id desc limit :most;
+
+-- name: unannounced
+-- The oldest batches of DAG runs that have results for some time, and no report has told of them.
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
+from exactbatch.batch
+where pipeline = :pipeline and announced_at is null and status <> 'planned' and dag_id is not null
+  and coalesce(committed_at, planned_at) < clock_timestamp() - make_interval(secs => :age)
+order by batch_id limit :most;
+
+-- name: batches_of_plans
+-- The batches of these plans that have results.
+select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
+       records, rows, rejected, tombstones, dropped, planned_at, committed_at
+from exactbatch.batch
+where pipeline = :pipeline and plan_id = any(:plan_ids::uuid[]) and status <> 'planned'
+order by batch_id;
+
+-- name: announce!
+-- An asset event tells of these batches.
+update exactbatch.batch set announced_at = clock_timestamp()
+where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned';
 
 -- name: batch_ranges
 -- The ranges of a batch.
@@ -278,6 +343,18 @@ select (select max("offset") from exactbatch.time_boundary
 -- Resolve a time, once and for all.
 insert into exactbatch.time_boundary (pipeline, topic, topic_id, partition, boundary, "offset")
 values (:pipeline, :topic, :topic_id, :partition, :boundary, :offset);
+
+-- name: time_boundaries
+-- The resolved times of a pipeline, the latest first.
+select topic, topic_id, partition, boundary as at, "offset", resolved_at
+from exactbatch.time_boundary
+where pipeline = :pipeline and (:at::timestamptz[] is null or boundary = any(:at::timestamptz[]))
+order by boundary desc, topic, partition limit :most;
+
+-- name: forget_boundaries!
+-- Let times be resolved anew.
+delete from exactbatch.time_boundary
+where pipeline = :pipeline and boundary >= :from_time and boundary <= :to_time;
 
 -- name: first_advanced
 -- Where the pipeline began in each log: below that lies history, which only replays cover.

@@ -59,8 +59,7 @@ def _demo(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> bo
         _say(f"Kafka at {stack.bootstrap_servers}, Postgres at {stack.postgres.address}")
         _register(pipeline, settings)
         create_topic(settings.kafka, "flights")
-        pool = f"exactbatch_{pipeline.name}"
-        airflow.up(pools={pool: 1, f"{pool}_replay": 2})
+        airflow.up(pools={})
         airflow.wait_for_dag(pipeline.name)
         _say(f"Airflow at {airflow.url}, user {airflow.user}, password {airflow.password}")
         values = list(flights())

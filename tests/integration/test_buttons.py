@@ -1,0 +1,481 @@
+"""What a user can do to a DAG run in Airflow, played on the tasks of pipeline_dag with a real broker and ledger.
+
+Spark is played: a launch commits its batch with plain SQL. tests/e2e does the same with all parts.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+import staged
+from conftest import Topic, record
+from exactbatch import Append, Pipeline
+from exactbatch.airflow import Connections, pipeline_dag
+from exactbatch.airflow import dag as dags
+from exactbatch.airflow import operator as operators
+from exactbatch.exit_status import TERMINAL
+from exactbatch.kafka_log import KafkaLog
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.publish import check_publishable
+from exactbatch.settings import Settings
+from exactbatch.status import load_status
+
+MakeTopic = Callable[..., Topic]
+MakePipeline = Callable[..., Pipeline]
+T0: Final = datetime(2026, 1, 5, tzinfo=UTC)
+HOUR: Final = timedelta(hours=1)
+
+
+@dataclass
+class Run:
+    """A DAG run, as its tasks see it."""
+
+    run_id: str
+    run_type: str = "scheduled"
+    conf: dict[str, Any] | None = None
+    clear_number: int = 0
+    start_date: datetime = T0
+    hour: int | None = None
+    xcoms: dict[str, Any] = field(default_factory=dict)
+    dag_id: str = ""
+    task_id: str = "a_task"
+
+    @property
+    def logical_date(self) -> datetime | None:
+        return self.data_interval_start
+
+    @property
+    def data_interval_start(self) -> datetime | None:
+        return None if self.hour is None else T0 + self.hour * HOUR
+
+    @property
+    def data_interval_end(self) -> datetime | None:
+        return None if self.hour is None else T0 + (self.hour + 1) * HOUR
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+    def xcom_pull(self, *_: Any, key: str, **__: Any) -> Any:
+        return self.xcoms.get(key)
+
+
+class Events:
+    """What Airflow gives a task for the events of its assets; it has one asset."""
+
+    extra: Any = None
+
+    def __getitem__(self, _: Any) -> "Events":
+        return self
+
+
+def cleared(run: Run) -> Run:
+    """The run after a user has cleared all of it."""
+    return replace(run, clear_number=run.clear_number + 1, start_date=run.start_date + HOUR, xcoms={})
+
+
+class Buttons:
+    """The DAG of a pipeline, and hands for its tasks."""
+
+    def __init__(self, connection: Any, settings: Settings, pipeline: Pipeline) -> None:
+        self.connection, self.settings, self.pipeline = connection, settings, pipeline
+        self.tasks = pipeline_dag(pipeline).task_dict
+        self.launched: list[int] = []
+
+    def plan(self, run: Run) -> str:
+        """The task that follows plan_batch."""
+        run.dag_id = self.pipeline.name
+        return str(self.tasks["plan_batch"].python_callable(dag_run=run, params={}, ti=run))
+
+    def process(self, run: Run) -> None:
+        """What process_batch or process_replay does."""
+        operator = operators.ProcessBatchOperator(
+            task_id="process_batch",
+            connections=Connections(),
+            pipeline="x:x",
+            batch_id=run.xcoms.get("batch_id", ""),
+            plan_id=run.xcoms.get("plan_id", ""),
+        )
+        hook = SimpleNamespace(_connection={"deploy_mode": None}, _submit_sp=None)
+        operator._get_hook = lambda: hook  # type: ignore[method-assign]
+
+        def submit(*_: Any) -> None:
+            self.launched.append(int(operator.batch_id))
+            try:
+                self.commit(int(operator.batch_id))
+            except Exception as error:
+                hook._submit_sp = SimpleNamespace(returncode=TERMINAL)
+                raise AirflowException("spark-submit failed") from error
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(SparkSubmitOperator, "execute", submit)
+            patched.setattr(operators.BaseHook, "get_connection", lambda _: None)
+            operator.execute({"ti": run})
+
+    def commit(self, batch_id: int) -> None:
+        """What publish does to the ledger."""
+        with transaction(self.connection):
+            ledger = Ledger(self.connection)
+            batch = ledger.batch(batch_id)
+            if check_publishable(ledger, self.pipeline, batch):
+                return
+            if batch.kind == "advance":
+                ledger.advance_stored_offsets(batch)
+            else:
+                ledger.uncover(batch)
+            ledger.cover(batch)
+            ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
+
+    def report(self, run: Run) -> Any:
+        """The asset event of report_batch. Raises when it sends none."""
+        events = Events()
+        self.tasks["report_batch"].python_callable(
+            run.xcoms.get("batch_id", ""),
+            run.xcoms.get("plan_id", ""),
+            run.xcoms.get("missed", ""),
+            ti=run,
+            outlet_events=events,
+        )
+        return events.extra
+
+    def run(self, run: Run) -> Any:
+        """All tasks of a run; its asset event."""
+        if self.plan(run) != "report_batch":
+            self.process(run)
+        return self.report(run)
+
+    def ranges(self, run: Run) -> list[tuple[int, int]]:
+        with transaction(self.connection):
+            found = Ledger(self.connection).ranges(run.xcoms["batch_id"])
+        return [(each.from_offset, each.until_offset) for each in found]
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def states(self) -> list[tuple[int, str]]:
+        return self.rows("select batch_id, status from exactbatch.batch order by 1")  # type: ignore[return-value]
+
+    def troubles(self, log: KafkaLog) -> str:
+        return "\n".join(load_status(self.connection, log, self.pipeline).troubles)
+
+    def age(self, what: str) -> None:
+        """Let a column of all batches lie two hours back, which the ledger lets nobody do otherwise."""
+        with transaction(self.connection) as cursor:
+            cursor.execute("set local session_replication_role = replica")
+            cursor.execute(f"update exactbatch.batch set {what} = {what} - interval '2 hours'")
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    """One partition with a record at the beginning of each of six hours."""
+    topic = make_topic(retention_ms="-1")
+    for hour in range(6):
+        topic.produce(record(hour), timestamp=int((T0 + hour * HOUR).timestamp() * 1000))
+    return topic
+
+
+@pytest.fixture
+def make_buttons(
+    connection: Any,
+    settings: Settings,
+    topic: Topic,
+    make_pipeline: MakePipeline,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., Buttons]]:
+    monkeypatch.setattr(Connections, "settings", lambda _: settings)
+
+    def make(**changes: Any) -> Buttons:
+        pipeline = make_pipeline(topic, **changes)
+        # Where the tasks, which know it by its name, find it.
+        monkeypatch.setattr(staged, "pipeline_of_buttons", pipeline, raising=False)
+        return Buttons(connection, settings, pipeline)
+
+    return make
+
+
+@pytest.fixture
+def buttons(make_buttons: Callable[..., Buttons]) -> Buttons:
+    return make_buttons()
+
+
+def test_a_run_announces_its_batch_and_the_next_has_nothing_to_do(buttons: Buttons, topic: Topic) -> None:
+    event = buttons.run(Run("one"))
+    assert (event["batch_id"], event["missed"], event["beyond_stored"]) == (1, [], [])
+    assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
+    with pytest.raises(
+        AirflowSkipException, match=f"nothing new in {topic.name}: every offset up to the last"
+    ):
+        buttons.plan(Run("two"))
+
+
+def test_what_was_marked_as_success_and_never_committed_is_not_announced(buttons: Buttons) -> None:
+    """An advance, and a replay, which nobody else would do."""
+    run = Run("one")
+    assert buttons.plan(run) == "process_batch"
+    with pytest.raises(AirflowFailException, match="batch 1 is planned, not committed: .*marked as success"):
+        buttons.report(run)
+    buttons.process(run)
+    asked = {"topic": buttons.pipeline.name, "partition": 0, "from_offset": 1, "until_offset": 3}
+    replay = Run("two", "manual", {"ranges": [asked]})
+    assert buttons.plan(replay) == "process_replay"
+    with pytest.raises(AirflowFailException, match="batch 2 is planned, not committed"):
+        buttons.report(replay)
+
+
+def test_a_replay_that_nobody_processes_is_shown(
+    buttons: Buttons, kafka_log: KafkaLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process_replay was marked as success, or plan_batch was cleared alone."""
+    run = Run("one")
+    buttons.run(run)
+    with caplog.at_level(logging.INFO):
+        assert buttons.plan(cleared(run)) == "process_replay"
+    assert "process_replay: where that was not cleared with plan_batch, clear it, too" in caplog.text
+    assert "it processes the ranges of batch 1 again" in caplog.text
+    assert "batch 2" not in buttons.troubles(kafka_log)
+    buttons.age("planned_at")
+    assert "batch 2 (replay) was planned at" in buttons.troubles(kafka_log)
+    assert "for run 'one' and has not committed" in buttons.troubles(kafka_log)
+    later = cleared(cleared(run))
+    buttons.run(later)
+    buttons.age("planned_at")
+    assert "has not committed" not in buttons.troubles(kafka_log)
+
+
+def test_tasks_take_no_batch_of_another_run(buttons: Buttons) -> None:
+    first, second = Run("one"), Run("two", dag_id=buttons.pipeline.name)
+    buttons.run(first)
+    second.xcoms = dict(first.xcoms)
+    for act in (buttons.process, buttons.report):
+        with pytest.raises(
+            AirflowFailException, match="planned for the run 'one' of .*this is the run 'two'"
+        ):
+            act(second)
+        with pytest.raises(AirflowFailException, match="plan_batch has left no batch"):
+            act(Run("three"))
+
+
+def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run(
+    buttons: Buttons, topic: Topic, kafka_log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, other = Run("one"), Run("two")
+    buttons.plan(lost)
+    buttons.process(lost)  # and report_batch never runs
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(Run("at once"))  # its own report may still be under way
+    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    buttons.age("committed_at")
+    assert "batch 1: no asset event has told of its results, nor of those of 0 later" in buttons.troubles(
+        kafka_log
+    )
+    assert buttons.plan(other) == "report_batch"
+    event = buttons.report(other)
+    assert (event["batch_id"], event["missed"]) == (1, [])
+    assert event["ranges"][0]["until_offset"] == 6
+    # A retry of the report tells the same; another run does not.
+    assert buttons.report(other) == event
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(Run("three"))
+    topic.produce(record(6))
+    fourth = Run("four")
+    buttons.plan(fourth)
+    buttons.process(fourth)
+    topic.produce(record(7))
+    event = buttons.run(Run("five"))
+    assert (event["batch_id"], [each["batch_id"] for each in event["missed"]]) == (3, [2])
+    assert event["missed"][0]["ranges"][0]["from_offset"] == 6
+    assert buttons.rows("select from exactbatch.batch where announced_at is null") == []
+
+
+def test_ranges_that_a_superseded_batch_has_committed_are_announced(
+    make_buttons: Callable[..., Buttons], topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    buttons = make_buttons(commit="partition")
+    for name in ("nothing of it", "some of it"):
+        buttons.plan(Run(name))
+    with transaction(buttons.connection) as cursor:  # what an executor commits of batch 2
+        cursor.execute("update exactbatch.batch_range set records = 6, rows = 6 where batch_id = 2")
+        cursor.execute("update exactbatch.stored_offset set next_offset = 6")
+        Ledger(buttons.connection).cover(Ledger(buttons.connection).batch(2))
+    topic.produce(record(6))
+    event = buttons.run(Run("next"))
+    assert buttons.states() == [(1, "superseded"), (2, "superseded"), (3, "committed")]
+    (missed,) = event["missed"]
+    assert (missed["batch_id"], missed["ranges"][0]["until_offset"]) == (2, 6)
+
+
+def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
+    buttons: Buttons, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run("one")
+    buttons.plan(run)
+    buttons.process(run)
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("GroupAuthorizationFailed")
+
+    monkeypatch.setattr(KafkaLog, "commit_group", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert buttons.report(run)["batch_id"] == 1
+    assert "lag tools do not see this batch yet" in caplog.text
+
+
+def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons: Buttons) -> None:
+    buttons.run(Run("one"))
+    asked = {"topic": buttons.pipeline.name, "partition": 0, "from_offset": 1, "until_offset": 3}
+    wider = {**asked, "until_offset": 5}
+    older, newer = (Run(each["until_offset"], "manual", {"ranges": [each]}) for each in (asked, wider))
+    for run in (older, newer):
+        run.run_id = str(run.run_id)
+        assert buttons.plan(run) == "process_replay"
+    buttons.process(newer)
+    buttons.launched.clear()
+    buttons.process(older)
+    assert buttons.launched == []
+    assert buttons.states() == [(1, "committed"), (2, "superseded"), (3, "committed")]
+    with pytest.raises(AirflowSkipException, match="batch 2 was to process ranges again that batch 3"):
+        buttons.report(older)
+
+
+def test_a_replay_of_which_a_later_one_has_done_a_part_fails(buttons: Buttons) -> None:
+    buttons.run(Run("one"))
+    asked = {"topic": buttons.pipeline.name, "partition": 0, "from_offset": 1, "until_offset": 3}
+    older = Run("older", "manual", {"ranges": [{**asked, "until_offset": 5}]})
+    newer = Run("newer", "manual", {"ranges": [asked]})
+    for run in (older, newer):
+        buttons.plan(run)
+    buttons.process(newer)
+    with pytest.raises(AirflowFailException, match="cannot succeed by trying again"):
+        buttons.process(older)
+
+
+def test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared(
+    buttons: Buttons, topic: Topic
+) -> None:
+    """Also where there was nothing new in its second life before."""
+    buttons.run(Run("again"))
+    second = Run("again", start_date=T0 + 5 * HOUR)
+    for _ in range(2):  # an automatic retry is no other life
+        with pytest.raises(AirflowSkipException, match="nothing new"):
+            buttons.plan(second)
+    topic.produce(record(6))
+    third = replace(cleared(second), clear_number=2)
+    assert buttons.plan(third) == "process_batch"
+    assert buttons.ranges(third) == [(6, 7)]
+    buttons.process(third)
+    fourth = replace(cleared(third), clear_number=4)
+    assert buttons.plan(fourth) == "process_replay"
+    assert buttons.ranges(fourth) == [(6, 7)]
+
+
+def test_a_backfill_over_what_was_never_processed_fails_and_says_so(buttons: Buttons, topic: Topic) -> None:
+    """The scheduled run of this hour has failed; a user repairs it with a backfill."""
+    run = Run("scheduled__2", hour=2)
+    buttons.plan(run)
+    backfill = replace(cleared(run), run_type="backfill")
+    for _ in range(2):
+        with pytest.raises(AirflowFailException) as caught:
+            buttons.plan(backfill)
+        assert f"1 offsets of the window are above the stored ones: {topic.name}[0] 2..3" in str(caught.value)
+        assert "for the next advance" in str(caught.value)
+        backfill = cleared(backfill)
+    buttons.run(Run("next"))
+    assert buttons.run(backfill)["ranges"][0]["from_offset"] == 2
+
+
+def test_what_a_window_leaves_to_the_next_advance_is_named(
+    make_buttons: Callable[..., Buttons], topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    from exactbatch import Limits
+
+    buttons = make_buttons(limits=Limits(max_records=4))
+    buttons.run(Run("one"))
+    run = Run("two", "manual", {"start": T0.isoformat(), "end": (T0 + 6 * HOUR).isoformat()})
+    with caplog.at_level(logging.WARNING):
+        event = buttons.run(run)
+    assert f"2 offsets of the window are above the stored ones: {topic.name}[0] 4..6" in caplog.text
+    assert event["beyond_stored"] == [f"{topic.name}[0] 4..6"]
+    assert event["ranges"][0]["until_offset"] == 4
+
+
+def test_a_backfill_of_whole_batches_is_refused_before_it_processes_them_for_each_interval(
+    make_buttons: Callable[..., Buttons], topic: Topic
+) -> None:
+    buttons = make_buttons(sink=Append(f'public."{topic.name}"', lineage="batch"))
+    buttons.run(Run("one"))
+    with pytest.raises(
+        AirflowFailException, match="holds parts of batches .*as a whole .*: 1. .*Trigger one run"
+    ):
+        buttons.plan(Run("hour", "backfill", hour=2))
+    whole = Run("whole", "manual", {"start": T0.isoformat(), "end": (T0 + 6 * HOUR).isoformat()})
+    assert buttons.run(whole)["ranges"][0]["until_offset"] == 6
+
+
+def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons: Buttons, topic: Topic) -> None:
+    """Records that are sent late, into hours for which Kafka had none at the time."""
+    buttons.run(Run("one"))
+    early = Run("early", "backfill", hour=8)
+    with pytest.raises(
+        AirflowSkipException, match="no processed offset of .* lies in the window 2026-01-05 08"
+    ):
+        buttons.plan(early)
+    assert buttons.rows("select from exactbatch.time_boundary") == []
+    for hour in (8, 9):
+        topic.produce(record(hour), timestamp=int((T0 + hour * HOUR).timestamp() * 1000))
+    buttons.run(Run("two"))
+    late = replace(cleared(early), clear_number=1)
+    assert buttons.run(late)["ranges"][0]["from_offset"] == 6
+
+
+def test_a_record_with_a_wrong_time_does_not_hide_what_follows_it(
+    make_buttons: Callable[..., Buttons], make_topic: MakeTopic, connection: Any, kafka_log: KafkaLog
+) -> None:
+    """Not one from the future, which is seen without looking behind it."""
+    buttons = make_buttons()
+    for hour in (300, 6, 7):
+        at = int((T0 + hour * HOUR).timestamp() * 1000)
+        Topic(buttons.pipeline.name, dict(buttons.settings.kafka)).produce(record(hour), timestamp=at)
+    buttons.run(Run("one"))
+    with pytest.raises(AirflowFailException) as caught:
+        buttons.plan(Run("six", "backfill", hour=6))
+    assert "partition 0, offset 6: the record there has the time 2026-01-17 12:00:00 UTC" in str(caught.value)
+    assert "and offset 7 behind it has 2026-01-05 06:00:00 UTC" in str(caught.value)
+    assert buttons.run(Run("four", "backfill", hour=4))["ranges"][0]["from_offset"] == 4
+
+
+def test_airflow_tasks_test_plans_nothing(buttons: Buttons) -> None:
+    with pytest.raises(AirflowFailException, match="would plan a real batch.*`exactbatch plan`"):
+        buttons.plan(Run("__airflow_temporary_run_2026-01-05T00:00:00__"))
+    assert buttons.states() == []
+
+
+def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(buttons: Buttons) -> None:
+    """However many batches there are."""
+    with transaction(buttons.connection) as cursor:
+        cursor.execute(
+            "insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, status, committed_at, records, "
+            "rows, rejected, tombstones, dropped, announced_at) select name, 'replay', 'manual', name, n::text, "
+            "'committed', now(), 0, 0, 0, 0, 0, now() from exactbatch.pipeline, generate_series(1, 20000) n"
+        )
+        cursor.execute("analyze exactbatch.batch")
+        for index, condition in (
+            ("batch_unannounced", "announced_at is null and status <> 'planned' and dag_id is not null"),
+            ("batch_planned_replay", "kind = 'replay' and status = 'planned'"),
+        ):
+            cursor.execute(f"explain select from exactbatch.batch where pipeline = 'x' and {condition}")
+            assert index in "".join(row[0] for row in cursor.fetchall())
+        began = time.monotonic()
+        for _ in range(100):
+            assert Ledger(buttons.connection).unannounced(buttons.pipeline, age=0, most=9) == []
+            assert Ledger(buttons.connection).unfinished_replays(buttons.pipeline, age=0, most=9) == []
+        assert time.monotonic() - began < 2

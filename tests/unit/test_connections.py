@@ -1,0 +1,100 @@
+"""Airflow's connections as settings: what is read, and what is refused with the connection's name."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import Connection
+from psycopg2.extensions import parse_dsn
+
+from exactbatch.airflow import connections as module
+from exactbatch.airflow.connections import Connections
+from exactbatch.errors import ConfigurationError
+
+
+def settings(monkeypatch: pytest.MonkeyPatch, **given: dict[str, Any]) -> Any:
+    usual = {
+        "kafka_default": {"extra": '{"bootstrap.servers": "k:1"}'},
+        "postgres_default": {"host": "db", "schema": "shop", "login": "me", "password": "s3cret"},
+    }
+    monkeypatch.setattr(
+        module.BaseHook,
+        "get_connection",
+        lambda conn_id: Connection(conn_id=conn_id, **{**usual, **given}[conn_id]),
+    )
+    return Connections().settings()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "servers"),
+    [
+        ("a", None, "a:9092"),
+        ("a", 39092, "a:39092"),
+        ("a:39092", None, "a:39092"),
+        ("a:9092, b:9093", None, "a:9092,b:9093"),
+        ("a,b", 1, "a:1,b:1"),
+        ("[::1]:39092", None, "[::1]:39092"),
+        ("[::1]", None, "[::1]:9092"),
+        ("::1", 1, "[::1]:1"),
+    ],
+)
+def test_a_host_may_have_its_port(
+    monkeypatch: pytest.MonkeyPatch, host: str, port: int | None, servers: str
+) -> None:
+    found = settings(monkeypatch, kafka_default={"host": host, "port": port}).kafka
+    assert found["bootstrap.servers"] == servers
+
+
+@pytest.mark.parametrize("extra", ["{'sslmode': 'verify-full'}", "[1]", '"text"', "sslmode=verify-full"])
+@pytest.mark.parametrize("which", ["kafka_default", "postgres_default"])
+def test_an_extra_that_is_no_json_object_does_not_turn_tls_off(
+    monkeypatch: pytest.MonkeyPatch, which: str, extra: str
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"extra of the Airflow connection '{which}' is no JSON"
+    ) as caught:
+        settings(monkeypatch, **{which: {"host": "h", "extra": extra}})
+    assert "verify" not in str(caught.value).replace('{"sslmode": "verify-full"}', "")
+
+
+def test_what_airflows_own_hook_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = '{"cursor": "dictcursor", "iam": false, "sqlalchemy_scheme": "x", "sslmode": "require"}'
+    found = settings(monkeypatch, postgres_default={"host": "db", "extra": extra}).postgres
+    assert parse_dsn(found) == {"host": "db", "sslmode": "require"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ('{"iam": true}', "has 'iam' in its extra: exactbatch asks no cloud for a password"),
+        ('{"colour": "red"}', 'no parameter of libpq: invalid dsn: invalid connection option "colour"'),
+    ],
+)
+def test_what_libpq_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch, extra: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"connection 'postgres_default' .*{said}"):
+        settings(monkeypatch, postgres_default={"host": "db", "password": "s3cret", "extra": extra})
+
+
+def test_a_pool_that_is_not_there_is_an_error_with_the_command_that_creates_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Api:
+        def __init__(self, status: int) -> None:
+            self.status = status
+
+        def __enter__(self) -> "Api":
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def get(self, path: str) -> Any:
+            assert path == "/api/v2/pools/my%2Fpool"
+            return SimpleNamespace(status_code=self.status)
+
+    connections = Connections(airflow="airflow_default")
+    for status in (200, 403, 500):
+        monkeypatch.setattr(module, "_api", lambda _, status=status: Api(status))
+        connections.check_pool("my/pool")
+    monkeypatch.setattr(module, "_api", lambda _: Api(404))
+    with pytest.raises(ConfigurationError, match="has no pool 'my/pool'.*`airflow pools set my/pool 1"):
+        connections.check_pool("my/pool")

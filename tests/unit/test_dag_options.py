@@ -1,0 +1,111 @@
+"""What a user may give to a pipeline's DAG: merged, or refused with the reason, when the file is parsed."""
+
+import re
+import sys
+import time
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+import pytest
+from airflow.sdk import Param
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.airflow import pipeline_dag
+from exactbatch.errors import ConfigurationError
+from exactbatch.pipeline import reference_of
+
+PIPELINE = Pipeline(name="shop", topics=("t",), value=Json("id int"), sink=Append("public.shop"))
+HOSTILE = Pipeline(
+    name="hostile", topics=("t",), value=Json('"a|b <img src=x>" int'), sink=Append("public.shop")
+)
+
+
+def test_default_args_tags_params_and_texts_are_merged() -> None:
+    def called(_: Any) -> None: ...
+
+    dag = pipeline_dag(
+        PIPELINE,
+        default_args={
+            "owner": "shop",
+            "retries": 7,
+            "execution_timeout": timedelta(hours=2),
+            "on_failure_callback": called,
+        },
+        tags=["team"],
+        params={"colour": Param("red", type="string")},
+        doc_md="Mine.",
+        dagrun_timeout=timedelta(hours=3),
+        on_failure_callback=called,
+        render_template_as_native_obj=True,
+    )
+    for each in dag.tasks:
+        assert (each.owner, each.retries, each.retry_delay) == ("shop", 7, timedelta(seconds=30))
+        assert each.execution_timeout == timedelta(hours=2)
+        assert list(each.on_failure_callback) == [called]
+    assert set(dag.tags) == {"exactbatch", "team"}
+    assert {"colour", "ranges", "start", "end", "batch_ids", "available_only"} == set(dag.params)
+    assert dag.dagrun_timeout == timedelta(hours=3)
+    assert dag.doc_md is not None
+    assert dag.doc_md.startswith("Mine.\n\n### shop")
+    assert (dag.max_active_runs, dag.catchup) == (1, False)
+    assert [each.trigger_rule for each in dag.tasks][-1] == "none_failed_min_one_success"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"catchup": True}, "takes no catchup: a run takes all that is new"),
+        ({"max_active_runs": 3}, "takes no max_active_runs: one run moves the pipeline forward"),
+        ({"dag_id": "x"}, "takes no dag_id: it is the pipeline's name"),
+        ({"default_args": {"trigger_rule": "all_done"}}, "default_args of its DAG take no trigger_rule"),
+        ({"default_args": {"pool": "x"}}, "take no pool: give pipeline_dag pool and replay_pool"),
+        ({"params": {"ranges": 1}}, "has parameters of the names ranges already"),
+        ({"no_such_argument": 1}, "Airflow refuses its DAG: .*no_such_argument"),
+        ({"schedule": 5}, "Airflow refuses its DAG: .*schedule"),
+        *(
+            ({"schedule": text}, f"the schedule {re.escape(repr(text))} is no cron text")
+            for text in ("", "None", "@never", "0 25 * * *", "* * *", "every day")
+        ),
+    ],
+)
+def test_what_cannot_be_given_is_refused_with_the_pipelines_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"pipeline 'shop': .*{said}"):
+        pipeline_dag(PIPELINE, **given)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "timetable"),
+    [
+        (None, "NullTimetable"),
+        ("@once", "OnceTimetable"),
+        ("@continuous", "ContinuousTimetable"),
+        ("@hourly", "CronDataIntervalTimetable"),
+        ("@quarterly", "CronDataIntervalTimetable"),
+        ("*/5 * * * *", "CronDataIntervalTimetable"),
+        (timedelta(hours=1), "DeltaTriggerTimetable"),
+    ],
+)
+def test_schedules(schedule: Any, timetable: str) -> None:
+    assert type(pipeline_dag(PIPELINE, schedule=schedule).timetable).__name__ == timetable
+
+
+def test_pools_that_are_asked_for() -> None:
+    dag = pipeline_dag(PIPELINE, pool="one", replay_pool="some")
+    assert [dag.task_dict[each].pool for each in ("process_batch", "process_replay")] == ["one", "some"]
+
+
+def test_names_of_columns_are_text_in_the_documentation() -> None:
+    assert r"| a\|b &lt;img src=x&gt; | integer |" in (pipeline_dag(HOSTILE).doc_md or "")
+
+
+def test_many_pipelines_are_found_soon_although_many_modules_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A DAG file with all of them is parsed again for each task."""
+    for number in range(2000):
+        monkeypatch.setitem(sys.modules, f"module_of_this_test_{number}", ModuleType("x"))
+    began = time.process_time()
+    for _ in range(50):
+        assert reference_of(PIPELINE).endswith(":PIPELINE")
+    assert time.process_time() - began < 5
