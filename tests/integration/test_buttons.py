@@ -21,6 +21,7 @@ from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import dag as dags
 from exactbatch.airflow import operator as operators
+from exactbatch.errors import KafkaUnavailable
 from exactbatch.exit_status import TERMINAL
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, transaction
@@ -324,10 +325,15 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
     def refuse(*_: Any) -> Any:
         raise RuntimeError("GroupAuthorizationFailed")
 
+    def unavailable(*_: Any) -> Any:
+        raise KafkaUnavailable("no broker answers")
+
     monkeypatch.setattr(KafkaLog, "commit_group", refuse)
+    monkeypatch.setattr(KafkaLog, "known_partitions", unavailable)
     with caplog.at_level(logging.WARNING):
         assert buttons.report(run)["batch_id"] == 1
     assert "lag tools do not see this batch yet" in caplog.text
+    assert "how far the pipeline is behind the log is not known: KafkaUnavailable" in caplog.text
 
 
 def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons: Buttons) -> None:
