@@ -30,6 +30,8 @@ _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 _FAILOVER: Final = "tests/faults/test_failover.py"
+_BUTTONS: Final = "tests/integration/test_buttons.py"
+_RENAMING: Final = "tests/integration/test_renaming.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
 
 
@@ -455,6 +457,62 @@ MUTANTS: Final = (
         "where batch_id = :batch_id and plan_id = :plan_id\n",
         "where batch_id = :batch_id\n",
         (f"{_FAILOVER}::test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch",),
+    ),
+    Mutant(
+        "what was marked as success is announced",
+        "airflow/batches.py",
+        '    if batch.status != "committed":\n',
+        "    if False:\n",
+        (f"{_BUTTONS}::test_what_was_marked_as_success_and_never_committed_is_not_announced",),
+    ),
+    Mutant(
+        "a task takes the batch of another run",
+        "airflow/batches.py",
+        "    if found != own:\n",
+        "    if False:\n",
+        (f"{_BUTTONS}::test_tasks_take_no_batch_of_another_run",),
+    ),
+    Mutant(
+        "a time without a record is kept",
+        "replay.py",
+        "keep=keep and first is not None,",
+        "keep=keep,",
+        (f"{_BUTTONS}::test_an_interval_that_was_asked_for_too_early_is_processed_later",),
+    ),
+    Mutant(
+        "a record with a wrong time hides what follows it",
+        "replay.py",
+        "        if behind is not None:\n",
+        "        if False:\n",
+        (f"{_BUTTONS}::test_a_record_with_a_wrong_time_does_not_hide_what_follows_it",),
+    ),
+    Mutant(
+        "a window over what was never processed is skipped",
+        "replay.py",
+        "    check_reached(planned)\n",
+        "",
+        (f"{_BUTTONS}::test_a_backfill_over_what_was_never_processed_fails_and_says_so",),
+    ),
+    Mutant(
+        "a run that was created again replays the batch of the first one",
+        "replay.py",
+        "ledger.begin_life(pipeline, run)",
+        "pass",
+        (f"{_BUTTONS}::test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared",),
+    ),
+    Mutant(
+        "the same topics are loaded twice into one target",
+        "ledger/definition.py",
+        "    if own.shares_topics or (other.shares_topics and not adds):\n",
+        "    if True:\n",
+        (f"{_RENAMING}::test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out",),
+    ),
+    Mutant(
+        "the past can be given to another pipeline by hand",
+        "ledger/migrations/0009_names.sql",
+        " and pg_trigger_depth() > 1 then",
+        " then",
+        (f"{_RENAMING}::test_nobody_moves_the_past_to_another_pipeline_by_hand",),
     ),
 )
 
