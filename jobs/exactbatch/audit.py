@@ -22,7 +22,13 @@ from exactbatch.audit_derived import stale_aggregates, stale_rows
 from exactbatch.audit_places import Places, find_places, pipeline_counts_batches, sharing_pipelines
 from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed
-from exactbatch.kafka_client import FetchPosition, concerns_reading, event_error, reader_properties
+from exactbatch.kafka_client import (
+    FetchPosition,
+    check_in_log,
+    concerns_reading,
+    event_error,
+    reader_properties,
+)
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, check_schema, connect, connect_arrow, transaction
 from exactbatch.own_errors import own_errors
@@ -553,6 +559,9 @@ class _LogWindows:
         passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
         while self._consumer is not None and self._position < end:
             messages = self._consumer.consume(_MESSAGES if self._expected is None else _DECODED, 0.1)
+            told = [message.offset() or 0 for message in messages if message.error() is None]
+            if told:
+                check_in_log(self._consumer, self._log.topic, self._log.partition, told[-1])
             if self._expected is not None:
                 records = [m for m in messages if m.error() is None and (m.offset() or 0) < self._head]
                 if records:
@@ -578,9 +587,9 @@ class _LogWindows:
                     f"{self._log}: expected the log from {self._position} to {end}, found nothing for "
                     f"{self._TIMEOUT:g} s. Is the broker up?"
                 )
-        told, told_nulls = np.array(offsets, np.int64), np.array(nulls, np.int64)
-        self._ahead = (told[told >= end].tolist(), told_nulls[told_nulls >= end].tolist())
-        return told[told < end], told_nulls[told_nulls < end]
+        all_offsets, all_nulls = np.array(offsets, np.int64), np.array(nulls, np.int64)
+        self._ahead = (all_offsets[all_offsets >= end].tolist(), all_nulls[all_nulls >= end].tolist())
+        return all_offsets[all_offsets < end], all_nulls[all_nulls < end]
 
     @property
     def next_offset(self) -> int:

@@ -30,6 +30,11 @@ def _check_hostname(value: Any) -> bool:
     return str(value).lower() != "none"
 
 
+_DAMAGED: Final = (
+    "Nothing was written. Try again: the network may have changed it. If it stays so, it is damaged on the disk "
+    "of the broker that leads the partition: let another replica lead it."
+)
+
 # librdkafka's name (its CONFIGURATION.md) → kafka-python's name, and how the value is written there.
 _ADMIN: Final[Mapping[str, tuple[str, Callable[[Any], Any]]]] = {
     "bootstrap.servers": ("bootstrap_servers", lambda value: [each.strip() for each in value.split(",")]),
@@ -220,6 +225,25 @@ def concerns_reading(event: Any) -> bool:
     return event.topic() is not None or event.error().fatal()
 
 
+def check_in_log(consumer: Any, topic: str, partition: int, offset: int) -> None:
+    """Raise ReadFailed for a record at an offset that the log has not reached.
+
+    No checksum covers the offset of a batch: where a bit of it is damaged, its records seem to stand elsewhere,
+    and the log seems to have a hole where they are.
+    """
+    from confluent_kafka import TopicPartition
+
+    where = TopicPartition(topic, partition)
+    _, end = consumer.get_watermark_offsets(where, cached=True)  # of the last answer, which may be an error
+    if end <= offset:
+        _, end = consumer.get_watermark_offsets(where, timeout=_ANSWER_TIMEOUT)
+    if end <= offset:
+        raise ReadFailed(
+            f"{topic}[{partition}] offset {offset}: a record claims this offset, and the log ends at {end}: the "
+            f"offset of its batch is damaged. {_DAMAGED}"
+        )
+
+
 def event_error(where: Any, topic: str, partition: int, event: Any) -> ExactbatchError:
     """The error for an error event of consume() that concerns reading; `where` is the range that is read."""
     from confluent_kafka import KafkaError
@@ -230,8 +254,7 @@ def event_error(where: Any, topic: str, partition: int, event: Any) -> Exactbatc
     if error.code() in (KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION):
         return ReadFailed(
             f"{topic}[{partition}] offset {event.offset()}: the batch of records that begins there is damaged "
-            f"({error.str()}). Nothing was written. Try again: the network may have changed it. If it stays so, "
-            f"it is damaged on the disk of the broker that leads the partition: let another replica lead it."
+            f"({error.str()}). {_DAMAGED}"
         )
     return ReadFailed(f"{where}: expected to read it, found {error.name()}: {error.str()}. Try again.")
 

@@ -34,6 +34,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.kafka_client import (
     FetchPosition,
     Troubles,
+    check_in_log,
     concerns_reading,
     event_error,
     reader_properties,
@@ -166,6 +167,7 @@ def _read(
             sizes = list(map(len, messages))
             size = _next_size(size, sizes)
             reached = offsets[-1] + 1
+            check_in_log(consumer, range_.topic, range_.partition, offsets[-1])
             inside = bisect_left(offsets, range_.until_offset)
             if inside:
                 _check_epoch(range_, messages[inside - 1])

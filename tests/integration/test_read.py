@@ -317,6 +317,29 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert values(read(topic, 0, 3)) == [b"before", b"AAAA", b"after"]
 
 
+def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: LocalStack) -> None:
+    """No checksum covers it: the record seems to stand far behind the range, which would end without it."""
+    topic = make_topic()
+    topic.produce(b"one")
+    path = stack.broker.data_dir / f"{topic.name}-0" / f"{0:020}.log"
+    length = len(path.read_bytes())
+    topic.produce(b"two")
+    with path.open("r+b") as segment:
+        segment.seek(length + 3)
+        segment.write(b"\x01")
+    error, _ = failure(topic, 0, 2, timeout=10)
+    assert isinstance(error, ReadFailed)
+    assert f"{topic.name}[0] offset {2**32 + 1}: a record claims this offset, and the log ends at 2" in str(
+        error
+    )
+    [partition] = KafkaLog(topic.properties).partitions([topic.name])
+    with (
+        closing(_LogWindows(topic.properties, partition, 0, 2, None, lambda offsets: offsets)) as auditor,
+        pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
+    ):
+        auditor.window(2)
+
+
 def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
     """More of them than come within the timeout: a broker that throttles, a slow line, one huge transaction."""
     topic = make_topic()
