@@ -514,6 +514,51 @@ MUTANTS: Final = (
         " then",
         (f"{_RENAMING}::test_nobody_moves_the_past_to_another_pipeline_by_hand",),
     ),
+    Mutant(
+        "checksums are not verified",
+        "client_properties.py",
+        '"check.crcs": Fixed(True, ',
+        '"check.crcs": Fixed(False, ',
+        ("tests/integration/test_read.py::test_a_damaged_record_is_an_error_and_no_value",),
+    ),
+    Mutant(
+        "an event of the group's coordinator ends a read",
+        "kafka_client.py",
+        "    return event.topic() is not None or event.error().fatal()",
+        "    return True",
+        ("tests/integration/test_kafka_acls.py::test_the_reader_needs_no_group",),
+    ),
+    Mutant(
+        "a damaged offset is taken for a hole in the log",
+        "kafka_client.py",
+        "    if end <= offset:\n        raise ReadFailed(",
+        "    if False:\n        raise ReadFailed(",
+        ("tests/integration/test_read.py::test_a_damaged_offset_is_no_hole_in_the_log",),
+    ),
+    Mutant(
+        "aborted records are no progress",
+        "read.py",
+        "        elif fetched.offset > max(position, passed):",
+        "        elif False:",
+        ("tests/integration/test_read.py::test_aborted_records_are_progress",),
+    ),
+    Mutant(
+        "a topic that nobody may ask about is not compacted",
+        "kafka_log.py",
+        '.get("value")\n',
+        '.get("value", "delete")\n',
+        (
+            "tests/integration/test_kafka_acls.py"
+            "::test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back",
+        ),
+    ),
+    Mutant(
+        "a back door of the client is open",
+        "client_properties.py",
+        "    if why := REFUSED.get(name):",
+        "    if why := None:",
+        ("tests/unit/test_kafka_client.py::test_a_back_door_is_refused_with_the_reason",),
+    ),
 )
 
 
