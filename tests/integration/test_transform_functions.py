@@ -201,7 +201,7 @@ def judged(spark: Any, variants: Variants, infos: list[Any]) -> tuple[dict[str, 
 
 def test_the_page_names_each_function_that_spark_has(spark: Any) -> None:
     page = DOC.read_text()
-    missing = [each.getName() for each in builtin(spark) if f"`{each.getName()}`" not in page]
+    missing = [each.getName() for each in builtin(spark) if _listed([each.getName()]) not in page]
     assert missing == []
     assert f"Spark {pyspark.__version__}" in page
 
@@ -217,7 +217,7 @@ def test_functions_that_are_allowed_give_the_same_however_records_are_cut(
     reasons, allowed = judged(spark, variants, some)
     page = DOC.read_text()
     for name, reason in reasons.items():
-        assert f"`{name}`" in _part_of(page, reason), f"{name}: {reason}"
+        assert _listed([name]) in _part_of(page, reason), f"{name}: {reason}"
     compared = Comparison(variants)
     compared.compare(allowed)
     assert compared.differing == []
