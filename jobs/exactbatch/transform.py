@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from psycopg2 import sql
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -398,7 +398,16 @@ def _check(pipeline: Pipeline, transformed: DataFrame) -> None:
             f"from{' and whether it deletes' if pipeline.sink.keeps_deletes else ''}, {', '.join(needed)}, found "
             f"{', '.join(wrong)}. Keep them, or use a sink that works by batch: Append(…, lineage='batch')."
         )
-    found = findings(transformed, by_record=pipeline.sink.needs_lineage)
+    try:
+        found = findings(transformed, by_record=pipeline.sink.needs_lineage)
+    except Py4JNetworkError:
+        raise  # the JVM is gone
+    except Py4JError as error:
+        raise TransformRefused(
+            f"pipeline {pipeline.name!r}: the plan of the transform cannot be examined with this Spark: "
+            f"{str(error).splitlines()[0]}. Whether the transform gives the same rows again is not known. Use the "
+            f"version of Spark that requirements.txt names."
+        ) from error
     allowed = {name.lower() for name in pipeline.allow_nondeterministic}
     if refused := [each for each in found if each.name.lower() not in allowed]:
         raise TransformRefused(_refusal(pipeline, refused))

@@ -62,8 +62,8 @@ _OWN: Final = {
     "explode_outer": "explode_outer(tags)",
     "posexplode": "posexplode(tags)",
     "posexplode_outer": "posexplode_outer(tags)",
-    "inline": "inline(array(struct(id, name), struct(id + 1, name)))",
-    "inline_outer": "inline_outer(array(struct(id, name), struct(id + 1, name)))",
+    "inline": "inline(array(named_struct('a', id), named_struct('a', id + 1)))",
+    "inline_outer": "inline_outer(array(named_struct('a', id), named_struct('a', id + 1)))",
     "stack": "stack(2, id, name, 1, 'a')",
     "json_tuple": "json_tuple(to_json(struct(id, name)), 'id', 'name')",
     "variant_explode": "cast(v.value as string)",
@@ -86,7 +86,7 @@ _OWN: Final = {
     "boolean": "boolean(cast(flag as string))",
     "date": "date(cast(at as string))",
     "timestamp": "timestamp(cast(at as string))",
-    "time": "time(cast(at as string))",
+    "time": "time(date_format(at, 'HH:mm:ss'))",
 }
 _FROM: Final = {
     "window_time": "(select *, window(at, '20 seconds') as window from {records})",

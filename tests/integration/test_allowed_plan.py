@@ -60,7 +60,7 @@ ONE_AT_A_TIME = [
     "select * from records where at > timestamp '2026-01-01' and at < '2027-01-01'",
     "select *, to_date('2026-01-01') as day, cast('2026-01-01' as timestamp) as at2 from records",
     "select *, 'now' as word, coalesce(name, 'today') as other from records where name <> 'yesterday'",
-    "select *, to_timestamp(name, 'yyyy') as t from records",
+    "select *, try_to_timestamp(name, 'yyyy') as t from records",
     "select * from records unpivot (n for what in (id, small))",
     "from records |> where id > 3 |> extend id * 2 as double",
     "select * from records where id > (select avg(small) from (select cast(id as smallint) as small from static))",

@@ -240,10 +240,14 @@ def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
     assert "row_number depends on the order in which Spark meets the rows" in message
     assert "Append(…, lineage='batch')" in message
     assert "allow_nondeterministic=('row_number', 'window',)" in message
-    sink = Append(f'public."{topic.name}"', lineage="batch")
+    sink = Append(f'public."{topic.name}_b"', lineage="batch")
     # The order is total: the user knows it, and says so.
     pipeline = make_pipeline(
-        topic, sql=f"select id from ({DEDUPLICATED})", sink=sink, allow_nondeterministic=("row_number",)
+        topic,
+        name=f"{topic.name}_b",
+        sql=f"select id from ({DEDUPLICATED})",
+        sink=sink,
+        allow_nondeterministic=("row_number",),
     )
     world.run(pipeline)
     before = world.rows(f"select id from {sink.target} order by 1")
