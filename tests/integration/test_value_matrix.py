@@ -209,7 +209,12 @@ def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(
 
 
 def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record() -> None:
-    lineage = {"kafka_topic": ["t", "t"], "kafka_partition": [0, 0], "kafka_offset": [4, 5]}
+    lineage = {
+        "kafka_topic": pa.array(["t", "t"]),
+        "kafka_partition": pa.array([0, 0], pa.int32()),
+        "kafka_offset": pa.array([4, 5]),
+        "kafka_timestamp": pa.nulls(2, pa.timestamp("us", "UTC")),
+    }
     for column, what in (
         (pa.array([["a"], ["a", "\0"]]), "U.0000"),
         (pa.array([0, -(2**62)], pa.timestamp("us", "UTC")), "4713 BC"),
@@ -225,4 +230,4 @@ def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record() 
         with pytest.raises(
             TransformFailed, match=rf"column 'x': .*{what}.*, in a row of the transform\. Nothing"
         ):
-            _storable(batch.drop_columns(LINEAGE_NAMES), ["x"], noted, 1)
+            _storable(batch.drop_columns(list(LINEAGE_NAMES)), ["x"], noted, 1)
