@@ -186,7 +186,8 @@ def _not_started(error: Exception, settings: Mapping[str, str]) -> ExactbatchErr
             f"spark_conf, in spark-defaults.conf, or where spark-submit or the Spark connection sets it."
         )
     return TasksFailed(
-        f"Spark does not start: {said}. Its own lines above this one say more. Nothing was written; try again."
+        f"Spark does not start: {said}. Its own lines above this one say more: a setting that spark-submit "
+        f"refuses, a Java that is not there (JAVA_HOME), no memory? Nothing was written; try again."
     )
 
 

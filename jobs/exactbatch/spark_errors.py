@@ -49,6 +49,7 @@ _SETTINGS: Final = tuple(
 )
 _MEMORY: Final = re.compile(
     r"\bMemoryError\b|error return without exception set|Cannot allocate memory|ArrowMemoryError|bad_alloc|"
+    r"failed to map segment|"
     r"malloc of size \d+ failed"
 )
 _MEMORY_LIMIT: Final = "spark.executor.pyspark.memory"

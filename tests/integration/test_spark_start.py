@@ -64,7 +64,7 @@ REFUSED = {
         {},
         "Spark does not find the class com.example.Gone, which spark.plugins names",
     ),
-    "no number": (["spark.executor.cores=x"], {}, "spark.executor.cores"),
+    "no number": (["spark.task.cpus=x"], {}, "spark.task.cpus"),
     "master": (["spark.master=nowhere"], {}, "nowhere"),
     "python": ([], {"PYSPARK_PYTHON": "/nowhere/python"}, "PYSPARK_PYTHON, /nowhere/python, has to name"),
     "python without packages": (

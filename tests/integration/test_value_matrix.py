@@ -1,6 +1,7 @@
 """Whatever a format gives and whatever a column is: the stored value is the record's, or there is none."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from exactbatch import Append, Json, Upsert
 from exactbatch.columns import Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.target import TargetTable
-from exactbatch.staging import _refuse_unstorable
+from exactbatch.staging import LINEAGE_NAMES, Waiting, _storable
 
 __all__ = ["world"]
 
@@ -208,11 +209,25 @@ def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(
 
 
 def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record() -> None:
-    lineage = {"kafka_topic": ["t", "t"], "kafka_partition": [0, 0], "kafka_offset": [4, 5]}
+    lineage = {
+        "kafka_topic": pa.array(["t", "t"]),
+        "kafka_partition": pa.array([0, 0], pa.int32()),
+        "kafka_offset": pa.array([4, 5]),
+        "kafka_timestamp": pa.nulls(2, pa.timestamp("us", "UTC")),
+    }
     for column, what in (
         (pa.array([["a"], ["a", "\0"]]), "U.0000"),
         (pa.array([0, -(2**62)], pa.timestamp("us", "UTC")), "4713 BC"),
         (pa.array([0, -(2**31)], pa.int32()).cast(pa.date32()), "4713 BC"),
     ):
-        with pytest.raises(TransformFailed, match=rf"column 'x': .*{what}.*, from t\[0\] offset 5\. Nothing"):
-            _refuse_unstorable(pa.record_batch({"x": column, **lineage}))
+        noted = Waiting()
+        batch = pa.record_batch({"x": column, **lineage})
+        kept = _storable(batch, batch.schema.names, noted, 1)
+        assert kept.column("kafka_offset").to_pylist() == [4]
+        ((note,),) = (each.to_pylist() for each in noted.take())
+        assert re.match(rf"column 'x': .*{what}.*, in a row of the transform", note["reason"])
+        assert (note["topic"], note["partition"], note["offset"]) == ("t", 0, 5)
+        with pytest.raises(
+            TransformFailed, match=rf"column 'x': .*{what}.*, in a row of the transform\. Nothing"
+        ):
+            _storable(batch.drop_columns(list(LINEAGE_NAMES)), ["x"], noted, 1)
