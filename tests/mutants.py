@@ -32,6 +32,9 @@ _PARTITION: Final = "tests/integration/test_partition_commit.py"
 _FAILOVER: Final = "tests/faults/test_failover.py"
 _BUTTONS: Final = "tests/integration/test_buttons.py"
 _RENAMING: Final = "tests/integration/test_renaming.py"
+_ALLOWED: Final = "tests/integration/test_allowed_plan.py"
+_LINEAGE: Final = "tests/integration/test_lineage.py"
+_ROWS: Final = "tests/integration/test_transform_rows.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
 
 
@@ -558,6 +561,55 @@ MUTANTS: Final = (
         "    if why := REFUSED.get(name):",
         "    if why := None:",
         ("tests/unit/test_kafka_client.py::test_a_back_door_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "a subquery over the records is taken for one record",
+        "allowed_plan.py",
+        'self._need_batch("subquery")',
+        "pass",
+        (f"{_ALLOWED}::test_rows_of_several_records_are_allowed_by_batch_alone",),
+    ),
+    Mutant(
+        "words for the time are constants",
+        "allowed_plan.py",
+        '            if _class(child) != "Literal":\n',
+        "            if False:\n",
+        (f"{_ALLOWED}::test_what_gives_another_result_each_time_is_refused_by_name",),
+    ),
+    Mutant(
+        "sums of floating-point numbers pass",
+        "allowed_plan.py",
+        'if type_ in ("float", "double") or',
+        "if",
+        (f"{_ALLOWED}::test_aggregates_that_depend_on_the_order_of_rows_are_refused_by_name",),
+    ),
+    Mutant(
+        "lineage that a transform computes is taken as it is",
+        "lineage.py",
+        "if kind not in _MAY_HAND_ON and name in LINEAGE_NAMES:",
+        "if False:",
+        (f"{_LINEAGE}::test_lineage_that_is_computed_is_refused",),
+    ),
+    Mutant(
+        "lineage that nothing proves is not compared",
+        "transform.py",
+        "if not self._is_handed_on:",
+        "if False:",
+        (f"{_ROWS}::test_lineage_that_belongs_to_another_record_is_refused",),
+    ),
+    Mutant(
+        "a change that is neither a delete nor none passes",
+        "sift.py",
+        'sql.SQL("deleted is null")',
+        'sql.SQL("false")',
+        (f"{_ROWS}::test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject",),
+    ),
+    Mutant(
+        "text that is not UTF-8 goes to Postgres",
+        "staging.py",
+        "elements.validate(full=True)",
+        "pass",
+        (f"{_ROWS}::test_a_value_that_no_table_can_hold_makes_its_record_a_reject",),
     ),
 )
 
