@@ -853,6 +853,8 @@ def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
     first = make_aggregate(one, final_after="0 seconds")
     second = make_aggregate(other, sink=first.sink)
     both = replace(first, topics=(one.name, other.name))
+    with transaction(world.connection):
+        Ledger(world.connection).register(both, share_topics=True)
     one.produce(event("AA", "09:00", 1))
     other.produce(event("AA", "05:00", 1))
     world.run(both)
