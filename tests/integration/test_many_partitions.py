@@ -60,8 +60,14 @@ def test_many_partitions_share_few_tasks(
         return publish(*arguments, **named)
 
     monkeypatch.setattr(batch_job, "publish", watched)
-    tracker = world.spark.sparkContext.statusTracker()
-    world.spark.sparkContext.setJobGroup(pipeline.name, "the jobs of this batch")
+    context, groups = world.spark.sparkContext, []
+    set_group, tracker = context.setJobGroup, context.statusTracker()
+
+    def grouped(group: str, description: str) -> None:
+        groups.append(group)
+        set_group(group, description)
+
+    monkeypatch.setattr(context, "setJobGroup", grouped)
     times = [time.monotonic()]
     batch_id = world.plan(pipeline)
     times.append(time.monotonic())
@@ -69,7 +75,6 @@ def test_many_partitions_share_few_tasks(
     times.append(time.monotonic())
     found = audit(pipeline, world.settings)
     times.append(time.monotonic())
-    world.spark.sparkContext.setJobGroup("", "")
     seconds = [round(end - start, 1) for start, end in pairwise(times)]
     log.info("%s, %d partitions: plan, batch and audit took %s s", way, PARTITIONS, seconds)
     assert (batch.records, batch.rows) == (PARTITIONS // 2 + 200,) * 2
@@ -83,7 +88,7 @@ def test_many_partitions_share_few_tasks(
         return  # Spark's own stages before the last one have no connection
     tasks = [
         tracker.getStageInfo(stage).numTasks
-        for job in tracker.getJobIdsForGroup(pipeline.name)
+        for job in tracker.getJobIdsForGroup(groups[0])
         for stage in tracker.getJobInfo(job).stageIds
     ]
     assert tasks == [5]
