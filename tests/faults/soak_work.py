@@ -16,7 +16,7 @@ from soak_history import Committed, Event, Failed, Fault, Started
 from soak_pipelines import PIPELINES
 
 from exactbatch import Pipeline, advance, failpoints, replay
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ExactbatchError, ReplayRefused
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, connect, transaction
 from exactbatch.replay_request import AskedRange, ReplayRequest
@@ -222,7 +222,8 @@ class Slot:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            if not error.retryable and type(error).__name__ not in _passing(pipeline):
+            passing = type(error).__name__ in _passing(pipeline) or _is_for_an_advance(error)
+            if not error.retryable and not passing:
                 raise
             time.sleep(0.3)
             return None
@@ -413,6 +414,11 @@ class Slot:
         with self.work.lock:
             self.work.errors[name] += 1
             self.work.history.append(Failed(time.monotonic(), self.number, name))
+
+
+def _is_for_an_advance(error: ExactbatchError) -> bool:
+    """Whether a window was refused because nothing of it has been processed yet."""
+    return isinstance(error, ReplayRefused) and "for the next advance" in str(error)
 
 
 def _passing(pipeline: Pipeline) -> tuple[str, ...]:
