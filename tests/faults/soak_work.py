@@ -222,7 +222,7 @@ class Slot:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            passing = type(error).__name__ in _passing(pipeline) or _is_for_an_advance(error)
+            passing = type(error).__name__ in _passing(pipeline) or _window_is_refused(error)
             if not error.retryable and not passing:
                 raise
             time.sleep(0.3)
@@ -416,9 +416,11 @@ class Slot:
             self.work.history.append(Failed(time.monotonic(), self.number, name))
 
 
-def _is_for_an_advance(error: ExactbatchError) -> bool:
-    """Whether a window was refused because nothing of it has been processed yet."""
-    return isinstance(error, ReplayRefused) and "for the next advance" in str(error)
+def _window_is_refused(error: ExactbatchError) -> bool:
+    """Whether nothing of the window has been processed yet, or a backfill's window cuts batches that are only
+    processed again as a whole."""
+    reasons = ("for the next advance", "only be processed again as a whole")
+    return isinstance(error, ReplayRefused) and any(reason in str(error) for reason in reasons)
 
 
 def _passing(pipeline: Pipeline) -> tuple[str, ...]:
