@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -27,18 +28,23 @@ _EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 class SparkCluster:
-    """Two workers with one core each; each runs one executor of the one driver."""
+    """Two workers; each runs one executor of the one driver."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: Path, *, cores: int = 1, await_executors: int = 2, properties: Mapping[str, str] = {}
+    ) -> None:
+        """`cores` of each worker; a batch begins when that many executors are there. Spark takes a worker by its
+        name: tasks that are done a second time go to the worker that did not have them."""
+        self._folder, self._await, self._properties = folder, await_executors, properties
         self._processes: list[subprocess.Popen[bytes]] = []
         port = find_port(None)
         self._master = f"spark://{HOST}:{port}"
         self._daemon("master.Master", "--host", HOST, "--port", str(port), "--webui-port", "0")
         wait_for(lambda: accepts(port))
-        options = ("--cores", "1", "--memory", "700m", "--webui-port", "0", "-d", str(folder / "work"))
+        options = ("--cores", str(cores), "--memory", "700m", "--webui-port", "0", "-d", str(folder / "work"))
         self._workers = [
-            self._daemon("worker.Worker", "--host", HOST, *options, self._master) for _ in range(2)
+            self._daemon("worker.Worker", "--host", host, *options, self._master)
+            for host in (HOST, "localhost")
         ]
         self._driver = self._start_driver()
 
@@ -105,11 +111,13 @@ class SparkCluster:
         options = (
             f"--master {self._master} --driver-memory 512m --executor-memory 512m "
             f"--conf spark.ui.enabled=false --conf spark.driver.host={HOST} "
-            f'--conf "spark.executor.extraJavaOptions={quick}" --driver-java-options "{quick}" pyspark-shell'
+            f'--conf "spark.executor.extraJavaOptions={quick}" --driver-java-options "{quick}" '
+            + " ".join(f"--conf {name}={value}" for name, value in self._properties.items())
+            + " pyspark-shell"
         )
         with (self._folder / "driver.log").open("wb") as log:
             driver = subprocess.Popen(
-                [sys.executable, HERE / "cluster_driver.py"],
+                [sys.executable, HERE / "cluster_driver.py", str(self._await)],
                 env={
                     **os.environ,
                     "PYSPARK_SUBMIT_ARGS": options,
@@ -126,12 +134,12 @@ class SparkCluster:
         return driver
 
 
-def serve(spark: Any, process: Any) -> None:
-    """In the driver: process the batches that come by standard input."""
+def serve(spark: Any, process: Any, await_executors: int) -> None:
+    """In the driver: process the batches that come by standard input, each when that many executors are there."""
     for line in sys.stdin:
         pipeline, batch_id, settings, moment, action = pickle.loads(base64.b64decode(line))
         # The master starts another executor for one that was killed; then it is this driver's, too.
-        while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() < 3:
+        while spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() <= await_executors:
             time.sleep(0.1)
         reply: Any
         try:

@@ -1,9 +1,11 @@
 """The driver of the tests' Spark cluster: batches come by its standard input, and what they end with goes back."""
 
+import sys
+
 from cluster import serve
 from held import InProcess
 from pyspark.sql import SparkSession
 
 if __name__ == "__main__":
     session = SparkSession.builder.appName("faults").config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    serve(session, InProcess(session).process)
+    serve(session, InProcess(session).process, int(sys.argv[1]))

@@ -1,20 +1,23 @@
 """What a batch may take: connections to Postgres, and memory."""
 
 import logging
+import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 import psycopg2
 import pytest
+from confluent_kafka import Producer
 from drivers import Driver, World
-from worker_memory import peak_of
+from worker_memory import each_in_turn, peak_of
 
 from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline
@@ -151,6 +154,12 @@ def peak(driver: Driver, sizes: dict[str, float]) -> None:
 
 def work_of(world: World, pipeline: Pipeline) -> tuple[Any, Any]:
     """What an executor does for the one range of a new batch, and its task."""
+    work, (task,) = works_of(world, pipeline)
+    return work, task
+
+
+def works_of(world: World, pipeline: Pipeline) -> tuple[Any, list[Any]]:
+    """What an executor does for each range of a new batch, and the tasks."""
     batch_id = world.plan(pipeline)
     tables = StagingTables(batch_id, 1)
     with transaction(world.connection) as cursor:
@@ -162,10 +171,11 @@ def work_of(world: World, pipeline: Pipeline) -> tuple[Any, Any]:
     with transaction(world.connection) as cursor:
         seen = facts_of(cursor, pipeline.sink)
     if pipeline.commit == "batch":
-        (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
-        return stage, task
+        return stage, stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
     kafka, postgres = world.settings.kafka, world.settings.postgres
-    return commit_range, RangeTask(ranges[0], None, batch_id, plan_id, pipeline, kafka, postgres, seen)
+    return commit_range, [
+        RangeTask(each, None, batch_id, plan_id, pipeline, kafka, postgres, seen) for each in ranges
+    ]
 
 
 @pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
@@ -190,3 +200,86 @@ def test_a_worker_holds_few_rejects_however_many_there_are(
     small, large = peaks.values()
     # To hold all of them would take twice as much again as they are large.
     assert large < small + 60
+
+
+def in_bulk(
+    topic: Topic, values: Iterable[bytes], *, partitions: int = 1, **producer_properties: str | int
+) -> None:
+    """Append many records, round the partitions, with a queue of at most 64 MB."""
+    producer = Producer(
+        {**topic.properties, "queue.buffering.max.kbytes": 65_536, "linger.ms": 20, **producer_properties}
+    )
+    for number, value in enumerate(values):
+        while True:
+            try:
+                producer.produce(topic.name, value, partition=number % partitions)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    assert producer.flush(120) == 0
+
+
+def alike(megabytes: int) -> Iterator[bytes]:
+    """Records of 2 kB that zstd packs 1,000 : 1."""
+    return (record(7, "x" * 2_000) for _ in range(megabytes * MB // 2_020))
+
+
+def undecodable(megabytes: int) -> Iterator[bytes]:
+    """Records of 4 kB, none of them JSON, that a broker does not pack."""
+    parts = [random.Random(number).randbytes(3_990) for number in range(100)]
+    return (b"%010d" % number + parts[number % 100] for number in range(megabytes * MB // 4_000))
+
+
+def large(megabytes: int) -> Iterator[bytes]:
+    """Records of just under 10 MB."""
+    return (record(number, "x" * (10 * MB - 1_000)) for number in range(megabytes // 10))
+
+
+def few(_megabytes: int) -> Iterator[bytes]:
+    """Twenty records for each of 5,000 partitions."""
+    return (record(number, "x" * 100) for number in range(100_000))
+
+
+# MB of a worker, whatever the records are, with the properties of Kafka that docs/limits.md gives for them.
+BOUND: Final = 1_300
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3_000)
+@pytest.mark.parametrize(
+    ("values", "megabytes", "partitions", "compression"),
+    [
+        pytest.param(undecodable, 10_000, 1, "none", id="10 GB of rejects"),
+        pytest.param(alike, 2_000, 1, "zstd", id="packed 1,000 to 1"),
+        pytest.param(large, 2_000, 1, "none", id="records of 10 MB"),
+        pytest.param(large, 2_000, 1, "zstd", id="records of 10 MB, packed"),
+        pytest.param(few, 10, 5_000, "none", id="5,000 ranges"),
+    ],
+)
+def test_the_memory_of_a_worker_has_a_bound(
+    world: World,
+    make_topic: MakeTopic,
+    make_pipeline: Callable[..., Pipeline],
+    values: Callable[[int], Iterator[bytes]],
+    megabytes: int,
+    partitions: int,
+    compression: str,
+) -> None:
+    """With all settings at their defaults."""
+    topic = make_topic(partitions, max_message_bytes=str(10 * MB))
+    size = 10 * MB if compression == "zstd" or values is large else MB
+    in_bulk(
+        topic,
+        values(megabytes),
+        partitions=partitions,
+        **{"compression.type": compression, "batch.size": size, "message.max.bytes": 10 * MB + 1_000},
+    )
+    pipeline = make_pipeline(topic, value=Json("id int, name text"), max_rejects=1.0)
+    work, tasks = works_of(world, pipeline)
+    started = time.monotonic()
+    outcome, peak_mb = peak_of(partial(each_in_turn, work), tasks)
+    log.info("%d ranges: %.0f MB in %.0f s", len(tasks), peak_mb, time.monotonic() - started)
+    assert not isinstance(outcome, Exception), outcome
+    assert len(tasks) == partitions
+    assert peak_mb < BOUND

@@ -27,6 +27,15 @@ def peak_of(work: Any, task: Any) -> tuple[Any, float]:
     return outcome, peak
 
 
+def each_in_turn(work: Any, tasks: Any, attempt: int) -> Any:
+    """What a Spark task does with the ranges it is given; return the first error, or the outcome of the last."""
+    for task in tasks:
+        outcome = work(task, attempt)
+        if isinstance(outcome, Exception):
+            return outcome
+    return outcome
+
+
 def main() -> None:
     """Work."""
     work, task = pickle.load(sys.stdin.buffer)
