@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
+from exactbatch.allowed_plan import RECORDS
 from exactbatch.errors import TransformRefused
 from exactbatch.staging import LINEAGE_NAMES
 
@@ -121,7 +122,7 @@ def _below(project: Any, id_: int) -> int | None:
         if kind == "AttributeReference":
             return _id(expression)
         if kind not in _MAY_HAND_ON and name in LINEAGE_NAMES:
-            raise _Computed(f"{name}, as {expression.sql()}")
+            raise _Computed(f"{name}, as {expression.sql().replace(f'{RECORDS}.', '')}")
     return None
 
 
