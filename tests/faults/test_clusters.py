@@ -19,6 +19,8 @@ from exactbatch.local import LocalStack
 
 pytestmark = pytest.mark.timeout(900)
 SITE: Final = {
+    # Spark takes a job for a short one where its tasks fit into one executor.
+    "spark.executor.cores": "2",
     # A task that takes half a second gets a second attempt beside it.
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
