@@ -1,23 +1,43 @@
 """Work of an executor that acts at a failpoint. It is told in the task: another environment needs new workers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from exactbatch import failpoints
 
 
 @dataclass(frozen=True)
 class Acting:
-    """What the work does, but for what happens at the moment."""
+    """What the work does, but for what happens at the moment; the file `came` is there once that has come."""
 
     work: Callable[..., Any]
     moment: str
     action: str
+    came: Path
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        failpoints._ACTIONS[self.moment] = self.action
-        try:
-            return self.work(*arguments, **named)
-        finally:
-            del failpoints._ACTIONS[self.moment]
+        with self._acting():
+            outcome = self.work(*arguments, **named)
+        return self._going_on(outcome) if isinstance(outcome, Generator) else outcome
+
+    def _going_on(self, outcomes: Iterator[Any]) -> Iterator[Any]:
+        with self._acting():
+            yield from outcomes
+
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
+        act = failpoints._act
+
+        def noted(name: str, action: str, argument: str = "") -> None:
+            self.came.touch()
+            act(name, action, argument)
+
+        with (
+            patch.object(failpoints, "_act", noted),
+            patch.dict(failpoints._ACTIONS, {self.moment: self.action}),
+        ):
+            yield

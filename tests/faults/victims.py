@@ -66,6 +66,7 @@ TRANSFORM: Final = Kind(
 _WORK: Final = {
     ("stage", False): (direct, "stage"),
     ("stage", True): (transform, "stage_rows"),
+    ("stage.after_rejects", True): (transform, "decode"),
     ("partition", False): (batch_job, "commit_range"),
 }
 
@@ -287,13 +288,12 @@ class Victims:
     def _at_workers(self, combination: Combination, beside: Callable[[], None]) -> Iterator[None]:
         self._gates += 1
         gate, ended = self._folder / f"gate-{self._gates}", threading.Event()
-        held, came = Path(f"{gate}.held"), []
+        held, came = Path(f"{gate}.held"), Path(f"{gate}.came")
 
         def release() -> None:
             while not ended.wait(0.05):
                 if combination.fault == "SIGSTOP, SIGCONT":
                     for each in _stopped_children():
-                        came.append(each)
                         time.sleep(_MOMENT)
                         os.kill(each, signal.SIGCONT)
                 elif held.exists() and not gate.exists():
@@ -301,12 +301,13 @@ class Victims:
                         beside()
                     else:
                         time.sleep(_MOMENT)
-                    came.append(0)
                     gate.touch()
 
         action = _ACTIONS.get(combination.fault, f"hold:{gate}")
-        module, name = _WORK[combination.moment.name.split(".")[0], combination.sink == "transform"]
-        work = acting.Acting(getattr(module, name), combination.moment.name, action)
+        moment, transformed = combination.moment.name, combination.sink == "transform"
+        place = moment if (moment, transformed) in _WORK else moment.split(".")[0]
+        module, name = _WORK[place, transformed]
+        work = acting.Acting(getattr(module, name), moment, action, came)
         releasing = threading.Thread(target=release)
         releasing.start()
         try:
@@ -315,8 +316,8 @@ class Victims:
         finally:
             ended.set()
             releasing.join()
-        if combination.fault in ("SIGSTOP, SIGCONT", "hold", RESTART) and not came:
-            raise NotExact(f"{combination}: the moment did not come")
+            if not came.exists():
+                raise NotExact(f"{combination}: the moment did not come")
 
     def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
         """A driver with a JVM of its own."""
