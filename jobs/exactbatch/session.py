@@ -98,6 +98,9 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
             "spark.driver.memory? Nothing was written."
         ) from error
     with end_of_jvm_told(), session:
+        _pin(
+            session, pipeline
+        )  # a transform may ask for it: SparkSession.builder.getOrCreate(), and F.udf() does
         yield session
 
 
@@ -198,6 +201,12 @@ def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
     Views, functions and settings of other sessions are not there; the pipeline's spark_conf goes before PINNED.
     """
     session = spark.newSession()
+    _pin(session, pipeline)
+    _set_environment(session, pipeline)
+    return session
+
+
+def _pin(session: SparkSession, pipeline: Pipeline) -> None:
     for name in session.conf.getAll:
         if name.startswith(_LEGACY) and session.conf.isModifiable(name):
             session.conf.unset(name)
@@ -206,21 +215,21 @@ def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
     for name, value in pipeline.spark_conf.items():
         if name.startswith("spark.sql.") and session.conf.isModifiable(name):
             session.conf.set(name, value)
-    _set_time_zone(session, pipeline)
-    return session
 
 
-def _set_time_zone(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Let a transform see times in UTC, or in the zone that the pipeline's spark_conf names, wherever it runs.
+def _set_environment(spark: SparkSession, pipeline: Pipeline) -> None:
+    """Let Python functions see the pipeline's time zone, and hash() give the same, wherever they run.
 
-    That is the zone of SQL, of datetimes without one that become literals on the driver (py4j takes them for local
-    time), and of those that Python functions get on executors (Spark makes local times of them). Spark takes zones
-    that the C library reads in another way, as +02:00: Python has UTC then. It stays so for this process.
+    The zone is UTC, or the one that the pipeline's spark_conf names. It is that of SQL, of datetimes without one
+    that become literals on the driver (py4j takes them for local time), and of those that Python functions get on
+    executors (Spark makes local times of them). It stays so for this process.
     """
     zone = pipeline.spark_conf.get(_ZONE, PINNED[_ZONE][0])
     local = pipeline.spark_conf.get("spark.executorEnv.TZ", zone if _NAME.fullmatch(zone) else "UTC")
     # The environment of the Python workers of tasks that begin from here on, and of this process.
-    spark.sparkContext.environment["TZ"] = os.environ["TZ"] = local
+    environment = spark.sparkContext.environment
+    environment["PYTHONHASHSEED"] = pipeline.spark_conf.get("spark.executorEnv.PYTHONHASHSEED", "0")
+    environment["TZ"] = os.environ["TZ"] = local
     time.tzset()
 
 
