@@ -35,7 +35,7 @@ from exactbatch.allowed_expressions import (
 __all__ = ["RECORDS", "Finding", "findings", "marked"]
 
 # The name under which the records are in a plan, below any that the transform gives them; none that it could give.
-RECORDS: Final = f"exactbatch_records_{uuid.uuid4().hex}"
+RECORDS: Final = f"exactbatch_records_{uuid.uuid4().hex[:8]}"
 
 # Each of their rows is made of one row.
 _ROW_BY_ROW: Final = {
@@ -259,11 +259,12 @@ class _Walk:
             if _has(_DATETIME, expression.dataType()):
                 self._quoted(_text(expression))
         elif kind in ("Cast", "ParseToDate", "ParseToTimestamp"):
-            self._cast(expression, expression.children().apply(0))
+            has_format = kind == "ParseToTimestamp" and expression.format().isDefined()
+            self._cast(expression, expression.children().apply(0), has_format=has_format)
         elif _parses(kind, expression) and _has(_TIMESTAMP, expression.dataType()):
             self._note(expression.prettyName(), DATELESS)
 
-    def _cast(self, expression: Any, child: Any) -> None:
+    def _cast(self, expression: Any, child: Any, *, has_format: bool) -> None:
         name, type_, text = expression.prettyName(), expression.dataType(), child.dataType()
         if not (_has(_DATETIME, type_) and _has(_TEXT, text)):
             return
@@ -271,11 +272,11 @@ class _Walk:
         if is_plain and _class(child) == "Literal":
             if word := _WORD.match(str(child.value())):
                 self._note(word[1].lower(), CLOCK)
-            elif _has(_TIMESTAMP, type_) and _TIME_ALONE.match(str(child.value())):
+            elif _has(_TIMESTAMP, type_) and not has_format and _TIME_ALONE.match(str(child.value())):
                 self._note(name, DATELESS)
         elif is_plain and child.foldable():
             self._note(name, CONSTANT)
-        elif _has(_TIMESTAMP, type_):
+        elif _has(_TIMESTAMP, type_) and not has_format:
             self._note(name, DATELESS)
 
     def _quoted(self, text: str) -> None:

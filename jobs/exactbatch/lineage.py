@@ -5,6 +5,7 @@ plan proves it. Where it proves nothing, as of a Python function that gives whol
 compared with what was decoded.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -44,6 +45,7 @@ _MAY_HAND_ON: Final = {
     "ScalaUDF",
 }
 _SOURCE: Final = "MapInArrow"
+_RECORDS: Final = re.compile(r"exactbatch_records\w*\.")  # what Spark calls them, and the user does not
 
 
 def is_handed_on(pipeline_name: str, transformed: DataFrame, decoded: DataFrame) -> bool:
@@ -117,7 +119,7 @@ def _below(project: Any, id_: int, name: str) -> int | None:
         if kind == "AttributeReference":
             return _id(expression)
         if _is_computed(expression):
-            raise _Computed(f"{name}, as {expression.sql()}")
+            raise _Computed(f"{name}, as {_RECORDS.sub('', expression.sql())}")
     return None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from zoneinfo import available_timezones
 
 import pyspark
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
@@ -21,7 +22,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.spark_errors import setting_refused
 
 _ZONE: Final = "spark.sql.session.timeZone"
-_NAME: Final = re.compile(r"[A-Za-z]+(/[A-Za-z_]+)*")  # UTC or Asia/Tokyo
+_OFFSET: Final = re.compile(r"(UTC|GMT|UT)?[+-]\d.*")  # +02:00
 _LEGACY: Final = "spark.sql.legacy."
 # What decides which rows a transform gives, and may differ between machines, clusters and users: its value in a
 # batch, unless the pipeline's spark_conf has another, and why. docs/settings.md shows this table.
@@ -42,10 +43,50 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.sql.parser.quotedRegexColumnNames": ("false", "whether `a.*` names one column or several"),
     "spark.sql.jsonGenerator.ignoreNullFields": ("true", "whether to_json writes fields that are null"),
     "spark.sql.storeAssignmentPolicy": ("ANSI", "which values are cast on the way into a table"),
+    "spark.sql.function.concatBinaryAsString": ("false", "what concat of bytes gives: bytes or text"),
+    "spark.sql.function.eltOutputAsString": ("false", "the same of elt"),
+    "spark.sql.chunkBase64String.enabled": ("true", "whether base64 gives lines of 76 letters"),
+    "spark.sql.preserveCharVarcharTypeInfo": ("false", "whether a cast to char(5) adds spaces"),
+    "spark.sql.columnNameOfCorruptRecord": (
+        "_corrupt_record",
+        "which field of from_json holds what is malformed",
+    ),
+    "spark.sql.json.enablePartialResults": ("true", "what from_json keeps of what is malformed"),
+    "spark.sql.json.enableExactStringParsing": (
+        "true",
+        "what from_json makes of a document within a document",
+    ),
+    "spark.sql.variant.allowDuplicateKeys": (
+        "false",
+        "what parse_json makes of a name that an object has twice",
+    ),
+    "spark.sql.icu.caseMappings.enabled": (
+        "true",
+        "what upper, lower and initcap make of letters that are not ASCII",
+    ),
+    "spark.sql.retainGroupColumns": ("true", "whether groupBy().agg() gives the columns of the group"),
+    "spark.sql.variable.substitute": (
+        "false",
+        "whether ${env:HOME} in sql is text, or what the machine says",
+    ),
+    "spark.sql.files.ignoreCorruptFiles": (
+        "false",
+        "whether a file of another source that cannot be read is an error",
+    ),
+    "spark.sql.files.ignoreMissingFiles": ("false", "the same of one that is gone"),
+    "spark.sql.sources.partitionColumnTypeInference.enabled": (
+        "true",
+        "whether 01 in the name of a folder is a number",
+    ),
     "spark.sql.execution.arrow.maxRecordsPerBatch": (
         "10000",
         "how many records a Python function gets at once",
     ),
+    "spark.sql.execution.arrow.maxBytesPerBatch": (
+        "16777216",
+        "how many bytes it gets at once, which bounds its memory",
+    ),
+    "spark.sql.execution.pyspark.binaryAsBytes": ("true", "whether it gets bytes or a bytearray"),
     "spark.sql.execution.pandas.convertToArrowArraySafely": (
         "true",
         "whether pandas values may lose digits",
@@ -200,9 +241,9 @@ def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
 
     Views, functions and settings of other sessions are not there; the pipeline's spark_conf goes before PINNED.
     """
+    _set_environment(spark, pipeline)
     session = spark.newSession()
     _pin(session, pipeline)
-    _set_environment(session, pipeline)
     return session
 
 
@@ -222,10 +263,17 @@ def _set_environment(spark: SparkSession, pipeline: Pipeline) -> None:
 
     The zone is UTC, or the one that the pipeline's spark_conf names. It is that of SQL, of datetimes without one
     that become literals on the driver (py4j takes them for local time), and of those that Python functions get on
-    executors (Spark makes local times of them). It stays so for this process.
+    executors (Spark makes local times of them). It stays so for this process. Raises ConfigurationError for a zone
+    that Spark and Python do not know alike; of an offset, as +02:00, which the C library reads in another way,
+    Python functions see UTC.
     """
     zone = pipeline.spark_conf.get(_ZONE, PINNED[_ZONE][0])
-    local = pipeline.spark_conf.get("spark.executorEnv.TZ", zone if _NAME.fullmatch(zone) else "UTC")
+    if zone not in {"UTC", *available_timezones()} and not _OFFSET.fullmatch(zone):
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r}: spark_conf has {_ZONE} = {zone}, and the time zone database of this "
+            f"machine has no such zone. Name one that it has, as Asia/Tokyo."
+        )
+    local = pipeline.spark_conf.get("spark.executorEnv.TZ", "UTC" if _OFFSET.fullmatch(zone) else zone)
     # The environment of the Python workers of tasks that begin from here on, and of this process.
     environment = spark.sparkContext.environment
     environment["PYTHONHASHSEED"] = pipeline.spark_conf.get("spark.executorEnv.PYTHONHASHSEED", "0")

@@ -1,7 +1,10 @@
 """What is said where a setting of Spark lets a batch fail, and which settings a batch has of its own."""
 
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyspark
 import pytest
@@ -9,7 +12,14 @@ from pyspark.errors import PySparkException
 from test_pipeline import pipeline as make
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
-from exactbatch.session import PINNED, _check_home, _not_started, spark_session
+from exactbatch.session import (
+    PINNED,
+    _check_home,
+    _not_started,
+    _set_environment,
+    batch_session,
+    spark_session,
+)
 from exactbatch.spark_errors import may_be_of_a_record, setting_refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -131,6 +141,10 @@ def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
     [
         ("Traceback\n  File x\nZeroDivisionError: division by zero", True),
         ("[CAST_INVALID_INPUT] The value 'n' of the type \"STRING\" cannot be cast", True),
+        # What a record holds.
+        ("[CAST_INVALID_INPUT] The value 'Job 1 cancelled' of the type \"STRING\" cannot be cast", True),
+        ("Traceback\n  File x\nKeyError: 'crashed'", True),
+        ("Traceback\n  File x\nValueError: the order was cancelled", True),
         (
             "Traceback\n  File x\nexactbatch.errors.PostgresUnavailable: the connection to Postgres was lost",
             False,
@@ -144,3 +158,25 @@ def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
 )
 def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said: str, may_be: bool) -> None:
     assert may_be_of_a_record(PySparkException(said)) == may_be
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "PST", ""])
+def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
+    pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
+    with pytest.raises(ConfigurationError, match="has no such zone"):
+        batch_session(cast(Any, None), pipeline)
+
+
+@pytest.mark.parametrize(
+    ("zone", "local"),
+    [("America/Port-au-Prince", "America/Port-au-Prince"), ("+02:00", "UTC"), ("UTC", "UTC")],
+)
+def test_python_functions_see_the_zone_of_the_session(
+    monkeypatch: pytest.MonkeyPatch, zone: str, local: str
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(environment={}))
+    _set_environment(cast(Any, spark), make(spark_conf={"spark.sql.session.timeZone": zone}))
+    assert spark.sparkContext.environment == {"TZ": local, "PYTHONHASHSEED": "0"}
+    monkeypatch.undo()
+    time.tzset()
