@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -96,6 +97,10 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.sql.execution.pythonUDTF.arrow.enabled": ("true", "the same of table functions"),
     "spark.sql.pyspark.inferNestedDictAsStruct.enabled": ("false", "what a dict in a literal becomes"),
 }
+
+# What the batches have in the environment of Python functions that this process runs.
+_under_way: list[Mapping[str, str]] = []
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -235,16 +240,19 @@ def _not_started(error: Exception, settings: Mapping[str, str]) -> ExactbatchErr
     )
 
 
-def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
+@contextmanager
+def batch_session(spark: SparkSession, pipeline: Pipeline) -> Iterator[SparkSession]:
     """A session of the same context for one batch, in which what decides the rows of a transform is as PINNED
     says.
 
     Views, functions and settings of other sessions are not there; the pipeline's spark_conf goes before PINNED.
+    Raises ConfigurationError for a time zone that Spark and Python do not know alike, or that is another than that
+    of a batch which this process runs at the same time.
     """
-    _set_environment(spark, pipeline)
-    session = spark.newSession()
-    _pin(session, pipeline)
-    return session
+    with _environment(spark, _variables(pipeline)):
+        session = spark.newSession()
+        _pin(session, pipeline)
+        yield session
 
 
 def _pin(session: SparkSession, pipeline: Pipeline) -> None:
@@ -258,27 +266,50 @@ def _pin(session: SparkSession, pipeline: Pipeline) -> None:
             session.conf.set(name, value)
 
 
-def _set_environment(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Let Python functions see the pipeline's time zone, and hash() give the same, wherever they run.
+def _variables(pipeline: Pipeline) -> Mapping[str, str]:
+    """What Python functions have in their environment, wherever they run: the time zone, and what hash() gives.
 
-    The zone is UTC, or the one that the pipeline's spark_conf names. It is that of SQL, of datetimes without one
-    that become literals on the driver (py4j takes them for local time), and of those that Python functions get on
-    executors (Spark makes local times of them). It stays so for this process. Raises ConfigurationError for a zone
-    that Spark and Python do not know alike; of an offset, as +02:00, which the C library reads in another way,
-    Python functions see UTC.
+    The zone is UTC, or the one that the pipeline's spark_conf names: that of SQL, of datetimes without one that
+    become literals on the driver (py4j takes them for local time), and of those that Python functions get on
+    executors (Spark makes local times of them). Of an offset, as +02:00, which the C library reads in another way,
+    Python functions see UTC. Raises ConfigurationError for a zone that Spark and Python do not know alike.
     """
     zone = pipeline.spark_conf.get(_ZONE, PINNED[_ZONE][0])
-    if zone not in {"UTC", *available_timezones()} and not _OFFSET.fullmatch(zone):
+    is_offset = _OFFSET.fullmatch(zone) is not None
+    if zone not in {"UTC", *available_timezones()} and not is_offset:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r}: spark_conf has {_ZONE} = {zone}, and the time zone database of this "
             f"machine has no such zone. Name one that it has, as Asia/Tokyo."
         )
-    local = pipeline.spark_conf.get("spark.executorEnv.TZ", "UTC" if _OFFSET.fullmatch(zone) else zone)
-    # The environment of the Python workers of tasks that begin from here on, and of this process.
-    environment = spark.sparkContext.environment
-    environment["PYTHONHASHSEED"] = pipeline.spark_conf.get("spark.executorEnv.PYTHONHASHSEED", "0")
-    environment["TZ"] = os.environ["TZ"] = local
-    time.tzset()
+    return {
+        "TZ": pipeline.spark_conf.get("spark.executorEnv.TZ", "UTC" if is_offset else zone),
+        "PYTHONHASHSEED": pipeline.spark_conf.get("spark.executorEnv.PYTHONHASHSEED", "0"),
+    }
+
+
+@contextmanager
+def _environment(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[None]:
+    """Let Python functions have these variables; the zone is that of this process, too, and stays so.
+
+    Raises ConfigurationError where a batch is under way that needs others: they are the same for a whole process.
+    """
+    with _lock:
+        if any(each != variables for each in _under_way):
+            raise ConfigurationError(
+                f"this process runs another batch, with {_under_way[0]} in the environment of Python functions, "
+                f"and this one needs {variables}. Nothing was written. Run batches whose time zones differ in "
+                f"processes of their own, or one after the other."
+            )
+        _under_way.append(variables)
+        # The environment of the Python workers of tasks that begin from here on.
+        spark.sparkContext.environment.update(variables)
+        os.environ["TZ"] = variables["TZ"]
+        time.tzset()
+    try:
+        yield
+    finally:
+        with _lock:
+            _under_way.remove(variables)
 
 
 @contextmanager

@@ -36,6 +36,12 @@ _SETTINGS: Final = tuple(
             r'Cannot run program "[^"]+": .*',
             "PYSPARK_PYTHON, {python}, has to name a Python that is there on every machine of the cluster.",
         ),
+        (
+            r"Python worker process terminated due to idle timeout[^\n.]*",
+            "A worker that reads, or waits for Postgres, may be idle for long. Raise "
+            "spark.sql.execution.pyspark.udf.idleTimeoutSeconds (spark.python.worker.idleTimeoutSeconds without a "
+            "transform), or leave killOnIdleTimeout off.",
+        ),
         (r"is bigger than spark\.driver\.maxResultSize[^;)]*", "Raise spark.driver.maxResultSize."),
         (
             r"(?:(?:INVALID_(?:DRIVER|EXECUTOR)_MEMORY)\S*|System memory \d+|Executor memory \d+)[^\n]*",

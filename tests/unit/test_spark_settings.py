@@ -15,9 +15,9 @@ from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.session import (
     PINNED,
     _check_home,
+    _environment,
     _not_started,
-    _set_environment,
-    batch_session,
+    _variables,
     spark_session,
 )
 from exactbatch.spark_errors import may_be_of_a_record, setting_refused
@@ -87,6 +87,11 @@ SAID = [
         "Total size of serialized results of 2 tasks is bigger than spark.driver.maxResultSize 1024.0 B.",
         ConfigurationError,
         "Raise spark.driver.maxResultSize",
+    ),
+    (
+        "PythonWorkerException: Python worker process terminated due to idle timeout (timeout: 60 seconds)",
+        ConfigurationError,
+        "Raise spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
     ),
     (
         "SystemError: error return without exception set",
@@ -164,19 +169,31 @@ def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said: str, may_b
 def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
     pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
     with pytest.raises(ConfigurationError, match="has no such zone"):
-        batch_session(cast(Any, None), pipeline)
+        _variables(pipeline)
 
 
 @pytest.mark.parametrize(
     ("zone", "local"),
     [("America/Port-au-Prince", "America/Port-au-Prince"), ("+02:00", "UTC"), ("UTC", "UTC")],
 )
-def test_python_functions_see_the_zone_of_the_session(
-    monkeypatch: pytest.MonkeyPatch, zone: str, local: str
-) -> None:
+def test_python_functions_see_the_zone_of_the_session(zone: str, local: str) -> None:
+    pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
+    assert _variables(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
+
+
+def test_batches_at_the_same_time_have_one_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "UTC")
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(environment={}))
-    _set_environment(cast(Any, spark), make(spark_conf={"spark.sql.session.timeZone": zone}))
-    assert spark.sparkContext.environment == {"TZ": local, "PYTHONHASHSEED": "0"}
+    spark = cast(Any, SimpleNamespace(sparkContext=SimpleNamespace(environment={})))
+    utc, tokyo = {"TZ": "UTC"}, {"TZ": "Asia/Tokyo"}
+    with _environment(spark, utc), _environment(spark, utc):
+        with (
+            pytest.raises(ConfigurationError, match="this process runs another batch"),
+            _environment(spark, tokyo),
+        ):
+            pass
+        assert spark.sparkContext.environment == utc
+    with _environment(spark, tokyo):
+        assert spark.sparkContext.environment == tokyo
+        assert time.tzname[0] == "JST"
     monkeypatch.undo()
     time.tzset()
