@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from exactbatch.allowed_plan import findings, marked
@@ -276,6 +276,10 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str]]] = {
     "join": (
         lambda r: r.join(r.sparkSession.createDataFrame([(1, "one")], "id int, label string"), "id"),
         [],
+    ),
+    "alias": (
+        lambda r: r.alias("x").withColumn("n", F.count("*").over(Window.partitionBy("x.name"))),
+        ["window"],
     ),
     "self_join": (lambda r: r.join(r.select("id", F.col("name").alias("other")), "id"), ["self-join"]),
     "cached": (lambda r: r.where("id > 1").cache().limit(3), ["limit"]),

@@ -1,11 +1,12 @@
 """The same rows whatever Spark's properties are: in a run, and in a replay of a part with another parallelism."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -15,7 +16,7 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from conftest import LONG, Topic
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert, replay
 from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.session import PINNED, spark_session
+from exactbatch.session import PINNED, batch_session, spark_session
 
 __all__ = ["world"]
 
@@ -205,3 +206,17 @@ def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
     finally:
         for name, value in before.items():
             spark.conf.set(name, value)
+
+
+def test_python_functions_get_few_large_records_at_a_time(
+    spark: Any, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([batch.nbytes])], ["size"])
+
+    with batch_session(spark, make_pipeline(make_topic())) as session:
+        records = session.range(0, 400, 1, 1).select(F.repeat(F.lit("x"), 100_000).alias("text"))
+        found = [row.size for row in records.mapInArrow(sizes, "size long").collect()]
+    assert sum(found) > 40_000_000
+    assert max(found) < 20_000_000
