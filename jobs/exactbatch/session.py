@@ -98,6 +98,8 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.sql.pyspark.inferNestedDictAsStruct.enabled": ("false", "what a dict in a literal becomes"),
 }
 
+# Dynamic allocation does not take an executor away that is done before the others, with the records that it keeps.
+_KEPT: Final = {"spark.dynamicAllocation.cachedExecutorIdleTimeout": f"{2**31 - 1}s"}
 # What the batches have in the environment of Python functions that this process runs.
 _under_way: list[Mapping[str, str]] = []
 _lock = threading.Lock()
@@ -120,7 +122,7 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
                 f"{name} is set, so that Spark would start a session of Spark Connect, which cannot run a batch. "
                 f"Unset it for batches, and name the cluster by spark-submit --master, or the Spark connection."
             )
-    own = {**pipeline.spark_conf, "spark.api.mode": "classic"}
+    own = {**_KEPT, **pipeline.spark_conf, "spark.api.mode": "classic"}
     if "spark.remote" in own:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r}: spark_conf has spark.remote, so that Spark would start a session of "

@@ -142,9 +142,8 @@ class Transformed:
             if self._outcomes() != read:
                 raise StagedRowsDiffer(
                     "expected the records that were read first to be there until all rows were staged, found "
-                    "that Spark lost some and read them again. Nothing was written; try again. Each time? Then an "
-                    "executor that keeps them is taken away (spark.dynamicAllocation.cachedExecutorIdleTimeout), "
-                    "or its disk is full."
+                    "that Spark lost some and read them again. Nothing was written; try again. If it comes again: "
+                    "is a disk of an executor full, or does the cluster take executors away?"
                 )
         finally:
             self._read.unpersist()

@@ -192,6 +192,7 @@ def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
     monkeypatch.setattr(SparkSession, "__exit__", lambda *_: None)  # it is the tests' own
     before = {name: spark.conf.get(name) for name in PINNED}
     arrow = "spark.sql.execution.pythonUDF.arrow.enabled"
+    idle = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
     spark.conf.set(arrow, "false")
     conf = {"spark.sql.session.timeZone": "Asia/Tokyo"}
     try:
@@ -201,9 +202,11 @@ def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
                 **{name: value for name, (value, _) in PINNED.items()},
                 **conf,
             }
+            assert asked.conf.get(idle) == "2147483647s"
             # Whether values go by Arrow is decided by this session, whatever the batch's says.
             assert F.udf(len, "int").evalType == PythonEvalType.SQL_ARROW_BATCHED_UDF
     finally:
+        spark._jsparkSession.sessionState().conf().unsetConf(idle)
         for name, value in before.items():
             spark.conf.set(name, value)
 
