@@ -383,8 +383,10 @@ def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
 def _check_query(pipeline: Pipeline, session: SparkSession) -> None:
     """Raise TransformRefused unless `sql` is a query. Spark's plan of a script shows its rows, not how they were
     made; a command would be carried out at each try."""
+    assert pipeline.sql is not None
+    query = pipeline.sql.rstrip().rstrip(";")  # which Spark allows at the end
     try:
-        session._jsparkSession.sessionState().sqlParser().parseQuery(pipeline.sql)
+        session._jsparkSession.sessionState().sqlParser().parseQuery(query)
     except PySparkException as error:
         raise TransformRefused(
             f"pipeline {pipeline.name!r}: expected sql to be one query over {VIEW}, found: {cause(error)}. "

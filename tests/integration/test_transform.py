@@ -452,5 +452,5 @@ def test_a_script_or_a_command_is_no_transform(
         TransformRefused, match="expected sql to be one query over records, found: .*PARSE_SYNTAX"
     ):
         _check_query(make_pipeline(topic, sql=text), spark)
-    for query in ("select 1 as a", "with r as (table records) from r |> select id", "values (1), (2)"):
+    for query in ("select 1 as a", "with r as (table records) from r |> select id", "values (1), (2) ;\n"):
         _check_query(make_pipeline(topic, sql=query), spark)
