@@ -310,6 +310,8 @@ def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
     message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
     assert "`idd`" in message
     assert f"The columns that it can use are id, name, {LINEAGE}." in message
+    script = make_pipeline(topic, sql="begin select *, now() as t from records; end")
+    assert "expected sql to be one query over records" in world.refused(TransformRefused, script)
     no_frame = make_pipeline(topic, transform=lambda records: records.count)
     with pytest.raises(TransformRefused, match="expected the transform to return a DataFrame, found method"):
         world.process(no_frame, world.plan(no_frame))
