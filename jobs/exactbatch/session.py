@@ -146,9 +146,8 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
             "spark.driver.memory? Nothing was written."
         ) from error
     with end_of_jvm_told(), session:
-        _pin(
-            session, pipeline
-        )  # a transform may ask for it: SparkSession.builder.getOrCreate(), and F.udf() does
+        # A transform may ask for it, by SparkSession.builder.getOrCreate(), and F.udf() does.
+        _pin(session, pipeline)
         yield session
 
 
