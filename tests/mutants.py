@@ -329,7 +329,7 @@ MUTANTS: Final = (
     Mutant(
         "a transform sees the time of the machine that it is on",
         "session.py",
-        '    spark.sparkContext.environment["TZ"] = os.environ["TZ"] = local\n',
+        "        spark.sparkContext.environment.update(variables)\n",
         "",
         ("tests/integration/test_transform.py::test_a_transform_gives_the_same_rows_in_every_time_zone",),
     ),
@@ -586,7 +586,7 @@ MUTANTS: Final = (
     Mutant(
         "lineage that a transform computes is taken as it is",
         "lineage.py",
-        "if kind not in _MAY_HAND_ON and name in LINEAGE_NAMES:",
+        "if _is_computed(expression):",
         "if False:",
         (f"{_LINEAGE}::test_lineage_that_is_computed_is_refused",),
     ),

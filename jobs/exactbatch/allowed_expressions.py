@@ -62,6 +62,11 @@ HIDDEN: Final = Reason(
 CONSTANT: Final = Reason(
     "makes a time of a text that Spark computes, which may be a word as 'now'", "Write the text itself."
 )
+DATELESS: Final = Reason(
+    "makes a timestamp of text, and gives text without a date, as '10:15', the date of the try",
+    "Let the value format read the time (at timestamptz), or name a format: as in "
+    "to_timestamp(text, 'yyyy-MM-dd HH:mm'), or as timestampFormat of from_json, from_csv and from_xml.",
+)
 UNKNOWN: Final = Reason(
     "is not known to give the same result each time", "Use functions and operators of docs/transform.md."
 )

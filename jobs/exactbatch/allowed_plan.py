@@ -5,6 +5,7 @@ by its name.
 """
 
 import re
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +16,7 @@ from exactbatch.allowed_expressions import (
     ALLOWED,
     CLOCK,
     CONSTANT,
+    DATELESS,
     DECLARED,
     EQUAL,
     FLOAT,
@@ -32,8 +34,8 @@ from exactbatch.allowed_expressions import (
 
 __all__ = ["RECORDS", "Finding", "findings", "marked"]
 
-# The name under which the records are in a plan, below any that the transform gives them.
-RECORDS: Final = "exactbatch_records"
+# The name under which the records are in a plan, below any that the transform gives them; none that it could give.
+RECORDS: Final = f"exactbatch_records_{uuid.uuid4().hex[:8]}"
 
 # Each of their rows is made of one row.
 _ROW_BY_ROW: Final = {
@@ -71,10 +73,17 @@ _COLUMNS: Final = {
     "AttributeReference", "OuterReference", "OuterScopeReference", "NamedLambdaVariable",
 }  # fmt: skip
 _ROW_FUNCTIONS: Final = {PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF}
-_DATETIMES: Final = {"date", "timestamp", "timestamp_ntz"}
 # What Spark makes the time of the query of, in a cast of a constant and in a typed literal: SpecialDatetimeValues.
 _WORD: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 _QUOTED_WORD: Final = re.compile(r"""["']\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
+# A time of day alone is one of the day of the query: SparkDateTimeUtils.stringToTimestamp.
+_TIME_ALONE: Final = re.compile(r"[\s\x00-\x1f]*(T\d|\d\d?:)")
+_QUOTED_TIME: Final = re.compile(r"""["'][\s\x00-\x1f]*(T\d|\d\d?:)""")
+# In the name of a type: what may hold such a text, and what it becomes. Names of fields stand before a colon.
+_TEXT: Final = re.compile(r"(?:^|[:<,])(?:string|char|varchar|variant|time)(?=[>,( ]|$)")
+_TIMESTAMP: Final = re.compile(r"(?:^|[:<,])timestamp(?=[>,]|$)")
+_DATETIME: Final = re.compile(r"(?:^|[:<,])(?:date|timestamp|timestamp_ntz)(?=[>,]|$)")
+_PARSERS: Final = {"JsonToStructs", "CsvToStructs", "XmlToStructs"}
 # Sums of such may pass the 38 digits of a decimal in between: Spark adds ten digits for a sum.
 _DECIMAL: Final = re.compile(r"decimal\((\d+),")
 _WIDEST_SAFE: Final = 28
@@ -233,6 +242,8 @@ class _Walk:
                 return EQUAL
             case "ListAgg" if not _is_ordered(expression):
                 return ORDER
+            case "ListAgg" if self._is_collated(expression):
+                return EQUAL
             case "WindowExpression" if _is_cut_by_rows(expression):
                 return ORDER
         return None
@@ -242,28 +253,43 @@ class _Walk:
         return bool(self._collations.hasNonUTF8BinaryCollation(expression.dataType()))
 
     def _words(self, kind: str, expression: Any) -> None:
-        """Note a constant that Spark makes a time of the query of, as `timestamp 'now'`."""
+        """Note what Spark makes a time of the query of: a constant, as `timestamp 'now'`, and text that may have
+        no date."""
         if kind == "Literal":
-            if expression.dataType().typeName() in _DATETIMES and (
-                word := _QUOTED_WORD.search(_text(expression))
-            ):
-                self._note(word[1].lower(), CLOCK)
+            if _has(_DATETIME, expression.dataType()):
+                self._quoted(_text(expression))
         elif kind in ("Cast", "ParseToDate", "ParseToTimestamp"):
-            child = expression.children().apply(0)
-            if expression.dataType().typeName() not in _DATETIMES or not child.foldable():
-                return
-            if not child.dataType().typeName().startswith(("string", "char", "varchar")):
-                return
-            if _class(child) != "Literal":
-                self._note(expression.prettyName(), CONSTANT)
-            elif word := _WORD.match(str(child.value())):
+            has_format = kind == "ParseToTimestamp" and expression.format().isDefined()
+            self._cast(expression, expression.children().apply(0), has_format=has_format)
+        elif _parses(kind, expression) and _has(_TIMESTAMP, expression.dataType()):
+            self._note(expression.prettyName(), DATELESS)
+
+    def _cast(self, expression: Any, child: Any, *, has_format: bool) -> None:
+        name, type_, text = expression.prettyName(), expression.dataType(), child.dataType()
+        if not (_has(_DATETIME, type_) and _has(_TEXT, text)):
+            return
+        is_plain = str(text.typeName()).startswith(("string", "char", "varchar"))
+        if is_plain and _class(child) == "Literal":
+            if word := _WORD.match(str(child.value())):
                 self._note(word[1].lower(), CLOCK)
+            elif _has(_TIMESTAMP, type_) and not has_format and _TIME_ALONE.match(str(child.value())):
+                self._note(name, DATELESS)
+        elif is_plain and child.foldable():
+            self._note(name, CONSTANT)
+        elif _has(_TIMESTAMP, type_) and not has_format:
+            self._note(name, DATELESS)
+
+    def _quoted(self, text: str) -> None:
+        """Note such constants in the SQL text of values."""
+        for word in _QUOTED_WORD.finditer(text):
+            self._note(word[1].lower(), CLOCK)
+        if _QUOTED_TIME.search(text):
+            self._note("timestamp", DATELESS)
 
     def _values(self, plan: Any) -> None:
         """Note words in `values (…)`, which are values by now."""
-        if any(each.dataType().typeName() in _DATETIMES for each in _each(plan.output())):
-            for word in _QUOTED_WORD.finditer(_text(plan)):
-                self._note(word[1].lower(), CLOCK)
+        if any(_has(_DATETIME, each.dataType()) for each in _each(plan.output())):
+            self._quoted(_text(plan))
 
 
 def _class(node: Any) -> str:
@@ -312,6 +338,19 @@ def _of_sum(kind: str, expression: Any) -> Reason | None:
     mode = str((expression.evalContext() if kind == "Sum" else expression).evalMode())
     safe = mode == "ANSI" or (mode == "LEGACY" and not decimal)
     return OVERFLOW if wide and not safe else None
+
+
+def _has(pattern: re.Pattern[str], type_: Any) -> bool:
+    """Whether a type is one of these, or has one of these within."""
+    return pattern.search(str(type_.catalogString())) is not None
+
+
+def _parses(kind: str, expression: Any) -> bool:
+    """Whether an expression reads values of a document, and has not been told how a timestamp is written there."""
+    if kind in _PARSERS:
+        names = expression.options().keys().toSeq()
+        return not any(str(name).lower() == "timestampformat" for name in _each(names))
+    return kind == "VariantGet"
 
 
 def _is_ordered(listagg: Any) -> bool:

@@ -69,8 +69,8 @@ def process_batch(
             own_errors(),
             end_of_jvm_told(),
             watched(spark, pipeline.launch_timeout, where),
+            batch_session(spark, pipeline) as session,
         ):
-            session = batch_session(spark, pipeline)
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(session, connection, pipeline, batch, epochs, settings)
             return _process(session, connection, pipeline, batch, ranges, epochs, settings)

@@ -34,14 +34,10 @@ _HAND_ON: Final = {
 # Expressions that may give the column of a record as it was; of others that are no column it is another value.
 _MAY_HAND_ON: Final = {
     "AggregateExpression",
-    "CaseWhen",
-    "Cast",
-    "Coalesce",
     "ElementAt",
     "GetArrayItem",
     "GetMapValue",
     "GetStructField",
-    "If",
     "NamedLambdaVariable",
     "OuterReference",
     "PythonUDF",
@@ -84,7 +80,7 @@ def _is_handed_on(plan: Any, ids: Sequence[int], source: Any, tables: Mapping[in
         table = tables.get(plan.cteId())
         return table is not None and _at_same_places(plan, ids, table, source, tables)
     if kind == "Project":
-        below = [_below(plan, each) for each in ids]
+        below = [_below(plan, id_, name) for id_, name in zip(ids, LINEAGE_NAMES, strict=True)]
         child = plan.child()
         known = [each for each in below if each is not None]
         return len(known) == len(ids) and _is_handed_on(child, known, source, tables)
@@ -111,19 +107,39 @@ def _at_same_places(
     )
 
 
-def _below(project: Any, id_: int) -> int | None:
-    """The column of a projection's input that is one of its own; None where it may be any. Raises _Computed."""
+def _below(project: Any, id_: int, name: str) -> int | None:
+    """The column of a projection's input that is one of its own, whatever it is called in between; None where it
+    may be any. Raises _Computed, with the name that it has in the lineage."""
     for expression in _each(project.projectList()):
         if _id(expression) != id_:
             continue
-        name = expression.name()
         while (kind := expression.getClass().getSimpleName()) == "Alias":
             expression = expression.child()
         if kind == "AttributeReference":
             return _id(expression)
-        if kind not in _MAY_HAND_ON and name in LINEAGE_NAMES:
+        if _is_computed(expression):
             raise _Computed(f"{name}, as {expression.sql().replace(f'{RECORDS}.', '')}")
     return None
+
+
+def _is_computed(expression: Any) -> bool:
+    """Whether an expression may give what is no column of a record."""
+    kind = expression.getClass().getSimpleName()
+    children = list(_each(expression.children()))
+    match kind:
+        case "AttributeReference":
+            return False
+        case "Literal":
+            return expression.value() is not None
+        case "CaseWhen":  # a condition before each value, and perhaps a last value
+            children = children[1::2] + children[len(children) // 2 * 2 :]
+        case "If":
+            children = children[1:]
+        case "Alias" | "Cast" | "Coalesce":
+            pass
+        case _:
+            return kind not in _MAY_HAND_ON
+    return any(map(_is_computed, children))
 
 
 def _source(plan: Any) -> Any:

@@ -4,11 +4,13 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from zoneinfo import available_timezones
 
 import pyspark
 from py4j.protocol import Py4JJavaError, Py4JNetworkError
@@ -21,7 +23,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.spark_errors import setting_refused
 
 _ZONE: Final = "spark.sql.session.timeZone"
-_NAME: Final = re.compile(r"[A-Za-z]+(/[A-Za-z_]+)*")  # UTC or Asia/Tokyo
+_OFFSET: Final = re.compile(r"(UTC|GMT|UT)?[+-]\d.*")  # +02:00
 _LEGACY: Final = "spark.sql.legacy."
 # What decides which rows a transform gives, and may differ between machines, clusters and users: its value in a
 # batch, unless the pipeline's spark_conf has another, and why. docs/settings.md shows this table.
@@ -42,10 +44,50 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.sql.parser.quotedRegexColumnNames": ("false", "whether `a.*` names one column or several"),
     "spark.sql.jsonGenerator.ignoreNullFields": ("true", "whether to_json writes fields that are null"),
     "spark.sql.storeAssignmentPolicy": ("ANSI", "which values are cast on the way into a table"),
+    "spark.sql.function.concatBinaryAsString": ("false", "what concat of bytes gives: bytes or text"),
+    "spark.sql.function.eltOutputAsString": ("false", "the same of elt"),
+    "spark.sql.chunkBase64String.enabled": ("true", "whether base64 gives lines of 76 letters"),
+    "spark.sql.preserveCharVarcharTypeInfo": ("false", "whether a cast to char(5) adds spaces"),
+    "spark.sql.columnNameOfCorruptRecord": (
+        "_corrupt_record",
+        "which field of from_json holds what is malformed",
+    ),
+    "spark.sql.json.enablePartialResults": ("true", "what from_json keeps of what is malformed"),
+    "spark.sql.json.enableExactStringParsing": (
+        "true",
+        "what from_json makes of a document within a document",
+    ),
+    "spark.sql.variant.allowDuplicateKeys": (
+        "false",
+        "what parse_json makes of a name that an object has twice",
+    ),
+    "spark.sql.icu.caseMappings.enabled": (
+        "true",
+        "what upper, lower and initcap make of letters that are not ASCII",
+    ),
+    "spark.sql.retainGroupColumns": ("true", "whether groupBy().agg() gives the columns of the group"),
+    "spark.sql.variable.substitute": (
+        "false",
+        "whether ${env:HOME} in sql is text, or what the machine says",
+    ),
+    "spark.sql.files.ignoreCorruptFiles": (
+        "false",
+        "whether a file of another source that cannot be read is an error",
+    ),
+    "spark.sql.files.ignoreMissingFiles": ("false", "the same of one that is gone"),
+    "spark.sql.sources.partitionColumnTypeInference.enabled": (
+        "true",
+        "whether 01 in the name of a folder is a number",
+    ),
     "spark.sql.execution.arrow.maxRecordsPerBatch": (
         "10000",
         "how many records a Python function gets at once",
     ),
+    "spark.sql.execution.arrow.maxBytesPerBatch": (
+        "16777216",
+        "how many bytes it gets at once, which bounds its memory",
+    ),
+    "spark.sql.execution.pyspark.binaryAsBytes": ("true", "whether it gets bytes or a bytearray"),
     "spark.sql.execution.pandas.convertToArrowArraySafely": (
         "true",
         "whether pandas values may lose digits",
@@ -55,6 +97,12 @@ PINNED: Final[Mapping[str, tuple[str, str]]] = {
     "spark.sql.execution.pythonUDTF.arrow.enabled": ("true", "the same of table functions"),
     "spark.sql.pyspark.inferNestedDictAsStruct.enabled": ("false", "what a dict in a literal becomes"),
 }
+
+# Dynamic allocation does not take an executor away that is done before the others, with the records that it keeps.
+_KEPT: Final = {"spark.dynamicAllocation.cachedExecutorIdleTimeout": f"{2**31 - 1}s"}
+# What the batches have in the environment of Python functions that this process runs.
+_under_way: list[Mapping[str, str]] = []
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -74,7 +122,7 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
                 f"{name} is set, so that Spark would start a session of Spark Connect, which cannot run a batch. "
                 f"Unset it for batches, and name the cluster by spark-submit --master, or the Spark connection."
             )
-    own = {**pipeline.spark_conf, "spark.api.mode": "classic"}
+    own = {**_KEPT, **pipeline.spark_conf, "spark.api.mode": "classic"}
     if "spark.remote" in own:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r}: spark_conf has spark.remote, so that Spark would start a session of "
@@ -98,6 +146,8 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
             "spark.driver.memory? Nothing was written."
         ) from error
     with end_of_jvm_told(), session:
+        # A transform may ask for it, by SparkSession.builder.getOrCreate(), and F.udf() does.
+        _pin(session, pipeline)
         yield session
 
 
@@ -191,13 +241,22 @@ def _not_started(error: Exception, settings: Mapping[str, str]) -> ExactbatchErr
     )
 
 
-def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
+@contextmanager
+def batch_session(spark: SparkSession, pipeline: Pipeline) -> Iterator[SparkSession]:
     """A session of the same context for one batch, in which what decides the rows of a transform is as PINNED
     says.
 
     Views, functions and settings of other sessions are not there; the pipeline's spark_conf goes before PINNED.
+    Raises ConfigurationError for a time zone that Spark and Python do not know alike, or that is another than that
+    of a batch which this process runs at the same time.
     """
-    session = spark.newSession()
+    with _environment(spark, _variables(pipeline)):
+        session = spark.newSession()
+        _pin(session, pipeline)
+        yield session
+
+
+def _pin(session: SparkSession, pipeline: Pipeline) -> None:
     for name in session.conf.getAll:
         if name.startswith(_LEGACY) and session.conf.isModifiable(name):
             session.conf.unset(name)
@@ -206,22 +265,52 @@ def batch_session(spark: SparkSession, pipeline: Pipeline) -> SparkSession:
     for name, value in pipeline.spark_conf.items():
         if name.startswith("spark.sql.") and session.conf.isModifiable(name):
             session.conf.set(name, value)
-    _set_time_zone(session, pipeline)
-    return session
 
 
-def _set_time_zone(spark: SparkSession, pipeline: Pipeline) -> None:
-    """Let a transform see times in UTC, or in the zone that the pipeline's spark_conf names, wherever it runs.
+def _variables(pipeline: Pipeline) -> Mapping[str, str]:
+    """What Python functions have in their environment, wherever they run: the time zone, and what hash() gives.
 
-    That is the zone of SQL, of datetimes without one that become literals on the driver (py4j takes them for local
-    time), and of those that Python functions get on executors (Spark makes local times of them). Spark takes zones
-    that the C library reads in another way, as +02:00: Python has UTC then. It stays so for this process.
+    The zone is UTC, or the one that the pipeline's spark_conf names: that of SQL, of datetimes without one that
+    become literals on the driver (py4j takes them for local time), and of those that Python functions get on
+    executors (Spark makes local times of them). Of an offset, as +02:00, which the C library reads in another way,
+    Python functions see UTC. Raises ConfigurationError for a zone that Spark and Python do not know alike.
     """
     zone = pipeline.spark_conf.get(_ZONE, PINNED[_ZONE][0])
-    local = pipeline.spark_conf.get("spark.executorEnv.TZ", zone if _NAME.fullmatch(zone) else "UTC")
-    # The environment of the Python workers of tasks that begin from here on, and of this process.
-    spark.sparkContext.environment["TZ"] = os.environ["TZ"] = local
-    time.tzset()
+    is_offset = _OFFSET.fullmatch(zone) is not None
+    if zone not in {"UTC", *available_timezones()} and not is_offset:
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r}: spark_conf has {_ZONE} = {zone}, and the time zone database of this "
+            f"machine has no such zone. Name one that it has, as Asia/Tokyo."
+        )
+    return {
+        "TZ": pipeline.spark_conf.get("spark.executorEnv.TZ", "UTC" if is_offset else zone),
+        "PYTHONHASHSEED": pipeline.spark_conf.get("spark.executorEnv.PYTHONHASHSEED", "0"),
+    }
+
+
+@contextmanager
+def _environment(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[None]:
+    """Let Python functions have these variables; the zone is that of this process, too, and stays so.
+
+    Raises ConfigurationError where a batch is under way that needs others: they are the same for a whole process.
+    """
+    with _lock:
+        if any(each != variables for each in _under_way):
+            raise ConfigurationError(
+                f"this process runs another batch, with {_under_way[0]} in the environment of Python functions, "
+                f"and this one needs {variables}. Nothing was written. Run batches whose time zones differ in "
+                f"processes of their own, or one after the other."
+            )
+        _under_way.append(variables)
+        # The environment of the Python workers of tasks that begin from here on.
+        spark.sparkContext.environment.update(variables)
+        os.environ["TZ"] = variables["TZ"]
+        time.tzset()
+    try:
+        yield
+    finally:
+        with _lock:
+            _under_way.remove(variables)
 
 
 @contextmanager

@@ -36,6 +36,12 @@ _SETTINGS: Final = tuple(
             r'Cannot run program "[^"]+": .*',
             "PYSPARK_PYTHON, {python}, has to name a Python that is there on every machine of the cluster.",
         ),
+        (
+            r"Python worker process terminated due to idle timeout[^\n.]*",
+            "A worker that reads, or waits for Postgres, may be idle for long. Raise "
+            "spark.sql.execution.pyspark.udf.idleTimeoutSeconds (spark.python.worker.idleTimeoutSeconds without a "
+            "transform), or leave killOnIdleTimeout off.",
+        ),
         (r"is bigger than spark\.driver\.maxResultSize[^;)]*", "Raise spark.driver.maxResultSize."),
         (
             r"(?:(?:INVALID_(?:DRIVER|EXECUTOR)_MEMORY)\S*|System memory \d+|Executor memory \d+)[^\n]*",
@@ -53,11 +59,13 @@ _MEMORY: Final = re.compile(
     r"malloc of size \d+ failed"
 )
 _MEMORY_LIMIT: Final = "spark.executor.pyspark.memory"
-# What a job fails with for reasons of no record: executors, disks, somebody who cancelled it.
+# What a job fails with for reasons of no record: executors, disks, somebody who cancelled it. Whole phrases: an
+# error of a record repeats its values, and an order may be cancelled, too.
 _OF_NO_RECORD: Final = re.compile(
-    r"ExecutorLostFailure|exited unexpectedly|crashed|FetchFailed|cancelled|No space left|"
-    r"Connection (?:reset|refused)|failed to connect back"
+    r"ExecutorLostFailure|worker exited unexpectedly|FetchFailed|No space left on device|"
+    r"\b(?:[Jj]ob|[Ss]tage|[Tt]ask) [\d.]+ (?:was )?cancelled|Connection (?:reset|refused)|failed to connect back"
 )
+_QUOTED: Final = re.compile(r"""'[^']*'|"[^"]*\"""")
 _OWN: Final = re.compile(r"^(?:exactbatch\.errors|exactbatch\.own_errors)\.\w+: ")
 
 
@@ -107,7 +115,7 @@ def may_be_of_a_record(error: PySparkException | Py4JJavaError) -> bool:
     """Whether a job may have failed because of what it was to do with a record: an error of a Python function or
     an expression, but none of Postgres, Kafka, an executor or a disk."""
     said = cause(error)
-    return not _OWN.search(said) and not _OF_NO_RECORD.search(said)
+    return not _OWN.search(said) and not _OF_NO_RECORD.search(_QUOTED.sub("", said))
 
 
 def settings_of(spark: Any) -> dict[str, str]:

@@ -5,12 +5,14 @@ computes a block that is lost again without a word: each block carries the task 
 must be the same at the end.
 """
 
+import operator
 import threading
 import time
 import traceback
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,6 +105,11 @@ class Transformed:
         self._decoded = self._read.where(F.col(OUTCOME).isNull()).drop(OUTCOME)
         try:
             transformed = self._transformed()
+            if not self._read.storageLevel.useDisk:
+                raise TransformRefused(
+                    f"pipeline {pipeline.name!r}: its transform clears Spark's cache, in which the records of the "
+                    f"batch are kept. Nothing was written. Leave out spark.catalog.clearCache()."
+                )
             _check(pipeline, transformed)
             self._rows = _with_json(transformed)
             self._is_handed_on = True
@@ -135,7 +142,8 @@ class Transformed:
             if self._outcomes() != read:
                 raise StagedRowsDiffer(
                     "expected the records that were read first to be there until all rows were staged, found "
-                    "that Spark lost some and read them again. Nothing was written; try again."
+                    "that Spark lost some and read them again. Nothing was written; try again. If it comes again: "
+                    "is a disk of an executor full, or does the cluster take executors away?"
                 )
         finally:
             self._read.unpersist()
@@ -354,6 +362,7 @@ def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
     decoded = marked(decoded)
     try:
         if pipeline.sql is not None:
+            _check_query(pipeline, decoded.sparkSession)
             decoded.createOrReplaceTempView(VIEW)
             return decoded.sparkSession.sql(pipeline.sql)
         assert pipeline.transform is not None
@@ -371,17 +380,26 @@ def _transformed(pipeline: Pipeline, decoded: DataFrame) -> DataFrame:
     return transformed
 
 
+def _check_query(pipeline: Pipeline, session: SparkSession) -> None:
+    """Raise TransformRefused unless `sql` is a query. Spark's plan of a script shows its rows, not how they were
+    made; a command would be carried out at each try."""
+    assert pipeline.sql is not None
+    query = pipeline.sql.rstrip().rstrip(";")  # which Spark allows at the end
+    try:
+        session._jsparkSession.sessionState().sqlParser().parseQuery(query)
+    except PySparkException as error:
+        raise TransformRefused(
+            f"pipeline {pipeline.name!r}: expected sql to be one query over {VIEW}, found: {cause(error)}. "
+            f"Nothing was written. A script or a command cannot be a transform."
+        ) from error
+
+
 def _check(pipeline: Pipeline, transformed: DataFrame) -> None:
     """Raise TransformRefused unless the sink can use the rows, and a retry gives the same ones."""
-    # To Spark, names that differ by case only are one name.
-    names: dict[str, list[str]] = {}
-    for name in transformed.columns:
-        names.setdefault(name.lower(), []).append(name)
-    if repeated := [each for each in names.values() if len(each) > 1]:
+    if repeated := _repeated(transformed.columns):
         raise TransformRefused(
-            f"pipeline {pipeline.name!r}: the transform gives the columns "
-            f"{', '.join(' and '.join(each) for each in repeated)}, which are one name to Spark. Rename or drop "
-            f"one of them."
+            f"pipeline {pipeline.name!r}: the transform gives the columns {repeated}, which are one name to "
+            f"Spark. Rename or drop one of them."
         )
     needed: dict[str, T.DataType] = dict(_LINEAGE_TYPES) if pipeline.sink.needs_lineage else {}
     if pipeline.sink.keeps_deletes:
@@ -413,6 +431,14 @@ def _check(pipeline: Pipeline, transformed: DataFrame) -> None:
         raise TransformRefused(_refusal(pipeline, refused))
 
 
+def _repeated(names: Sequence[str]) -> str:
+    """Those that are one name to Spark, for which capitals do not count; empty where there are none."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(name.lower(), []).append(name)
+    return ", ".join(" and ".join(each) for each in alike.values() if len(each) > 1)
+
+
 def _refusal(pipeline: Pipeline, refused: Sequence[Finding]) -> str:
     """What to say of a transform whose rows may be others in a retry or a replay."""
     found = "; ".join(f"{each.name} {each.reason.why}" for each in refused)
@@ -428,12 +454,46 @@ def _with_json(transformed: DataFrame) -> DataFrame:
     """Structs and maps as JSON text."""
     return transformed.select(
         *(
-            F.to_json(_column(field.name), _JSON_OPTIONS).alias(field.name)
+            _json(_column(field.name), field.dataType).alias(field.name)
             if _is_nested(field.dataType)
             else _column(field.name)
             for field in transformed.schema
         )
     )
+
+
+def _json(column: Any, type_: T.DataType) -> Any:
+    """A value as JSON. Of text that is not UTF-8 Spark would make U+FFFD: it becomes text that staging refuses."""
+    text = F.to_json(column, _JSON_OPTIONS)
+    is_utf8 = _is_utf8(column, type_)
+    return text if is_utf8 is None else F.when(is_utf8, text).otherwise(F.lit(b"\xff").cast("string"))
+
+
+def _is_utf8(column: Any, type_: T.DataType) -> Any:
+    """Whether all text within a value is UTF-8, in Spark; None where there can be no other."""
+    match type_:
+        case T.StringType():
+            return F.coalesce(F.is_valid_utf8(column), F.lit(True))
+        case T.StructType():
+            parts = [_is_utf8(column.getField(each.name), each.dataType) for each in type_.fields]
+        case T.ArrayType():
+            parts = [_all_utf8(column, type_.elementType)]
+        case T.MapType():
+            parts = [
+                _all_utf8(F.map_keys(column), type_.keyType),
+                _all_utf8(F.map_values(column), type_.valueType),
+            ]
+        case _:
+            return None
+    there = [each for each in parts if each is not None]
+    return reduce(operator.and_, there) if there else None
+
+
+def _all_utf8(array: Any, type_: T.DataType) -> Any:
+    """The same of all elements of an array of such."""
+    if _is_utf8(F.lit(None), type_) is None:
+        return None
+    return F.coalesce(F.forall(array, lambda element: _is_utf8(element, type_)), F.lit(True))
 
 
 def _columns_of(pipeline: Pipeline, transformed: DataFrame) -> tuple[Column, ...]:
@@ -454,7 +514,7 @@ def _columns_of(pipeline: Pipeline, transformed: DataFrame) -> tuple[Column, ...
 
 def _postgres_type(pipeline: Pipeline, name: str, type_: T.DataType) -> str:
     if _is_nested(type_):
-        _check_keys(pipeline, name, type_)
+        _check_fields(pipeline, name, type_)
         return "jsonb"
     if isinstance(type_, T.ArrayType):
         return _postgres_type(pipeline, name, type_.elementType) + "[]"
@@ -468,21 +528,26 @@ def _postgres_type(pipeline: Pipeline, name: str, type_: T.DataType) -> str:
     return found
 
 
-def _check_keys(pipeline: Pipeline, name: str, type_: T.DataType) -> None:
-    """Raise TransformRefused for a map whose keys JSON cannot name."""
+def _check_fields(pipeline: Pipeline, name: str, type_: T.DataType) -> None:
+    """Raise TransformRefused for what JSON cannot name: fields of one name, and keys of a map that are no text."""
     match type_:
         case T.ArrayType():
-            _check_keys(pipeline, name, type_.elementType)
+            _check_fields(pipeline, name, type_.elementType)
         case T.StructType():
+            if repeated := _repeated(type_.names):
+                raise TransformRefused(
+                    f"pipeline {pipeline.name!r}, column {name}: a struct has the fields {repeated}, which are "
+                    f"one name to Spark. Rename or drop one of them."
+                )
             for field in type_.fields:
-                _check_keys(pipeline, name, field.dataType)
+                _check_fields(pipeline, name, field.dataType)
         case T.MapType():
             if not isinstance(type_.keyType, _JSON_KEYS):
                 raise TransformRefused(
                     f"pipeline {pipeline.name!r}, column {name}: Spark does not write the keys of "
                     f"{type_.simpleString()} into JSON as their values. Make them strings in the transform."
                 )
-            _check_keys(pipeline, name, type_.valueType)
+            _check_fields(pipeline, name, type_.valueType)
 
 
 def _is_nested(type_: T.DataType) -> bool:

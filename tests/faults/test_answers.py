@@ -278,7 +278,7 @@ def case(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Case:
-    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: spark)
+    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
     monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", on_this_process)

@@ -85,7 +85,7 @@ _OWN: Final = {
     },
     "boolean": "boolean(cast(flag as string))",
     "date": "date(cast(at as string))",
-    "timestamp": "timestamp(cast(at as string))",
+    "timestamp": "timestamp(id)",
     "time": "time(date_format(at, 'HH:mm:ss'))",
 }
 _FROM: Final = {

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from exactbatch.allowed_plan import findings, marked
@@ -65,6 +65,9 @@ ONE_AT_A_TIME = [
     "from records |> where id > 3 |> extend id * 2 as double",
     "select * from records where id > (select avg(small) from (select cast(id as smallint) as small from static))",
     "select * from records distribute by id sort by name",
+    "select *, cast(id as timestamp) as t, cast('2026-01-01 10:00' as timestamp) as u, '10:15' as v, "
+    "try_cast(name as timestamp_ntz) as n, from_json(name, 'a timestamp', map('TimestampFormat', 'yyyy')) as j "
+    "from records",
 ]
 
 
@@ -135,6 +138,21 @@ NEVER = [
     ("select * from records where at > cast(concat('n', 'ow') as timestamp)", ["cast"]),
     ("select r.* from records r, values (timestamp 'now') as t (t) where at > t", ["now"]),
     ("select * from records where at < (select max(timestamp 'now') from static)", ["now"]),
+    # Text without a date is a time of the day of the try, in a record, too.
+    ("select *, cast(name as timestamp) as t, try_cast(name as timestamp) as u from records",
+     ["cast", "try_cast"]),
+    ("select *, to_timestamp(name) as t, try_to_timestamp(name) as u from records",
+     ["to_timestamp", "try_to_timestamp"]),
+    ("select *, cast(tags as array<timestamp>) as t from records", ["cast"]),
+    ("select *, from_json(name, 'a struct<b: timestamp>') as j, from_csv(name, 'a timestamp') as c, "
+     "from_xml(name, 'a timestamp') as x from records", ["from_json", "from_csv", "from_xml"]),
+    ("select *, variant_get(parse_json(name), '$.a', 'timestamp') as t from records", ["variant_get"]),
+    ("select *, parse_json(name):a::timestamp as t from records", ["cast"]),
+    ("select * from records where at > '08:00'", ["cast"]),
+    ("select *, timestamp ' 8:00' as t from records", ["timestamp"]),
+    ("select *, hour('T08:00') as h, transform(tags, x -> hour(x)) as hours from records", ["cast"]),
+    # A name cannot hide what is below it.
+    ("select * from (select *, now() as n from records) exactbatch_records", ["now"]),
     ("select *, current_user() as u, session_user() as v, user() as w from records",
      ["current_user", "session_user", "user"]),
     ("select *, current_timezone() as z, version() as v from records", ["current_timezone", "version"]),
@@ -258,6 +276,10 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str]]] = {
     "join": (
         lambda r: r.join(r.sparkSession.createDataFrame([(1, "one")], "id int, label string"), "id"),
         [],
+    ),
+    "alias": (
+        lambda r: r.alias("x").withColumn("n", F.count("*").over(Window.partitionBy("x.name"))),
+        ["window"],
     ),
     "self_join": (lambda r: r.join(r.select("id", F.col("name").alias("other")), "id"), ["self-join"]),
     "cached": (lambda r: r.where("id > 1").cache().limit(3), ["limit"]),

@@ -70,6 +70,10 @@ NOT_PROVEN = {
         "select id, kafka_topic, cast(kafka_offset as int) as kafka_partition, cast(kafka_partition as bigint) as "
         "kafka_offset, kafka_timestamp from {records}"
     ),
+    "one of two columns": query(
+        "select kafka_topic, kafka_partition, case when id > 1 then kafka_offset else cast(id as bigint) end as "
+        "kafka_offset, kafka_timestamp from {records}"
+    ),
     "group by": query("select LINEAGE, count(*) as n from {records} group by all"),
     "another source": lambda r: r.sparkSession.range(1).selectExpr(
         "'t' as kafka_topic", "0 as kafka_partition", "id as kafka_offset",
@@ -84,6 +88,20 @@ COMPUTED = {
     "zero": (lambda r: r.withColumn("kafka_offset", F.lit(0).cast("long") * 1), "kafka_offset"),
     "now": (lambda r: r.withColumn("kafka_timestamp", F.timestamp_seconds(F.lit(1))), "kafka_timestamp"),
     "topic": (lambda r: r.withColumn("kafka_topic", F.concat("kafka_topic", F.lit("x"))), "kafka_topic"),
+    "renamed": (
+        lambda r: r.withColumn("o", F.col("kafka_offset") - 1).drop("kafka_offset").withColumnRenamed(
+            "o", "kafka_offset"
+        ),
+        "kafka_offset",
+    ),
+    "one of two": (
+        query("select kafka_topic, kafka_partition, case when id > 1 then kafka_offset else kafka_offset - 1 end "
+              "as kafka_offset, kafka_timestamp from {records}"), "kafka_offset"
+    ),
+    "where null": (
+        query("select kafka_topic, kafka_partition, cast(if(id > 1, coalesce(kafka_offset, 0), null) as bigint) "
+              "as kafka_offset, kafka_timestamp from {records}"), "kafka_offset"
+    ),
     "literal": (query("select 't' as kafka_topic, kafka_partition, kafka_offset, kafka_timestamp from {records}"),
                 "kafka_topic"),
 }  # fmt: skip

@@ -1,30 +1,36 @@
 """The same rows whatever Spark's properties are: in a run, and in a replay of a part with another parallelism."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
+import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.util import PythonEvalType
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import LONG, Topic
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert, replay
 from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.session import PINNED, batch_session, spark_session
 
 __all__ = ["world"]
 
 LINEAGE: Final = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 # What a site may have set, each contrary to what Spark has by default, or to what exactbatch pins.
 SETTINGS: Final = {
-    "spark.sql.adaptive.enabled": "false",
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.ansi.doubleQuotedIdentifiers": "true",
     "spark.sql.ansi.enabled": "false",
     "spark.sql.ansi.enforceReservedKeywords": "true",
     "spark.sql.autoBroadcastJoinThreshold": "-1",
     "spark.sql.caseSensitive": "true",
+    "spark.sql.chunkBase64String.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.columnNameOfCorruptRecord": "corrupt",
     "spark.sql.constraintPropagation.enabled": "false",
@@ -38,21 +44,28 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.useLargeVarTypes": "true",
     "spark.sql.execution.pandas.convertToArrowArraySafely": "false",
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
+    "spark.sql.function.concatBinaryAsString": "true",
+    "spark.sql.function.eltOutputAsString": "true",
     "spark.sql.groupByAliases": "false",
     "spark.sql.groupByOrdinal": "false",
+    "spark.sql.icu.caseMappings.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.batchSize": "1",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.sql.inMemoryColumnarStorage.enableVectorizedReader": "false",
+    "spark.sql.json.enableExactStringParsing": "false",
+    "spark.sql.json.enablePartialResults": "false",
     "spark.sql.jsonGenerator.ignoreNullFields": "false",
-    "spark.sql.legacy.sizeOfNull": "true",
-    "spark.sql.legacy.timeParserPolicy": "LEGACY",
     "spark.sql.legacy.castComplexTypesToString.enabled": "true",
     "spark.sql.legacy.integerGroupingId": "true",
+    "spark.sql.legacy.sizeOfNull": "true",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.optimizer.maxIterations": "1",
     "spark.sql.orderByOrdinal": "false",
     "spark.sql.parser.escapedStringLiterals": "true",
     "spark.sql.parser.quotedRegexColumnNames": "true",
+    "spark.sql.preserveCharVarcharTypeInfo": "true",
+    "spark.sql.retainGroupColumns": "false",
     "spark.sql.session.timeZone": "Asia/Kathmandu",
     "spark.sql.shuffle.partitions": "7",
     "spark.sql.storeAssignmentPolicy": "LEGACY",
@@ -64,8 +77,21 @@ ROW: Final = r"""
     cast(id as decimal(38,18)) * cast(1.5 as decimal(38,18)) as product, '1' + 1 as two,
     size(cast(null as array<int>)) as size_of_null, to_json(named_struct('a', cast(null as int), 'b', id)) as js,
     'a\tb' as escaped,
-    cast(struct(id, name) as string) as struct_text, "quoted" as quoted, `id` % 3 as third
+    cast(struct(id, name) as string) as struct_text, "quoted" as quoted, `id` % 3 as third,
+    concat(X'61', X'62') as bytes, typeof(elt(1, X'61', X'62')) as type_of_elt,
+    length(cast('a' as char(5))) as padded, length(base64(cast(repeat('x', 100) as binary))) as coded,
+    to_json(from_json('{"a": {"b": "x", "c": 2}, "d": 1}', 'a struct<b: int, c: int>, corrupt string')) as parts,
+    '${env:HOME}' as home
 """
+
+
+def grouped(records: DataFrame) -> DataFrame:
+    records.createOrReplaceTempView("records")
+    highest = (F.max(each).alias(each) for each in ("hour", "at_text", "product"))
+    rows = records.sparkSession.sql(f"select {ROW} from records")
+    return rows.groupBy("third").agg(F.count("*").alias("n"), *highest)
+
+
 SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {
         "sink": Append(name),
@@ -77,8 +103,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     },
     "by batch": lambda name: {
         "sink": Append(name, lineage="batch"),
-        "sql": "select third, count(*) as n, max(hour) as hour, max(at_text) as at_text, max(product) as product "
-        f"from (select {ROW} from records) r group by third order by 1",
+        "transform": grouped,
     },
     "aggregate": lambda name: {
         "sink": Aggregate(name, by=("third", "hour"), measures={"n": Count(), "last": Max("at_text")}),
@@ -159,3 +184,42 @@ def test_rows_are_the_same_under_every_setting(
         again = SINKS[sink](f'public."{topic.name}_again"')
         other = make_pipeline(topic, **{**options, **again, "name": f"{topic.name}-again"})
         assert run_and_replay(world, other) == expected[sink]
+
+
+def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
+    spark: Any, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkSession, "__exit__", lambda *_: None)  # it is the tests' own
+    before = {name: spark.conf.get(name) for name in PINNED}
+    arrow = "spark.sql.execution.pythonUDF.arrow.enabled"
+    idle = "spark.dynamicAllocation.cachedExecutorIdleTimeout"
+    spark.conf.set(arrow, "false")
+    conf = {"spark.sql.session.timeZone": "Asia/Tokyo"}
+    try:
+        with spark_session(make_pipeline(make_topic(), spark_conf=conf)):
+            asked = SparkSession.builder.getOrCreate()
+            assert {name: asked.conf.get(name) for name in PINNED} == {
+                **{name: value for name, (value, _) in PINNED.items()},
+                **conf,
+            }
+            assert asked.conf.get(idle) == "2147483647s"
+            # Whether values go by Arrow is decided by this session, whatever the batch's says.
+            assert F.udf(len, "int").evalType == PythonEvalType.SQL_ARROW_BATCHED_UDF
+    finally:
+        spark._jsparkSession.sessionState().conf().unsetConf(idle)
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def test_python_functions_get_few_large_records_at_a_time(
+    spark: Any, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
+    def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_arrays([pa.array([batch.nbytes])], ["size"])
+
+    with batch_session(spark, make_pipeline(make_topic())) as session:
+        records = session.range(0, 400, 1, 1).select(F.repeat(F.lit("x"), 100_000).alias("text"))
+        found = [row.size for row in records.mapInArrow(sizes, "size long").collect()]
+    assert sum(found) > 40_000_000
+    assert max(found) < 20_000_000

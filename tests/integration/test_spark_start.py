@@ -20,8 +20,7 @@ from exactbatch.session import batch_session, spark_session
 conf = dict(word.split("=", 1) for word in sys.argv[1:])
 pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
 try:
-    with spark_session(pipeline, master="local[1]") as spark:
-        session = batch_session(spark, pipeline)
+    with spark_session(pipeline, master="local[1]") as spark, batch_session(spark, pipeline) as session:
         try:
             numbers = session.range(0, 1000, 1, 1).mapInPandas(lambda frames: frames, "id long")
             print("OK", len(numbers.collect()), session.conf.get("spark.sql.caseSensitive"))

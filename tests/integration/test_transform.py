@@ -23,7 +23,7 @@ from exactbatch.errors import (
     TransformRefused,
 )
 from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.transform import Transformed
+from exactbatch.transform import Transformed, _check_query
 
 __all__ = ["world"]
 
@@ -81,6 +81,7 @@ def by_the_clock(records: DataFrame) -> DataFrame:
         F.col("at").cast("string").alias("text"),
         (F.col("at") < F.lit(datetime(2026, 1, 1, 18, 30))).alias("early"),
         F.udf(lambda at: at.hour, "int")("at").alias("python"),
+        F.udf(lambda _: hash("a") % 1000, "int")("at").alias("hash"),
         *LINEAGE.split(", "),
     )
 
@@ -101,10 +102,12 @@ def test_a_transform_gives_the_same_rows_in_every_time_zone(
     elsewhere = "Asia/Tokyo"
     monkeypatch.setitem(world.spark.sparkContext.environment, "TZ", elsewhere)
     monkeypatch.setenv("TZ", elsewhere)
+    monkeypatch.setitem(world.spark.sparkContext.environment, "PYTHONHASHSEED", "17")
     time.tzset()
     world.spark.conf.set("spark.sql.session.timeZone", elsewhere)
     world.run(pipeline)
     assert world.target(pipeline, columns) == expected
+    hashes = world.target(pipeline, "hash")
     replayed(world, pipeline, 0, 0, 2)
     assert world.target(pipeline, columns) == expected
     # A pipeline may say otherwise; then it is the same everywhere, too.
@@ -118,6 +121,7 @@ def test_a_transform_gives_the_same_rows_in_every_time_zone(
     time.tzset()
     replayed(world, pipeline, 0, 0, 2)
     assert world.target(pipeline, columns) == expected
+    assert world.target(pipeline, "hash") == hashes
 
 
 def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(
@@ -306,6 +310,8 @@ def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
     message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
     assert "`idd`" in message
     assert f"The columns that it can use are id, name, {LINEAGE}." in message
+    script = make_pipeline(topic, sql="begin select *, now() as t from records; end")
+    assert "expected sql to be one query over records" in world.refused(TransformRefused, script)
     no_frame = make_pipeline(topic, transform=lambda records: records.count)
     with pytest.raises(TransformRefused, match="expected the transform to return a DataFrame, found method"):
         world.process(no_frame, world.plan(no_frame))
@@ -430,3 +436,23 @@ def test_records_that_spark_has_read_again_meanwhile_are_noticed(
 def test_a_function_and_a_query_at_once_are_refused(topic: Topic, make_pipeline: MakePipeline) -> None:
     with pytest.raises(ConfigurationError, match="expected a transform or sql, found both"):
         make_pipeline(topic, transform=even, sql="select 1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "begin select *, now() as t from records; end",
+        "create table t (a int) using parquet",
+        "set spark.sql.ansi.enabled = false",
+        "execute immediate 'select * from records'",
+    ],
+)
+def test_a_script_or_a_command_is_no_transform(
+    spark: Any, topic: Topic, make_pipeline: MakePipeline, text: str
+) -> None:
+    with pytest.raises(
+        TransformRefused, match="expected sql to be one query over records, found: .*PARSE_SYNTAX"
+    ):
+        _check_query(make_pipeline(topic, sql=text), spark)
+    for query in ("select 1 as a", "with r as (table records) from r |> select id", "values (1), (2) ;\n"):
+        _check_query(make_pipeline(topic, sql=query), spark)

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from spark_functions import RECORDS, Call, builtin, call
 from test_allowed_plan import ONE_AT_A_TIME, SEVERAL, STATIC, VALUES
 
-from exactbatch.allowed_expressions import UNKNOWN, Reason
+from exactbatch.allowed_expressions import DATELESS, UNKNOWN, Reason
 from exactbatch.allowed_plan import findings, marked
 
 DOC: Final = Path(__file__).parents[2] / "docs" / "transform-functions.md"
@@ -47,9 +47,10 @@ each time.
 
 Functions of many rows (agg_funcs, window_funcs) need a sink that works by batch, unless their rows are those of
 another source. Refused are, all the same: `sum` of floating-point numbers; `avg` of these, of integers and of
-bigints; `listagg` that is not ordered by its own text; `min` and `max` of text with a collation; and a cast,
-`to_date` or `to_timestamp` of 'now', 'today', 'tomorrow' or 'yesterday'. `collect_list` and `collect_set` are
-allowed directly within `sort_array`.
+bigints; `listagg` that is not ordered by its own text; `min` and `max` of text with a collation; a cast,
+`to_date` or `to_timestamp` of 'now', 'today', 'tomorrow' or 'yesterday'; and whatever makes a timestamp of text
+without being told its format: `to_timestamp(name)`, `hour(name)`, `from_json(name, 'at timestamp')`.
+`collect_list` and `collect_set` are allowed directly within `sort_array`.
 
 Allowed, and not tried here, because they need jars that Spark does not bring along: {by_jars}.
 
@@ -193,6 +194,10 @@ def judged(spark: Any, variants: Variants, infos: list[Any]) -> tuple[dict[str, 
                 assert info.getName() in NOT_CALLED, f"{info.getName()}: {made}"
                 continue
             found = findings(made.frame, by_record=False)
+            # Many examples make a timestamp of a text: allowed of a constant, and not of what a record holds.
+            while found and found[0].reason == DATELESS and made.plainer is not None:
+                made = made.plainer
+                found = findings(made.frame, by_record=False)
             reasons[made.name] = found[0].reason if found else None
             if not found and made.kind != "statement":
                 allowed.append(made)

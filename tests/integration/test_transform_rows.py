@@ -84,6 +84,9 @@ BAD_VALUES = {
     b"list": "column 'words': expected text that Postgres can store, found U+0000, in a row of the transform",
     b"date": "column 'day': expected a moment from 4713 BC on that Postgres can store",
     b"time": "column 'at': expected a moment from 4713 BC on that Postgres can store",
+    b"struct": "column 'doc': the text is not valid UTF-8, in a row of the transform",
+    b"map": "column 'counts': the text is not valid UTF-8, in a row of the transform",
+    b"key": "column 'counts': the text is not valid UTF-8, in a row of the transform",
 }
 
 
@@ -97,17 +100,20 @@ def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(
         select cast(value as string) as line,
                array('a', if(value = X'6C697374', concat('b', char(0)), 'c')) as words,
                if(value = X'64617465', make_date(-6188, 1, 1), null) as day,
-               if(value = X'74696D65', make_timestamp(-6188, 1, 1, 0, 0, 0), null) as at, number, {LINEAGE}
+               if(value = X'74696D65', make_timestamp(-6188, 1, 1, 0, 0, 0), null) as at,
+               array(struct(1 as number, if(value = X'737472756374', cast(X'FF' as string), null) as word)) as doc,
+               map(if(value = X'6B6579', cast(X'FF' as string), 'a'),
+                   if(value = X'6D6170', cast(X'FF' as string), 'b')) as counts, number, {LINEAGE}
         from records lateral view explode(array(1, 2)) as number"""
     conf = {"spark.sql.execution.arrow.useLargeVarTypes": large}
     pipeline = make_pipeline(
         topic, value=Raw("value"), sql=query, max_rejects=len(BAD_VALUES) - 1, spark_conf=conf
     )
     batch = world.run(pipeline).batch
-    assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (len(BAD_VALUES), 2, 5, 0)
-    assert world.rows(f"select line, words, number from {pipeline.sink.target} order by number") == [
-        ("fine", ["a", "c"], 1), ("fine", ["a", "c"], 2)
-    ]  # fmt: skip
+    assert (batch.records, batch.rows, batch.rejected, batch.dropped) == (len(BAD_VALUES), 2, 8, 0)
+    assert world.rows(
+        f"select line, words, number, doc, counts from {pipeline.sink.target} order by number"
+    ) == [("fine", ["a", "c"], number, [{"number": 1, "word": None}], {"a": "b"}) for number in (1, 2)]
     for (_, offset, reason, value), (wanted, said) in zip(
         rejects(world), list(BAD_VALUES.items())[1:], strict=True
     ):
@@ -215,6 +221,11 @@ def raising(_frame: DataFrame) -> DataFrame:
     raise ValueError("mine")
 
 
+def clearing(frame: DataFrame) -> DataFrame:
+    frame.sparkSession.catalog.clearCache()
+    return frame
+
+
 def failing_to_read(_frame: DataFrame) -> DataFrame:
     raise ReadFailed("the broker is away")
 
@@ -230,6 +241,7 @@ def test_a_transform_may_act_while_it_is_planned(
         f"pipeline '{topic.name}': its transform raised ValueError: mine, in test_transform_"
     )
     assert world.refused(ReadFailed, make_pipeline(topic, transform=failing_to_read)) == "the broker is away"
+    assert "clears Spark's cache" in world.refused(TransformRefused, make_pipeline(topic, transform=clearing))
     message = world.refused(TransformFailed, make_pipeline(topic, transform=counting_strictly, max_rejects=1))
     assert message.startswith(f"{topic.name}[0] offset 1: expected the transform to take this record")
     pipeline = make_pipeline(topic, transform=counting, max_rejects=1)

@@ -1,7 +1,10 @@
 """What is said where a setting of Spark lets a batch fail, and which settings a batch has of its own."""
 
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyspark
 import pytest
@@ -9,7 +12,14 @@ from pyspark.errors import PySparkException
 from test_pipeline import pipeline as make
 
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
-from exactbatch.session import PINNED, _check_home, _not_started, spark_session
+from exactbatch.session import (
+    PINNED,
+    _check_home,
+    _environment,
+    _not_started,
+    _variables,
+    spark_session,
+)
 from exactbatch.spark_errors import may_be_of_a_record, setting_refused
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -79,6 +89,11 @@ SAID = [
         "Raise spark.driver.maxResultSize",
     ),
     (
+        "PythonWorkerException: Python worker process terminated due to idle timeout (timeout: 60 seconds)",
+        ConfigurationError,
+        "Raise spark.sql.execution.pyspark.udf.idleTimeoutSeconds",
+    ),
+    (
         "SystemError: error return without exception set",
         ConfigurationError,
         "spark.executor.pyspark.memory is 300m",
@@ -131,6 +146,10 @@ def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
     [
         ("Traceback\n  File x\nZeroDivisionError: division by zero", True),
         ("[CAST_INVALID_INPUT] The value 'n' of the type \"STRING\" cannot be cast", True),
+        # What a record holds.
+        ("[CAST_INVALID_INPUT] The value 'Job 1 cancelled' of the type \"STRING\" cannot be cast", True),
+        ("Traceback\n  File x\nKeyError: 'crashed'", True),
+        ("Traceback\n  File x\nValueError: the order was cancelled", True),
         (
             "Traceback\n  File x\nexactbatch.errors.PostgresUnavailable: the connection to Postgres was lost",
             False,
@@ -144,3 +163,37 @@ def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
 )
 def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said: str, may_be: bool) -> None:
     assert may_be_of_a_record(PySparkException(said)) == may_be
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "PST", ""])
+def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
+    pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
+    with pytest.raises(ConfigurationError, match="has no such zone"):
+        _variables(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("zone", "local"),
+    [("America/Port-au-Prince", "America/Port-au-Prince"), ("+02:00", "UTC"), ("UTC", "UTC")],
+)
+def test_python_functions_see_the_zone_of_the_session(zone: str, local: str) -> None:
+    pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
+    assert _variables(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
+
+
+def test_batches_at_the_same_time_have_one_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    spark = cast(Any, SimpleNamespace(sparkContext=SimpleNamespace(environment={})))
+    utc, tokyo = {"TZ": "UTC"}, {"TZ": "Asia/Tokyo"}
+    with _environment(spark, utc), _environment(spark, utc):
+        with (
+            pytest.raises(ConfigurationError, match="this process runs another batch"),
+            _environment(spark, tokyo),
+        ):
+            pass
+        assert spark.sparkContext.environment == utc
+    with _environment(spark, tokyo):
+        assert spark.sparkContext.environment == tokyo
+        assert time.tzname[0] == "JST"
+    monkeypatch.undo()
+    time.tzset()
