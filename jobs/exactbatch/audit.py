@@ -24,6 +24,7 @@ from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka_client import (
     FetchPosition,
+    check_cluster,
     check_in_log,
     concerns_reading,
     event_error,
@@ -199,6 +200,7 @@ def audit(
             # The log is asked after the ledger: it holds every stored offset that was seen.
             partitions = kafka.processed_partitions(pipeline.topics, stored)
             heads = {(each.topic, each.partition): each.next_offset for each in stored}
+            _, cluster_id = kafka.cluster(pipeline.topics)
             compacted = kafka.compacted(pipeline.topics)
             expected = (
                 ExpectedValues(results_connection, connection, pipeline, settings.kafka) if values else None
@@ -215,6 +217,7 @@ def audit(
                     horizons.get((each.topic, each.partition, each.topic_id), 0),
                     compacted=each.topic in compacted,
                     expected=expected,
+                    cluster_id=cluster_id,
                 )
                 for each in partitions
                 # Whatever was processed has a stored offset, unless somebody has deleted it.
@@ -346,7 +349,9 @@ class _Audit:
         *,
         compacted: bool,
         expected: ExpectedValues | None,
+        cluster_id: str,
     ) -> None:
+        self._cluster_id = cluster_id
         self._pipeline, self._settings, self._connection = pipeline, settings, connection
         self._log, self._coverage, self._compacted = log, coverage, compacted
         self._horizon, self._expected = horizon, expected
@@ -383,6 +388,7 @@ class _Audit:
                     self.result.changed.count += count - len(first)
                 yield end - start
                 start = end
+            log.check_cluster(self._cluster_id)
 
     def _end_of_gap(self, results: Any, start: int, record: int) -> int:
         """Where the next record, row or reject stands from `start` on; `record` is the next record of the log.
@@ -596,6 +602,11 @@ class _LogWindows:
         """The first record at or after the window's end; where none was read yet, how far the log was read."""
         offsets, _ = self._ahead
         return offsets[0] if offsets else self._position
+
+    def check_cluster(self, cluster_id: str) -> None:
+        """Raise ConfigurationError where another cluster than this one was read."""
+        if self._consumer is not None:
+            check_cluster(self._consumer, self._log, self._log.topic, cluster_id)
 
     def close(self) -> None:
         """Close the consumer."""

@@ -6,6 +6,7 @@ an error that names the client.
 
 import json
 import logging
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -223,6 +224,22 @@ def concerns_reading(event: Any) -> bool:
     without: neither its ACL nor its being there matters.
     """
     return event.topic() is not None or event.error().fatal()
+
+
+def check_cluster(consumer: Any, where: Any, topic: str, cluster_id: str | None) -> None:
+    """Raise ConfigurationError where a consumer reads from another cluster than the one that was planned from.
+
+    Both have a topic of this name, and nothing in the records tells them apart.
+    """
+    if cluster_id is None:
+        return
+    found = consumer.list_topics(topic, timeout=_ANSWER_TIMEOUT).cluster_id
+    if found != cluster_id:
+        raise ConfigurationError(
+            f"{where}: it was planned from the Kafka cluster {cluster_id}, and {socket.gethostname()} reads from "
+            f"the cluster {found}. Nothing was written. Do the names in bootstrap.servers belong to two clusters, "
+            f"or does this host resolve them to other brokers? Let them name one cluster, everywhere."
+        )
 
 
 def check_in_log(consumer: Any, topic: str, partition: int, offset: int) -> None:

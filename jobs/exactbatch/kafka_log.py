@@ -188,6 +188,17 @@ class KafkaLog:
 
         return self._settled(ask)
 
+    def cluster(self, topics: Sequence[str]) -> tuple[dict[str, UUID], str]:
+        """As topic_ids(), and the id of the cluster that has told them."""
+
+        def ask() -> tuple[dict[str, UUID], str]:
+            with admin_client(self._properties) as client:
+                described = _describe(client, topics, topics)
+                ids = {name: _topic_id(topic) for name, topic in described.items()}
+                return ids, str(client.describe_cluster()["cluster_id"])
+
+        return self._settled(ask)
+
     def group_offsets(self, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
         """What a consumer group has committed for the topics.
 

@@ -34,6 +34,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.kafka_client import (
     FetchPosition,
     Troubles,
+    check_cluster,
     check_in_log,
     concerns_reading,
     event_error,
@@ -119,12 +120,14 @@ def read_range(
     *,
     leader_epoch: int | None,
     timeout: float,
+    cluster_id: str | None = None,
 ) -> Iterator[Records]:
     """Read [from_offset, until_offset) under read_committed: exactly the committed records in it.
 
     `leader_epoch` is the epoch up to which the log was known at from_offset; when the log was cut below
     from_offset since and has grown again, that is noticed. `timeout` is in seconds without progress; fetching
-    records that are not visible, such as those of aborted transactions, is progress.
+    records that are not visible, such as those of aborted transactions, is progress. `cluster_id` is the cluster
+    that was planned from: the reader has to be connected to it when the first records come, and at the end.
 
     The range ends at its last offset, at a record past it, or at an end-of-log event at or past it:
     transaction markers and compaction leave holes.
@@ -139,7 +142,15 @@ def read_range(
     try:
         with closing(Consumer(config)) as consumer:
             consumer.assign([_assignment(range_, leader_epoch)])
-            yield from _read(consumer, range_, timeout, troubles, fetched)
+            try:
+                for number, records in enumerate(_read(consumer, range_, timeout, troubles, fetched)):
+                    if number == 0:
+                        check_cluster(consumer, range_, range_.topic, cluster_id)
+                    yield records
+            except (OffsetsLost, LogTruncated, LogWentBackwards):
+                check_cluster(consumer, range_, range_.topic, cluster_id)
+                raise
+            check_cluster(consumer, range_, range_.topic, cluster_id)
     except KafkaException as error:
         if error.args[0].code() == KafkaError._INVALID_ARG:
             raise ConfigurationError(
