@@ -349,7 +349,7 @@ class _Audit:
         *,
         compacted: bool,
         expected: ExpectedValues | None,
-        cluster_id: str,
+        cluster_id: str | None,
     ) -> None:
         self._cluster_id = cluster_id
         self._pipeline, self._settings, self._connection = pipeline, settings, connection
@@ -603,7 +603,7 @@ class _LogWindows:
         offsets, _ = self._ahead
         return offsets[0] if offsets else self._position
 
-    def check_cluster(self, cluster_id: str) -> None:
+    def check_cluster(self, cluster_id: str | None) -> None:
         """Raise ConfigurationError where another cluster than this one was read."""
         if self._consumer is not None:
             check_cluster(self._consumer, self._log, self._log.topic, cluster_id)

@@ -299,7 +299,7 @@ def _without_misfits(
     ranges: Sequence[OffsetRange],
     staged: StagedBatch,
     settings: Settings,
-    cluster_id: str,
+    cluster_id: str | None,
 ) -> StagedBatch:
     """What is staged without the rows that the target cannot hold, unless that makes too many rejects."""
     allowed = pipeline.rejects_allowed(staged.records)

@@ -234,7 +234,7 @@ def check_cluster(consumer: Any, where: Any, topic: str, cluster_id: str | None)
     if cluster_id is None:
         return
     found = consumer.list_topics(topic, timeout=_ANSWER_TIMEOUT).cluster_id
-    if found != cluster_id:
+    if found not in (None, cluster_id):
         raise ConfigurationError(
             f"{where}: it was planned from the Kafka cluster {cluster_id}, and {socket.gethostname()} reads from "
             f"the cluster {found}. Nothing was written. Do the names in bootstrap.servers belong to two clusters, "

@@ -188,14 +188,14 @@ class KafkaLog:
 
         return self._settled(ask)
 
-    def cluster(self, topics: Sequence[str]) -> tuple[dict[str, UUID], str]:
-        """As topic_ids(), and the id of the cluster that has told them."""
+    def cluster(self, topics: Sequence[str]) -> tuple[dict[str, UUID], str | None]:
+        """As topic_ids(), and the id of the cluster that has told them, where it has one."""
 
-        def ask() -> tuple[dict[str, UUID], str]:
+        def ask() -> tuple[dict[str, UUID], str | None]:
             with admin_client(self._properties) as client:
                 described = _describe(client, topics, topics)
                 ids = {name: _topic_id(topic) for name, topic in described.items()}
-                return ids, str(client.describe_cluster()["cluster_id"])
+                return ids, client.describe_cluster()["cluster_id"]
 
         return self._settled(ask)
 
