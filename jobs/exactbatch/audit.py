@@ -24,10 +24,11 @@ from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka_client import (
     FetchPosition,
-    check_cluster,
+    HeldBack,
     check_in_log,
     concerns_reading,
     event_error,
+    is_cluster,
     reader_properties,
 )
 from exactbatch.kafka_log import KafkaLog
@@ -375,7 +376,9 @@ class _Audit:
         begin, head = self.result.from_offset, self.result.until_offset
         self._outside(results, begin, head)
         self._gaps(begin, head)
-        log = _LogWindows(self._settings.kafka, self._log, begin, head, self._expected, self._covering)
+        log = _LogWindows(
+            self._settings.kafka, self._log, begin, head, self._expected, self._covering, self._cluster_id
+        )
         with closing(log):
             start = begin
             while start < head:
@@ -388,7 +391,7 @@ class _Audit:
                     self.result.changed.count += count - len(first)
                 yield end - start
                 start = end
-            log.check_cluster(self._cluster_id)
+            log.check_cluster()
 
     def _end_of_gap(self, results: Any, start: int, record: int) -> int:
         """Where the next record, row or reject stands from `start` on; `record` is the next record of the log.
@@ -548,15 +551,20 @@ class _LogWindows:
         head: int,
         expected: ExpectedValues | None,
         covering: Callable[[Offsets], Offsets],
+        cluster_id: str | None = None,
     ) -> None:
+        self._cluster_id = cluster_id
         self._covering = covering
         self._position = max(begin, log.earliest)
         self._head, self._log, self._expected = head, log, expected
         self._ahead: tuple[list[int], list[int]] = ([], [])
         self._fetched = FetchPosition(log.topic, log.partition)
+        self._held_back = HeldBack()
         self._consumer: Consumer | None = None
         if self._position < head:
-            self._consumer = Consumer({**reader_properties(properties), "stats_cb": self._fetched})
+            callbacks = {"stats_cb": self._fetched, "throttle_cb": self._held_back}
+            self._consumer = Consumer({**reader_properties(properties), **callbacks})
+            self.check_cluster()
             self._consumer.assign([TopicPartition(log.topic, log.partition, self._position)])
 
     def window(self, end: int) -> tuple[Offsets, Offsets]:
@@ -588,7 +596,7 @@ class _LogWindows:
                 deadline = time.monotonic() + self._TIMEOUT
             if self._fetched.offset > passed:
                 passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
-            if time.monotonic() > deadline:
+            if time.monotonic() > max(deadline, self._held_back.until + self._TIMEOUT):
                 raise ReadFailed(
                     f"{self._log}: expected the log from {self._position} to {end}, found nothing for "
                     f"{self._TIMEOUT:g} s. Is the broker up?"
@@ -603,10 +611,10 @@ class _LogWindows:
         offsets, _ = self._ahead
         return offsets[0] if offsets else self._position
 
-    def check_cluster(self, cluster_id: str | None) -> None:
-        """Raise ConfigurationError where another cluster than this one was read."""
+    def check_cluster(self) -> None:
+        """Raise ConfigurationError where another cluster than that of the plan is read."""
         if self._consumer is not None:
-            check_cluster(self._consumer, self._log, self._log.topic, cluster_id)
+            is_cluster(self._consumer, self._log, self._log.topic, self._cluster_id)
 
     def close(self) -> None:
         """Close the consumer."""

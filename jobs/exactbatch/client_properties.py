@@ -277,8 +277,8 @@ def _check_protocol(properties: Mapping[str, Any]) -> None:
     for name, protocols in _PROTOCOLS_OF.items():
         if name in properties and protocol not in protocols:
             raise _wrong(
-                f"the Kafka property {name} has no effect: security.protocol is {protocol}, and both clients would "
-                f"connect without it. Set security.protocol to {' or '.join(protocols)}, or remove {name}"
+                f"the Kafka property {name} has no effect: security.protocol is {protocol}, and both clients "
+                f"would connect without it. Set security.protocol to {' or '.join(protocols)}, or remove {name}"
             )
 
 

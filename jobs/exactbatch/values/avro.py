@@ -72,8 +72,8 @@ class Avro:
             raise ConfigurationError("expected Avro to be given a schema or a registry, found both or none")
         if "@" in urlsplit(self.registry or "").netloc:
             raise ConfigurationError(
-                "expected the address of a schema registry without a user and password, which would stand in errors "
-                "and pages. Set schema.registry.basic.auth.user.info in the Kafka connection instead."
+                "expected the address of a schema registry without a user and password, which would stand in "
+                "errors and pages. Set schema.registry.basic.auth.user.info in the Kafka connection instead."
             )
         if self.schema is None and self.columns is None:
             raise ConfigurationError(
