@@ -564,8 +564,8 @@ class _LogWindows:
         if self._position < head:
             callbacks = {"stats_cb": self._fetched, "throttle_cb": self._held_back}
             self._consumer = Consumer({**reader_properties(properties), **callbacks})
-            self.check_cluster()
             self._consumer.assign([TopicPartition(log.topic, log.partition, self._position)])
+            self.check_cluster()
 
     def window(self, end: int) -> tuple[Offsets, Offsets]:
         """Offsets of the records below `end` that were not told yet, and of those with a null value."""

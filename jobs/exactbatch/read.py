@@ -148,8 +148,9 @@ def read_range(
     try:
         with closing(Consumer(config)) as consumer:
             of_cluster = partial(is_cluster, consumer, range_, range_.topic, cluster_id)
-            was_told = of_cluster()
             consumer.assign([_assignment(range_, leader_epoch)])
+            # Only now: a partition that is not there is told when its topic is looked up.
+            was_told = of_cluster()
             try:
                 yield from _read(consumer, range_, timeout, troubles, fetched, held_back)
             except (OffsetsLost, LogTruncated, LogWentBackwards):
