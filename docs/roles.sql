@@ -17,7 +17,7 @@ begin
             execute format('create role %I nologin', name);
         end if;
     end loop;
-    execute format('grant create on database %I to exactbatch_owner', current_database());
+    execute format('grant connect, create on database %I to exactbatch_owner', current_database());
     execute format('grant connect, temporary on database %I to exactbatch_job', current_database());
     execute format('grant connect on database %I to exactbatch_reader', current_database());
 end $$;

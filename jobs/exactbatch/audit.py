@@ -24,9 +24,11 @@ from exactbatch.audit_values import ExpectedValues
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka_client import (
     FetchPosition,
+    HeldBack,
     check_in_log,
     concerns_reading,
     event_error,
+    is_cluster,
     reader_properties,
 )
 from exactbatch.kafka_log import KafkaLog
@@ -199,6 +201,7 @@ def audit(
             # The log is asked after the ledger: it holds every stored offset that was seen.
             partitions = kafka.processed_partitions(pipeline.topics, stored)
             heads = {(each.topic, each.partition): each.next_offset for each in stored}
+            _, cluster_id = kafka.cluster(pipeline.topics)
             compacted = kafka.compacted(pipeline.topics)
             expected = (
                 ExpectedValues(results_connection, connection, pipeline, settings.kafka) if values else None
@@ -215,6 +218,7 @@ def audit(
                     horizons.get((each.topic, each.partition, each.topic_id), 0),
                     compacted=each.topic in compacted,
                     expected=expected,
+                    cluster_id=cluster_id,
                 )
                 for each in partitions
                 # Whatever was processed has a stored offset, unless somebody has deleted it.
@@ -346,7 +350,9 @@ class _Audit:
         *,
         compacted: bool,
         expected: ExpectedValues | None,
+        cluster_id: str | None,
     ) -> None:
+        self._cluster_id = cluster_id
         self._pipeline, self._settings, self._connection = pipeline, settings, connection
         self._log, self._coverage, self._compacted = log, coverage, compacted
         self._horizon, self._expected = horizon, expected
@@ -370,7 +376,9 @@ class _Audit:
         begin, head = self.result.from_offset, self.result.until_offset
         self._outside(results, begin, head)
         self._gaps(begin, head)
-        log = _LogWindows(self._settings.kafka, self._log, begin, head, self._expected, self._covering)
+        log = _LogWindows(
+            self._settings.kafka, self._log, begin, head, self._expected, self._covering, self._cluster_id
+        )
         with closing(log):
             start = begin
             while start < head:
@@ -383,6 +391,7 @@ class _Audit:
                     self.result.changed.count += count - len(first)
                 yield end - start
                 start = end
+            log.check_cluster()
 
     def _end_of_gap(self, results: Any, start: int, record: int) -> int:
         """Where the next record, row or reject stands from `start` on; `record` is the next record of the log.
@@ -542,16 +551,21 @@ class _LogWindows:
         head: int,
         expected: ExpectedValues | None,
         covering: Callable[[Offsets], Offsets],
+        cluster_id: str | None = None,
     ) -> None:
+        self._cluster_id = cluster_id
         self._covering = covering
         self._position = max(begin, log.earliest)
         self._head, self._log, self._expected = head, log, expected
         self._ahead: tuple[list[int], list[int]] = ([], [])
         self._fetched = FetchPosition(log.topic, log.partition)
+        self._held_back = HeldBack()
         self._consumer: Consumer | None = None
         if self._position < head:
-            self._consumer = Consumer({**reader_properties(properties), "stats_cb": self._fetched})
+            callbacks = {"stats_cb": self._fetched, "throttle_cb": self._held_back}
+            self._consumer = Consumer({**reader_properties(properties), **callbacks})
             self._consumer.assign([TopicPartition(log.topic, log.partition, self._position)])
+            self.check_cluster()
 
     def window(self, end: int) -> tuple[Offsets, Offsets]:
         """Offsets of the records below `end` that were not told yet, and of those with a null value."""
@@ -582,7 +596,7 @@ class _LogWindows:
                 deadline = time.monotonic() + self._TIMEOUT
             if self._fetched.offset > passed:
                 passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
-            if time.monotonic() > deadline:
+            if time.monotonic() > max(deadline, self._held_back.until + self._TIMEOUT):
                 raise ReadFailed(
                     f"{self._log}: expected the log from {self._position} to {end}, found nothing for "
                     f"{self._TIMEOUT:g} s. Is the broker up?"
@@ -596,6 +610,11 @@ class _LogWindows:
         """The first record at or after the window's end; where none was read yet, how far the log was read."""
         offsets, _ = self._ahead
         return offsets[0] if offsets else self._position
+
+    def check_cluster(self) -> None:
+        """Raise ConfigurationError where another cluster than that of the plan is read."""
+        if self._consumer is not None:
+            is_cluster(self._consumer, self._log, self._log.topic, self._cluster_id)
 
     def close(self) -> None:
         """Close the consumer."""

@@ -90,9 +90,11 @@ def _process(
     """Stage all ranges on the executors, and publish them in one transaction."""
     kafka = KafkaLog(settings.kafka)
     topics = sorted({each.topic for each in ranges})
-    check_topic_ids(ranges, kafka.topic_ids(topics))
+    topic_ids, cluster_id = kafka.cluster(topics)
+    check_topic_ids(ranges, topic_ids)
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
-    tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, spark.sparkContext.defaultParallelism)
+    parallelism = spark.sparkContext.defaultParallelism
+    tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, parallelism, cluster_id)
     with _launch(connection, settings, pipeline, tables):
         way = (
             Transformed(spark, pipeline, tasks) if pipeline.is_transformed else Direct(spark, pipeline, tasks)
@@ -111,7 +113,9 @@ def _process(
         failpoint("job.before_stage")
         staged = way.stage(connection)
         failpoint("job.after_stage")
-        staged = _without_misfits(connection, pipeline, tables, way.columns, ranges, staged, settings)
+        staged = _without_misfits(
+            connection, pipeline, tables, way.columns, ranges, staged, settings, cluster_id
+        )
         return publish(
             connection,
             pipeline,
@@ -195,7 +199,7 @@ def _process_ranges(
         seen = facts_of(cursor, pipeline.sink)
         left = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if left:
-        topic_ids = KafkaLog(settings.kafka).topic_ids(sorted({each.topic for each in left}))
+        topic_ids, cluster_id = KafkaLog(settings.kafka).cluster(sorted({each.topic for each in left}))
         check_topic_ids(left, topic_ids)
         tasks = [
             RangeTask(
@@ -207,6 +211,7 @@ def _process_ranges(
                 kafka=settings.kafka,
                 postgres=settings.postgres,
                 seen=seen,
+                cluster_id=cluster_id,
             )
             for each in left
         ]
@@ -294,6 +299,7 @@ def _without_misfits(
     ranges: Sequence[OffsetRange],
     staged: StagedBatch,
     settings: Settings,
+    cluster_id: str | None,
 ) -> StagedBatch:
     """What is staged without the rows that the target cannot hold, unless that makes too many rejects."""
     allowed = pipeline.rejects_allowed(staged.records)
@@ -307,6 +313,7 @@ def _without_misfits(
         staged=staged,
         most=allowed - staged.rejected,
         settings=settings,
+        cluster_id=cluster_id,
     )
     _check_rejects(connection, pipeline, tables, sifted, allowed)
     return sifted

@@ -62,6 +62,17 @@ SHARED: Final[frozenset[str]] = frozenset(
 # Without these the admin client would reach another place than the reader, or with another identity.
 _SECURITY_PREFIXES: Final = ("sasl.", "ssl.", "https.", "security.", "enable.sasl.", "enable.ssl.")
 
+_SASL: Final = ("sasl_plaintext", "sasl_ssl")
+_TLS: Final = ("ssl", "sasl_ssl")
+# Who gives one of these means to log in, or to use TLS; and the protocols that do.
+_PROTOCOLS_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "sasl.username": _SASL,
+    "sasl.password": _SASL,
+    "ssl.ca.location": _TLS,
+    "ssl.certificate.location": _TLS,
+    "ssl.key.location": _TLS,
+}
+
 # Only librdkafka, which reads, gets these: how fast, how long and in how much memory it reads.
 READING: Final[frozenset[str]] = frozenset(
     {
@@ -241,6 +252,7 @@ def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
     """
     for name, value in properties.items():
         _check(name, value)
+    _check_protocol(properties)
     for name, other in _SYNONYMS.items():
         if name in properties and other in properties and properties[name] != properties[other]:
             raise _wrong(
@@ -257,6 +269,17 @@ def is_number(name: str) -> bool:
 def is_security(name: str) -> bool:
     """Whether a property says who the client is, or whom it trusts."""
     return name.startswith(_SECURITY_PREFIXES)
+
+
+def _check_protocol(properties: Mapping[str, Any]) -> None:
+    """Both clients ignore a login, or TLS, that the protocol does not have, and connect without."""
+    protocol = str(properties.get("security.protocol", "plaintext")).lower()
+    for name, protocols in _PROTOCOLS_OF.items():
+        if name in properties and protocol not in protocols:
+            raise _wrong(
+                f"the Kafka property {name} has no effect: security.protocol is {protocol}, and both clients "
+                f"would connect without it. Set security.protocol to {' or '.join(protocols)}, or remove {name}"
+            )
 
 
 def _check(name: str, value: Any) -> None:

@@ -95,6 +95,7 @@ def stage_tasks(
     tables: StagingTables,
     settings: Settings,
     parallelism: int,
+    cluster_id: str | None = None,
 ) -> list[StageTask]:
     """One task for each range, or for each piece of a large one.
 
@@ -123,6 +124,7 @@ def stage_tasks(
             read_timeout=pipeline.read_timeout,
             publish_timeout=pipeline.publish_timeout,
             statement_timeout=pipeline.statement_timeout,
+            cluster_id=cluster_id,
         )
         for piece in split(ranges, parts=parts, smallest=_SMALLEST_PIECE)
     ]

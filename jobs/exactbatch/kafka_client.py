@@ -6,6 +6,8 @@ an error that names the client.
 
 import json
 import logging
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -15,7 +17,7 @@ from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavaila
 from exactbatch.values import registry
 
 # Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms sets it.
-_ANSWER_TIMEOUT: Final = 5.0
+ANSWER_TIMEOUT: Final = 5.0
 
 
 def _same(value: Any) -> Any:
@@ -85,7 +87,7 @@ def admin_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
             f'Set it in EXACTBATCH_KAFKA, as {{"bootstrap.servers": "host:9092"}}, or in the extra of '
             f"Airflow's kafka_default."
         )
-    admin: dict[str, Any] = {"bootstrap_timeout_ms": round(_ANSWER_TIMEOUT * 1000)}
+    admin: dict[str, Any] = {"bootstrap_timeout_ms": round(ANSWER_TIMEOUT * 1000)}
     for name, value in _of_clients(properties).items():
         if name in _ADMIN:
             key, convert = _ADMIN[name]
@@ -199,6 +201,17 @@ class Troubles:
             self.last = error
 
 
+class HeldBack:
+    """Until when a quota holds the client back, given to librdkafka as throttle_cb: a monotonic time."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+    def __call__(self, event: Any) -> None:
+        # The last one of several tells of no time at all.
+        self.until = max(self.until, time.monotonic() + event.throttle_time)
+
+
 class FetchPosition:
     """Up to which offset librdkafka has fetched a partition, given to it as stats_cb; -1 before it has any.
 
@@ -225,6 +238,30 @@ def concerns_reading(event: Any) -> bool:
     return event.topic() is not None or event.error().fatal()
 
 
+def is_cluster(consumer: Any, where: Any, topic: str, cluster_id: str | None) -> bool:
+    """Whether a consumer is connected to the cluster that was planned from; False where no broker answers soon, as
+    one does not that a quota holds back.
+
+    Raises ConfigurationError where it is connected to another one: both have a topic of this name, and nothing in
+    the records tells them apart.
+    """
+    from confluent_kafka import KafkaException
+
+    if cluster_id is None:
+        return True
+    try:
+        found = consumer.list_topics(topic, timeout=ANSWER_TIMEOUT).cluster_id
+    except KafkaException:
+        return False
+    if found not in (None, cluster_id):
+        raise ConfigurationError(
+            f"{where}: it was planned from the Kafka cluster {cluster_id}, and {socket.gethostname()} reads from "
+            f"the cluster {found}. Nothing was written. Do the names in bootstrap.servers belong to two clusters, "
+            f"or does this host resolve them to other brokers? Let them name one cluster, everywhere."
+        )
+    return True
+
+
 def check_in_log(consumer: Any, topic: str, partition: int, offset: int) -> None:
     """Raise ReadFailed for a record at an offset that the log has not reached.
 
@@ -236,7 +273,7 @@ def check_in_log(consumer: Any, topic: str, partition: int, offset: int) -> None
     where = TopicPartition(topic, partition)
     _, end = consumer.get_watermark_offsets(where, cached=True)  # of the last answer, which may be an error
     if end <= offset:
-        _, end = consumer.get_watermark_offsets(where, timeout=_ANSWER_TIMEOUT)
+        _, end = consumer.get_watermark_offsets(where, timeout=ANSWER_TIMEOUT)
     if end <= offset:
         raise ReadFailed(
             f"{topic}[{partition}] offset {offset}: a record claims this offset, and the log ends at {end}: the "

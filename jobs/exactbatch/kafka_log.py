@@ -11,7 +11,14 @@ from uuid import UUID
 import tenacity
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackwards, TopicMissing
-from exactbatch.kafka_client import admin_client, denied, reader_properties
+from exactbatch.kafka_client import (
+    FetchPosition,
+    admin_client,
+    concerns_reading,
+    denied,
+    event_error,
+    reader_properties,
+)
 from exactbatch.planner import (
     FoundRecord,
     LogPartition,
@@ -142,23 +149,27 @@ class KafkaLog:
 
         milliseconds = math.ceil(at.timestamp() * 1000)
         few = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
-        consumer = Consumer({**reader_properties(self._properties), **few})
+        fetched = FetchPosition(partition.topic, partition.partition)
+        consumer = Consumer({**reader_properties(self._properties), **few, "stats_cb": fetched})
         try:
             consumer.assign([KafkaPartition(partition.topic, partition.partition, from_offset)])
-            seen, deadline = 0, time.monotonic() + _SAMPLE_TIMEOUT
+            seen, passed, deadline = 0, from_offset, time.monotonic() + _SAMPLE_TIMEOUT
             while seen < _SAMPLE:
                 for message in consumer.consume(_SAMPLE - seen, 0.1):
                     error = message.error()
-                    if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    if error is None:
+                        record = FoundRecord(message.offset() or 0, message.timestamp()[1])
+                        if record.offset >= until_offset:
+                            return None
+                        if 0 <= record.timestamp < milliseconds:
+                            return record
+                        seen += 1
+                    elif error.code() == KafkaError._PARTITION_EOF:
                         return None
-                    if error is not None:
-                        raise KafkaUnavailable(f"{partition}, offset {from_offset}: {error.str()}")
-                    record = FoundRecord(message.offset() or 0, message.timestamp()[1])
-                    if record.offset >= until_offset:
-                        return None
-                    if 0 <= record.timestamp < milliseconds:
-                        return record
-                    seen += 1
+                    elif concerns_reading(message):
+                        raise event_error(partition, partition.topic, partition.partition, message)
+                if fetched.offset > passed:
+                    passed, deadline = fetched.offset, time.monotonic() + _SAMPLE_TIMEOUT
                 if time.monotonic() > deadline:
                     raise KafkaUnavailable(
                         f"{partition}: the broker gave no record from offset {from_offset} on within "
@@ -174,6 +185,17 @@ class KafkaLog:
         def ask() -> dict[str, UUID]:
             with admin_client(self._properties) as client:
                 return {name: _topic_id(topic) for name, topic in _describe(client, topics, topics).items()}
+
+        return self._settled(ask)
+
+    def cluster(self, topics: Sequence[str]) -> tuple[dict[str, UUID], str | None]:
+        """As topic_ids(), and the id of the cluster that has told them, where it has one."""
+
+        def ask() -> tuple[dict[str, UUID], str | None]:
+            with admin_client(self._properties) as client:
+                described = _describe(client, topics, topics)
+                ids = {name: _topic_id(topic) for name, topic in described.items()}
+                return ids, client.describe_cluster()["cluster_id"]
 
         return self._settled(ask)
 
@@ -243,17 +265,17 @@ class KafkaLog:
     def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets to a consumer group, for tools that show its lag. Nothing ever reads them back."""
         from kafka import TopicPartition as KafkaPartition
-        from kafka.errors import AuthorizationError
+        from kafka.errors import NoError, TopicAuthorizationFailedError
         from kafka.structs import OffsetAndMetadata
 
         asked = {KafkaPartition(*each): OffsetAndMetadata(offset) for each, offset in offsets.items()}
-        with (
-            admin_client(self._properties) as client,
-            _needs("Read", "group", group, "showing the pipeline's lag"),
-        ):
-            for error in client.alter_group_offsets(group, asked).values():
-                if issubclass(error, AuthorizationError):
-                    raise error
+        why = "showing the pipeline's lag"
+        with admin_client(self._properties) as client, _needs("Read", "group", group, why):
+            for partition, error in client.alter_group_offsets(group, asked).items():
+                if issubclass(error, TopicAuthorizationFailedError):
+                    raise denied("Read", "topic", partition.topic, why)
+                if error is not NoError:
+                    raise error(f"{partition.topic}[{partition.partition}]: {error.__name__}")
 
     def _settled(self, ask: Callable[[], Answer]) -> Answer:
         """An answer that is at odds with what was processed is not believed before it is given for a while."""

@@ -110,7 +110,7 @@ class RangeTask:
     """What one Spark task does; it travels in the task's closure, secrets and all.
 
     `leader_epoch` is the epoch up to which the log was processed at the range's start, and `seen` what the
-    database said of the target when the batch began.
+    database said of the target when the batch began; `cluster_id` is the Kafka cluster of the plan.
     """
 
     range: OffsetRange
@@ -121,6 +121,7 @@ class RangeTask:
     kafka: Mapping[str, Any] = field(repr=False)
     postgres: str = field(repr=False)
     seen: tuple[Fact, ...] = field(repr=False)
+    cluster_id: str | None = None
 
     @property
     def key(self) -> tuple[int, str, int, int]:
@@ -279,7 +280,11 @@ class _Reading:
         # Of a share, the most that there can be: no range has more records than offsets.
         most = pipeline.rejects_allowed(len(task.range))
         records = read_range(
-            task.range, task.kafka, leader_epoch=task.leader_epoch, timeout=pipeline.read_timeout
+            task.range,
+            task.kafka,
+            leader_epoch=task.leader_epoch,
+            timeout=pipeline.read_timeout,
+            cluster_id=task.cluster_id,
         )
         try:
             for each in records:

@@ -5,6 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from operator import methodcaller
 from typing import Any, Final
 
@@ -32,11 +33,14 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_client import (
+    ANSWER_TIMEOUT,
     FetchPosition,
+    HeldBack,
     Troubles,
     check_in_log,
     concerns_reading,
     event_error,
+    is_cluster,
     reader_properties,
     refused,
 )
@@ -119,12 +123,15 @@ def read_range(
     *,
     leader_epoch: int | None,
     timeout: float,
+    cluster_id: str | None = None,
 ) -> Iterator[Records]:
     """Read [from_offset, until_offset) under read_committed: exactly the committed records in it.
 
     `leader_epoch` is the epoch up to which the log was known at from_offset; when the log was cut below
     from_offset since and has grown again, that is noticed. `timeout` is in seconds without progress; fetching
-    records that are not visible, such as those of aborted transactions, is progress.
+    records that are not visible, such as those of aborted transactions, is progress, and for as long as a quota
+    holds the client back the clock stands still. `cluster_id` is the cluster
+    that was planned from: the reader has to be connected to it before the first record and after the last.
 
     The range ends at its last offset, at a record past it, or at an end-of-log event at or past it:
     transaction markers and compaction leave holes.
@@ -134,12 +141,26 @@ def read_range(
     broker do not accept each other until then or an ACL denies reading, and ReadFailed otherwise.
     """
     troubles, fetched = Troubles(), FetchPosition(range_.topic, range_.partition)
-    config = {**reader_properties(properties), "error_cb": troubles, "stats_cb": fetched}
+    held_back = HeldBack()
+    callbacks = {"error_cb": troubles, "stats_cb": fetched, "throttle_cb": held_back}
+    config = {**reader_properties(properties), **callbacks}
     config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, len(range_)))
     try:
         with closing(Consumer(config)) as consumer:
+            of_cluster = partial(is_cluster, consumer, range_, range_.topic, cluster_id)
             consumer.assign([_assignment(range_, leader_epoch)])
-            yield from _read(consumer, range_, timeout, troubles, fetched)
+            # Only now: a partition that is not there is told when its topic is looked up.
+            was_told = of_cluster()
+            try:
+                yield from _read(consumer, range_, timeout, troubles, fetched, held_back)
+            except (OffsetsLost, LogTruncated, LogWentBackwards):
+                of_cluster()
+                raise
+            if not (of_cluster() or was_told):
+                raise ReadFailed(
+                    f"{range_}: expected the brokers to tell which cluster they are, found no answer for "
+                    f"{ANSWER_TIMEOUT:g} s. Nothing was written. Try again."
+                )
     except KafkaException as error:
         if error.args[0].code() == KafkaError._INVALID_ARG:
             raise ConfigurationError(
@@ -151,7 +172,12 @@ def read_range(
 
 
 def _read(
-    consumer: Consumer, range_: OffsetRange, timeout: float, troubles: Troubles, fetched: FetchPosition
+    consumer: Consumer,
+    range_: OffsetRange,
+    timeout: float,
+    troubles: Troubles,
+    fetched: FetchPosition,
+    held_back: HeldBack,
 ) -> Iterator[Records]:
     position, size = range_.from_offset, _FIRST_RECORDS
     passed = position  # up to where records were fetched, visible or not
@@ -181,7 +207,7 @@ def _read(
             troubles.last = None
         elif fetched.offset > max(position, passed):
             passed, deadline = fetched.offset, time.monotonic() + timeout
-        elif time.monotonic() > deadline:
+        elif time.monotonic() > max(deadline, held_back.until + timeout):
             raise _no_progress(range_, position, max(position, passed), end_of_log, timeout, troubles)
 
 

@@ -19,6 +19,8 @@ from exactbatch.replay_planner import (
     ReplayPlan,
     beyond_ranges,
     beyond_text,
+    check_from_the_beginning,
+    check_not_compacted,
     check_not_from_the_future,
     check_reached,
     check_whole,
@@ -94,7 +96,7 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
     compacted = _compacted(log, pipeline, request)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
-        _check_compacted(planned, compacted)
+        _check_compacted(ledger, pipeline, planned, compacted)
         parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
         counts = pipeline.sink.counts(cursor, parts)
         taken_back = tuple(
@@ -148,7 +150,7 @@ def _freeze(
         if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
             return batch_id, None
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=True)
-        _check_compacted(planned, compacted)
+        _check_compacted(ledger, pipeline, planned, compacted)
         if origin == "backfill" and request.window is not None:
             check_whole(planned, request.window)
         if planned.beyond:
@@ -304,24 +306,31 @@ def _check_times(
 
 
 def _compacted(log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
-    """The topics whose records may be gone although results still come from them, unless that was accepted.
+    """The topics whose records may be gone although results still come from them, unless that was accepted."""
+    return set() if request.available_only else log.compacted(pipeline.topics)
 
-    Compaction keeps the last record of each key, and so all that an Upsert without a version makes rows of.
+
+def _check_compacted(ledger: Ledger, pipeline: Pipeline, planned: ReplayPlan, compacted: Set[str]) -> None:
+    """Raise ReplayRefused where a replay could not make again what it takes back."""
+    if not compacted:
+        return
+    if not _last_records_make_all(pipeline):
+        check_not_compacted(planned, compacted)
+    check_from_the_beginning(planned, compacted, ledger.coverage(pipeline))
+
+
+def _last_records_make_all(pipeline: Pipeline) -> bool:
+    """Whether the records that compaction keeps, the last one of each message key, make all rows.
+
+    They do where the message key is the key of the row, and its last record alone says what the row is: not that
+    of a Debezium event, whose tombstone says nothing of the delete before it.
     """
-    if request.available_only or pipeline.sink.needs_last_records_only:
-        return set()
-    return log.compacted(pipeline.topics)
-
-
-def _check_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
-    for each in planned.ranges:
-        if each.topic in compacted:
-            raise ReplayRefused(
-                f"{each}: expected a topic that loses records to retention alone, found that {each.topic!r} is "
-                f"compacted (cleanup.policy): the replay would take back the results of records that compaction "
-                f"has removed since, and could not make them again. To replay what is left, and lose the results "
-                f"of the rest, set available_only."
-            )
+    return (
+        pipeline.sink.needs_last_records_only
+        and pipeline.key is not None
+        and pipeline.value.tombstone_deletes
+        and not pipeline.is_transformed
+    )
 
 
 def _plan(

@@ -1,8 +1,8 @@
 """What a replay processes: what was asked for + where the pipeline stands + the log → a plan. Pure, no I/O."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from types import MappingProxyType
@@ -245,6 +245,49 @@ def plan_replay(
         widened=tuple(widened),
         beyond=beyond,
     )
+
+
+def check_not_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
+    """Raise ReplayRefused where records that compaction has removed since may have given results."""
+    for each in planned.ranges:
+        if each.topic in compacted:
+            raise ReplayRefused(
+                f"{each}: expected a topic that loses records to retention alone, found that {each.topic!r} is "
+                f"compacted (cleanup.policy): the replay would take back the results of records that compaction "
+                f"has removed since, and could not make them again. To replay what is left, and lose the results "
+                f"of the rest, set available_only."
+            )
+
+
+def check_from_the_beginning(planned: ReplayPlan, compacted: Set[str], coverage: Sequence[Covered]) -> None:
+    """Raise ReplayRefused where results of a compacted topic would stay below those that are made again.
+
+    The last record of a key may be a delete, which Kafka removes in the end. A replay takes it back and does not
+    find it; an older change of the key that stays would then be the row again.
+    """
+    found = Coverage(coverage)
+    last = {each.log: each for each in sorted(planned.ranges, key=lambda r: r.from_offset)}
+    for each in last.values():
+        if each.topic not in compacted:
+            continue
+        below = replace(each, from_offset=0)
+        stays = [
+            replace(
+                below, from_offset=row.from_offset, until_offset=min(row.until_offset, below.until_offset)
+            )
+            for row in found.overlapping(below)
+            if row.kind == "batch"
+        ]
+        for range_ in planned.ranges:
+            stays = [piece for one in stays for piece in one.without(range_)]
+        if stays:
+            first = stays[0].from_offset
+            raise ReplayRefused(
+                f"{each}: {each.topic!r} is compacted (cleanup.policy), and the results of {stays[0]} would stay "
+                f"as they are. Kafka may have removed a delete in the replayed range since, whose row would come "
+                f"back. Replay from the beginning, {each.topic}:{each.partition}:{first}-{each.until_offset}; or, "
+                f"to replay this alone, and take such rows into the bargain, set available_only."
+            )
 
 
 def check_above_horizons(batch_id: int, ranges: Iterable[OffsetRange], horizons: Mapping[Log, int]) -> None:

@@ -35,6 +35,25 @@ class Settings:
         return {KAFKA: json.dumps(dict(self.kafka)), POSTGRES: self.postgres}
 
 
+def parse_object(text: str) -> Any:
+    """JSON text, whose objects have no name twice: the standard library would keep the last value and say nothing.
+
+    Raises json.JSONDecodeError, and ConfigurationError for a name that is given twice.
+    """
+    return json.loads(text, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ConfigurationError(
+            f"{', '.join(twice)}: given twice in one JSON object. Keep one of the values"
+        )
+    return found
+
+
 def _required(name: str) -> str:
     value = os.environ.get(name, "")
     if not value:
@@ -47,7 +66,9 @@ def _required(name: str) -> str:
 
 def _kafka(text: str) -> dict[str, Any]:
     try:
-        properties = json.loads(text)
+        properties = parse_object(text)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{KAFKA}: {error}.") from None
     except json.JSONDecodeError as error:
         properties, found = None, f"text that is no JSON at character {error.pos}"
     else:

@@ -72,6 +72,7 @@ def sift(
     staged: StagedBatch,
     most: int,
     settings: Settings,
+    cluster_id: str | None = None,
 ) -> StagedBatch:
     """Move staged rows that do not fit into the staged rejects; return what is staged then.
 
@@ -86,7 +87,7 @@ def sift(
             _note(cursor, misfits, tables, staged, most=most)
         any_noted = _any_noted(cursor, tables, staged)
     if any_noted:
-        staged = _rejected(connection, pipeline, tables, ranges, staged, most, settings)
+        staged = _rejected(connection, pipeline, tables, ranges, staged, most, settings, cluster_id)
     if isinstance(pipeline.sink, Upsert) and staged.rejected <= most and staged.has_several_rows_of_a_record:
         with transaction(connection) as cursor:
             pipeline.sink.check_one_change(
@@ -103,13 +104,14 @@ def _rejected(
     staged: StagedBatch,
     most: int,
     settings: Settings,
+    cluster_id: str | None,
 ) -> StagedBatch:
     """Stage the noted records as rejects, and delete their rows."""
     rejects = Counter(staged.rejects)
 
     def records() -> Iterator[Rejected]:
         noted = islice(_noted(connection, tables, staged), most + 1)
-        for record in _records(noted, ranges, pipeline, settings):
+        for record in _records(noted, ranges, pipeline, settings, cluster_id):
             rejects[record.attempt] += 1
             yield record
 
@@ -302,7 +304,11 @@ def _one_by_one(tables: StagingTables, staged: StagedBatch, most: int) -> sql.Co
 
 
 def _records(
-    unfit: Iterable[_Unfit], ranges: Sequence[OffsetRange], pipeline: Pipeline, settings: Settings
+    unfit: Iterable[_Unfit],
+    ranges: Sequence[OffsetRange],
+    pipeline: Pipeline,
+    settings: Settings,
+    cluster_id: str | None,
 ) -> Iterator[Rejected]:
     """The records as they are in the log; `unfit` comes by topic, partition and offset."""
     for (topic, partition), group in groupby(unfit, key=lambda each: (each.topic, each.partition)):
@@ -310,7 +316,7 @@ def _records(
         for near in _near(group):
             wanted = {each.offset: each for each in near}
             range_ = replace(log, from_offset=near[0].offset, until_offset=near[-1].offset + 1)
-            for message in _messages(range_, settings.kafka, pipeline.read_timeout):
+            for message in _messages(range_, settings.kafka, pipeline.read_timeout, cluster_id):
                 if (found := wanted.pop(message.offset(), None)) is not None:
                     yield Rejected(topic, partition, message, found.reason, found.attempt)
             if wanted:
@@ -332,8 +338,10 @@ def _near(unfit: Iterable[_Unfit]) -> Iterator[list[_Unfit]]:
         yield group
 
 
-def _messages(range_: OffsetRange, kafka: Mapping[str, Any], timeout: float) -> Iterator[Any]:
-    for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout):
+def _messages(
+    range_: OffsetRange, kafka: Mapping[str, Any], timeout: float, cluster_id: str | None
+) -> Iterator[Any]:
+    for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout, cluster_id=cluster_id):
         yield from records.messages
 
 

@@ -107,7 +107,7 @@ class ChangesOf:
 class StageTask:
     """What one Spark task does; it travels in the task's closure, secrets and all.
 
-    `columns` are those of a staged row, beside its lineage.
+    `columns` are those of a staged row, beside its lineage, and `cluster_id` is the Kafka cluster of the plan.
     """
 
     range: OffsetRange
@@ -122,6 +122,7 @@ class StageTask:
     read_timeout: float
     publish_timeout: float
     statement_timeout: float
+    cluster_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,7 +615,13 @@ class _Counts:
 def _decoded_rows(
     task: StageTask, attempt: int, counts: _Counts, waiting: Waiting
 ) -> Iterator[pa.RecordBatch]:
-    records = read_range(task.range, task.kafka, leader_epoch=task.leader_epoch, timeout=task.read_timeout)
+    records = read_range(
+        task.range,
+        task.kafka,
+        leader_epoch=task.leader_epoch,
+        timeout=task.read_timeout,
+        cluster_id=task.cluster_id,
+    )
     try:
         for each in records:
             decoded = _decode(task, each)

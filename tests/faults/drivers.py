@@ -117,7 +117,7 @@ class World:
         self.spark, self.connection, self.folder = spark, connection, folder
         # No server asks for these, but every process has them.
         self.settings = Settings(
-            kafka={**settings.kafka, "sasl.password": SECRET, "sasl.username": "u"},
+            kafka={**settings.kafka, "ssl.key.password": SECRET},
             postgres=psycopg2.extensions.make_dsn(settings.postgres, password=SECRET),
         )
         self.log = KafkaLog(settings.kafka)

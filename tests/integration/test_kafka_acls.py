@@ -3,7 +3,9 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -20,20 +22,28 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from psycopg2.extensions import parse_dsn
 from test_audit import World
+from test_roles import ROLES, Deployment, deployment
 
 from conftest import HOME, Topic, record
-from exactbatch import Pipeline, replay
+from exactbatch import Json, Pipeline, Upsert, direct, replay
 from exactbatch.audit import audit
+from exactbatch.batch_job import process_batch
+from exactbatch.direct import loaded
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.ledger import Batch, Ledger, Run, check_schema, connect, transaction
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.read import read_range
 from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.report import Report, load_report
 from exactbatch.settings import Settings
+from exactbatch.staging import dump
 from exactbatch.status import load_status
+
+__all__ = ["deployment"]
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "security.md"
 TOPIC: Final = "flights"
@@ -146,10 +156,8 @@ def guarded() -> Iterator[Guarded]:
 
 
 @pytest.fixture
-def world(
-    guarded: Guarded, connection: Any, database: str, make_pipeline: Callable[..., Pipeline]
-) -> Iterator[World]:
-    """A pipeline over ten records, as the job sees them."""
+def topic(guarded: Guarded) -> Iterator[Topic]:
+    """Ten records, of which a group has committed the first."""
     guarded.grant(*NEEDED)
     guarded.admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
     deadline = time.monotonic() + 30
@@ -161,8 +169,16 @@ def world(
     before = Consumer({**topic.properties, "group.id": "before"})
     before.commit(offsets=[TopicPartition(TOPIC, 0, 0)], asynchronous=False)
     before.close()
-    yield World(connection, Settings(guarded.job, database), make_pipeline(topic, start="group:before"))
+    yield topic
     guarded.admin.delete_topics([TOPIC])[TOPIC].result(30)
+
+
+@pytest.fixture
+def world(
+    guarded: Guarded, topic: Topic, connection: Any, database: str, make_pipeline: Callable[..., Pipeline]
+) -> World:
+    """A pipeline over the records, as the job sees them."""
+    return World(connection, Settings(guarded.job, database), make_pipeline(topic, start="group:before"))
 
 
 def read(world: World, batch_id: int) -> int:
@@ -254,3 +270,201 @@ def test_the_reader_needs_no_group(guarded: Guarded, world: World) -> None:
         guarded.grant(READ, denied=denied)
         for _ in range(5):
             assert read(world, batch_id) == 10
+
+
+def test_a_window_behind_whose_end_is_looked_needs_no_group(guarded: Guarded, world: World) -> None:
+    """It ends at a record of long after, and what follows it might be of the window."""
+    world.load()
+    guarded.grant(READ, CONFIGS, denied=("group", "exactbatch", "Describe"))
+    at = datetime(2026, 1, 5, tzinfo=UTC)
+    request = ReplayRequest(window=(at, at + timedelta(hours=1)))
+    log = KafkaLog(world.settings.kafka)
+    for _ in range(3):
+        assert replay.plan(world.connection, log, world.pipeline, request, origin="cli") is None
+
+
+# The whole way of a batch by the documented login, with the documented roles and ACLs and no others
+
+
+@dataclass(frozen=True)
+class Documented:
+    """The tasks of the DAG, by the login of the connection, and an audit, by a reader's."""
+
+    spark: Any
+    deployment: Deployment
+    pipeline: Pipeline
+
+    @property
+    def job(self) -> Settings:
+        return self.deployment.settings("job")
+
+    @property
+    def log(self) -> KafkaLog:
+        return KafkaLog(self.job.kafka)
+
+    @contextmanager
+    def connected(self) -> Iterator[Any]:
+        connection = connect(self.job.postgres, application="tests")
+        try:
+            check_schema(connection)
+            yield connection
+        finally:
+            connection.close()
+
+    def plan(self, request: ReplayRequest | None = None) -> Batch:
+        run = Run("dag", f"replay {time.monotonic_ns()}" if request else "run", started_at=datetime.now(UTC))
+        with self.connected() as connection:
+            found = replay.plan_run(
+                connection, self.log, self.pipeline, run, request, origin="manual" if request else "schedule"
+            )
+        assert found.batch is not None
+        return found.batch
+
+    def process(self, batch: Batch) -> Batch:
+        return process_batch(self.spark, self.pipeline, batch.batch_id, self.job, batch.plan_id).batch
+
+    def report(self, batch: Batch) -> Report:
+        """As report_batch does, but that an ACL that is missing is no warning."""
+        report = load_report(self.job.postgres, self.log, self.pipeline, batch.batch_id, batch.plan_id)
+        with self.connected() as connection, transaction(connection):
+            Ledger(connection).announce([batch.plan_id])
+        self.log.commit_group(f"exactbatch.{TOPIC}", report.stored)
+        return report
+
+    def audit(self) -> list[bool]:
+        return [each.is_exact for each in audit(self.pipeline, self.deployment.settings("reader"))]
+
+    def execute(self, statement: str) -> None:
+        self.deployment.execute(statement)
+
+
+@pytest.fixture
+def documented(spark: Any, guarded: Guarded, topic: Topic, deployment: Deployment) -> Documented:
+    """No login may more than docs/security.md and docs/roles.sql say."""
+    deployment = replace(deployment, kafka=guarded.job)
+    pipeline = Pipeline(
+        name=TOPIC,
+        topics=(TOPIC,),
+        value=Json("id int, name text"),
+        sink=Upsert("shop.item", key=("id",)),
+        start="group:before",
+        max_rejects=1,
+    )
+    deployment.execute(f"revoke all on database {parse_dsn(deployment.superuser)['dbname']} from public")
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    topic.produce(b"bad")
+    return Documented(spark, deployment, pipeline)
+
+
+WINDOW: Final = datetime.now(UTC) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
+
+
+def test_the_documented_rights_are_enough_for_the_whole_way_of_a_batch(
+    guarded: Guarded, documented: Documented
+) -> None:
+    batch = documented.process(documented.plan())
+    assert (batch.records, batch.rows, batch.rejected) == (11, 10, 1)
+    assert [documented.report(batch).lag(each) for each in documented.log.partitions([TOPIC])] == [0]
+    again = documented.plan(ReplayRequest(window=WINDOW))
+    guarded.grant(*(each for each in NEEDED if each != READ), DESCRIBE)
+    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which reading it"):
+        documented.process(again)
+    guarded.grant(*NEEDED)
+    assert documented.process(again).rows == 10
+    documented.execute("grant usage on schema shop to exactbatch_reader")
+    documented.execute("grant select on all tables in schema shop to exactbatch_reader")
+    assert documented.audit() == [True]
+
+
+# What the job's role has, the step that needs it, and what the error names. The steps come in the order of a run.
+TABLES: Final = {
+    "plan": ("pipeline", "stored_offset", "batch", "batch_range", "run_life"),
+    "process": ("coverage",),
+    "replay": ("time_boundary", "replay_horizon"),
+    "status": ("batch_failure",),
+    "rejects": ("rejected_record",),
+}
+RIGHTS: Final = [
+    ("plan", "connect on database {database}", "database {database}"),
+    ("plan", "usage on schema exactbatch", "schema exactbatch"),
+    *(
+        (step, f"select on exactbatch.{name}", f"table {name}")
+        for step, names in TABLES.items()
+        for name in names
+    ),
+    ("plan", "update (registered_at) on exactbatch.pipeline", "table pipeline"),
+    ("plan", "insert on exactbatch.stored_offset", "table stored_offset"),
+    ("plan", "insert on exactbatch.batch", "table batch"),
+    ("plan", "insert on exactbatch.batch_range", "table batch_range"),
+    ("process", "create on schema exactbatch_staging", "schema exactbatch_staging"),
+    ("process", "create on schema shop", "schema shop"),
+    # What follows comes up after the target was created.
+    ("process", "usage on schema exactbatch_staging", "schema exactbatch_staging"),
+    ("process", "usage on schema shop", "schema shop"),
+    ("process", "temporary on database {database}", "temporary tables in database {database}"),
+    ("process", "update (next_offset) on exactbatch.stored_offset", "table stored_offset"),
+    ("process", "insert on exactbatch.rejected_record", "table rejected_record"),
+    ("process", "insert on exactbatch.coverage", "table coverage"),
+    ("process", "update (records) on exactbatch.batch_range", "table batch_range"),
+    ("process", "update (rows) on exactbatch.batch", "table batch"),
+    ("report", "update (announced_at) on exactbatch.batch", "table batch"),
+    ("replay", "insert on exactbatch.time_boundary", "table time_boundary"),
+    ("replay", "delete on exactbatch.coverage", "table coverage"),
+    ("replay", "delete on exactbatch.rejected_record", "table rejected_record"),
+    ("run again", "insert on exactbatch.run_life", "table run_life"),
+]
+
+
+def here(_spark: Any, tasks: Any, do: Callable[..., Any], **_: Any) -> list[Any]:
+    """The tasks of a batch, in this process: Spark would take a second for each."""
+    return loaded([dump(do(task, number)) for number, task in enumerate(tasks)])
+
+
+def test_each_right_that_is_missing_is_named(
+    documented: Documented, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(direct, "on_executors", here)
+    database = parse_dsn(documented.deployment.superuser)["dbname"]
+    state: dict[str, Batch] = {}
+
+    def plan() -> None:
+        state["batch"] = documented.plan()
+
+    def process() -> None:
+        state["batch"] = documented.process(state["batch"])
+
+    def replayed() -> None:
+        documented.process(documented.plan(ReplayRequest(window=WINDOW)))
+
+    def status() -> None:
+        with documented.connected() as connection:
+            load_status(connection, documented.log, documented.pipeline)
+
+    def rejects() -> None:
+        with documented.connected() as connection, transaction(connection):
+            Ledger(connection).rejects(documented.pipeline)
+
+    steps = {
+        "plan": plan,
+        "process": process,
+        "report": lambda: documented.report(state["batch"]),
+        "replay": replayed,
+        "status": status,
+        "rejects": rejects,
+        "run again": plan,
+    }
+    for step, do in steps.items():
+        if step == "run again":
+            topic.produce(record(11))
+        for which, right, named in RIGHTS:
+            if which == step:
+                right, named = (each.format(database=database) for each in (right, named))
+                documented.execute(f"revoke {right} from exactbatch_job")
+                with pytest.raises(ConfigurationError) as refused:
+                    do()
+                said = str(refused.value).replace('"', "")
+                assert "a privilege is missing: " in said, right
+                assert f" {named}" in said, right
+                documented.execute(f"grant {right} to exactbatch_job")
+        do()

@@ -6,8 +6,10 @@ import struct
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -19,8 +21,11 @@ from test_audit import findings
 from test_batch import World
 
 from conftest import Topic, record
-from exactbatch import Append, Pipeline
+from exactbatch import Append, Limits, Pipeline, batch_job, direct
+from exactbatch.advance import plan
 from exactbatch.audit import PartitionAudit, audit
+from exactbatch.batch_job import process_batch
+from exactbatch.direct import loaded
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,
@@ -28,10 +33,12 @@ from exactbatch.errors import (
     LogWentBackwards,
     TopicMissing,
 )
+from exactbatch.kafka_client import reader_properties
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.read import read_range
 from exactbatch.settings import Settings
+from exactbatch.staging import dump
 
 MakeTopic = Callable[..., Topic]
 
@@ -255,6 +262,65 @@ def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
     assert read(log, whole, 0, leader_epoch=first.leader_epoch) == list(range(200))
     # Only the epoch tells: without it, other records are taken for those that follow.
     assert read(log, cut, 100, leader_epoch=None) == list(range(100, 150))
+
+
+@pytest.mark.parametrize("commit", ["batch", "partition"])
+def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
+    own_stack: LocalStack,
+    connection: Any,
+    settings: Settings,
+    make_topic: MakeTopic,
+    make_pipeline: Callable[..., Pipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    commit: str,
+) -> None:
+    """A name that they resolve otherwise, or two clusters in bootstrap.servers: both have a topic of this name."""
+    topic, other = make_topic(), dict(own_stack.kafka_properties)
+    admin = AdminClient(other)
+    admin.create_topics([NewTopic(topic.name, 1, 1)])[topic.name].result(30)
+    while topic.name not in admin.list_topics(timeout=10).topics:
+        time.sleep(0.05)
+    for each in (topic, Topic(topic.name, other)):
+        each.produce(*(record(number) for number in range(20)))
+
+    def here(_spark: Any, tasks: Any, do: Callable[..., Any], **_: Any) -> list[Any]:
+        tasks = [replace(task, kafka=kafka) for task in tasks]
+        return loaded([dump(do(task, number)) for number, task in enumerate(tasks)])
+
+    for module in (direct, batch_job):
+        monkeypatch.setattr(module, "on_executors", here)
+    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: spark)
+    monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    limits = Limits(max_records=10)
+    pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaLog(settings.kafka)
+
+    def process() -> int | None:
+        batch_id = plan(connection, log, pipeline, origin="cli")
+        assert batch_id is not None
+        return process_batch(spark, pipeline, batch_id, settings).batch.rows
+
+    kafka = dict(settings.kafka)
+    assert process() == 10
+    _, cluster_id = log.cluster([topic.name])
+    with monkeypatch.context() as patch:
+        patch.setattr("exactbatch.audit.reader_properties", lambda _: reader_properties(other))
+        with pytest.raises(ConfigurationError, match=f"planned from the Kafka cluster {cluster_id}, and"):
+            audit(pipeline, settings)
+    kafka = other
+    with pytest.raises(ConfigurationError) as caught:
+        process()
+    assert str(caught.value).startswith(
+        f"{topic.name}[0] 10..20: it was planned from the Kafka cluster {cluster_id}, and {socket.gethostname()} "
+        f"reads from the cluster "
+    )
+    # Neither is what the other log lacks taken for lost.
+    at = TopicPartition(topic.name, 0, 20)
+    admin.delete_records([at])[at].result(30)
+    with pytest.raises(ConfigurationError, match="reads from the cluster"):
+        process()
+    kafka = dict(settings.kafka)
+    assert process() == 10
 
 
 def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(

@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
@@ -27,7 +28,7 @@ from exactbatch.errors import (
     ReadFailed,
     TopicMissing,
 )
-from exactbatch.kafka_client import FetchPosition, Troubles
+from exactbatch.kafka_client import FetchPosition, HeldBack, Troubles
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
@@ -358,6 +359,38 @@ def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
         assert auditor.window(12)[0].tolist() == [11]
 
 
+def test_what_a_quota_holds_back_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that holds a client back answers with nothing, and then not at all, for longer than the timeout."""
+
+    class Slow:
+        """A consumer that is told that it has to wait, and then gets what it waits for."""
+
+        def __init__(self, config: dict[str, Any]) -> None:
+            self.throttled, self.began = config["throttle_cb"], time.monotonic()
+            self.told = False
+
+        def consume(self, _count: int, _timeout: float) -> list[Any]:
+            time.sleep(0.05)
+            if not self.told:
+                self.told = True
+                for seconds in (1.0, 0.0):
+                    self.throttled(SimpleNamespace(throttle_time=seconds))
+            return [] if time.monotonic() < self.began + 1 else [self.end]
+
+        @property
+        def end(self) -> Any:
+            event = SimpleNamespace(code=lambda: KafkaError._PARTITION_EOF)
+            return SimpleNamespace(error=lambda: event, offset=lambda: 10)
+
+        def assign(self, _partitions: list[Any]) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("exactbatch.read.Consumer", Slow)
+    range_ = range_of(Topic("t", {}), 0, 10)
+    assert list(read_range(range_, {}, leader_epoch=None, timeout=0.3)) == []
+
+
 def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
     fetched = FetchPosition("t", 0)
     assert fetched.offset == -1
@@ -375,7 +408,7 @@ def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
 
     range_ = OffsetRange("t", 0, 0, 10, UUID(int=0))
     with pytest.raises(ReadFailed) as failed:
-        list(_read(Stalled(), range_, 0.3, Troubles(), fetched))  # type: ignore[arg-type]
+        list(_read(Stalled(), range_, 0.3, Troubles(), fetched, HeldBack()))  # type: ignore[arg-type]
     assert str(failed.value) == (
         "t[0] 0..10: expected records from 0, found that the broker sent nothing for 0.3 s, after nothing but "
         "records of aborted transactions up to 7. Check that the brokers are up, and try again; read_timeout "

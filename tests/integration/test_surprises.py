@@ -27,7 +27,7 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
 from conftest import Topic
-from exactbatch import Aggregate, Count, Limits, Pipeline, Window, batch_job, failpoints, replay
+from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, batch_job, failpoints, replay
 from exactbatch.advance import plan
 from exactbatch.audit import PartitionAudit, audit
 from exactbatch.errors import (
@@ -113,12 +113,14 @@ class Scene:
     def advance(self) -> None:
         self.world.run(self.pipeline)
 
-    def plan_replay(self, *, available_only: bool = False) -> int:
-        """The middle of each partition once more."""
+    def plan_replay(self, *, available_only: bool = False, whole: bool = False) -> int:
+        """The middle of each partition once more, or all of it."""
         with transaction(self.world.connection):
             stored = Ledger(self.world.connection).stored_offsets(self.pipeline)
         asked = tuple(
-            AskedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
+            AskedRange(each.topic, each.partition, 0, each.next_offset)
+            if whole
+            else AskedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
             for each in stored
             if each.next_offset > 1
         )
@@ -127,8 +129,20 @@ class Scene:
         assert batch_id is not None
         return batch_id
 
-    def replay(self) -> None:
-        self.world.process(self.pipeline, self.plan_replay())
+    def plan_ranges(self, *ranges: tuple[int, int]) -> int:
+        """These offsets of the first partition once more."""
+        request = ReplayRequest(ranges=tuple(AskedRange(self.topic.name, 0, *each) for each in ranges))
+        batch_id = replay.plan(self.world.connection, self.world.log, self.pipeline, request, origin="cli")
+        assert batch_id is not None
+        return batch_id
+
+    def target(self) -> list[tuple[Any, ...]]:
+        """The rows of the target, in their order."""
+        table = self.pipeline.sink.table.as_string(self.world.connection)
+        return self.world.rows(f"select * from {table} order by 1")
+
+    def replay(self, *, whole: bool = False) -> None:
+        self.world.process(self.pipeline, self.plan_replay(whole=whole))
 
     def state(self) -> tuple[Any, ...]:
         """Everything that a batch may change, beside its own row."""
@@ -326,15 +340,53 @@ def test_compaction_between_two_reads_and_before_a_replay(
     set_policy(played, "compact")
     compact(played, 6)
     played.advance()
+    message = played.refused(ReplayRefused, played.plan_replay)
     if kind == "upsert by offset":
-        played.replay()
+        assert f"'{played.topic.name}' is compacted (cleanup.policy), and the results of " in message
+        played.replay(whole=True)
         played.check()
         return
-    message = played.refused(ReplayRefused, played.plan_replay)
     assert f"found that '{played.topic.name}' is compacted (cleanup.policy)" in message
     assert "lose the results of the rest, set available_only" in message
     played.world.process(played.pipeline, played.plan_replay(available_only=True))
     assert all(each.is_exact for each in audit(played.pipeline, played.world.settings))
+
+
+def test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused(
+    scene: MakeScene, make_topic: MakeTopic
+) -> None:
+    """Kafka has removed the delete: a replay of its offset alone takes it back, and does not find it again."""
+    played = scene("upsert by offset", 1, make_topic(1, **COMPACTED))
+    played.send((0, *played.event(id=id_)) for id_ in (1, 2))
+    played.advance()
+    played.send([(0, b'{"id": 1}', None), (0, *played.event(id=3))])
+    played.advance()
+    compact(played, 2)
+    before = played.target()
+    assert {row[0] for row in before} == {2, 3}
+    topic = played.topic.name
+    message = played.refused(ReplayRefused, lambda: played.plan_ranges((2, 4)))
+    assert (
+        f"{topic}[0] 2..4: {topic!r} is compacted (cleanup.policy), and the results of {topic}[0] 0..2"
+        in message
+    )
+    assert f"Replay from the beginning, {topic}:0:0-4; or" in message
+    played.refused(ReplayRefused, lambda: played.plan_ranges((0, 1), (2, 4)))
+    played.world.process(played.pipeline, played.plan_ranges((0, 1), (1, 4)))
+    assert played.target() == before
+    # Where nothing says that the message key is that of the row, other rows can be gone.
+    keyed = played.pipeline
+    for other in (
+        replace(keyed, key=None),
+        replace(keyed, sql="select *, false as deleted from records"),
+        replace(
+            keyed, key=None, value=Debezium("id int, carrier text, at timestamptz, delay int, version int")
+        ),
+    ):
+        played.pipeline = other
+        assert f"found that {topic!r} is compacted" in played.refused(
+            ReplayRefused, lambda: played.plan_ranges((0, 4))
+        )
 
 
 # Transactions

@@ -211,12 +211,17 @@ def test_what_is_no_schema_is_refused_at_once(tmp_path: Path) -> None:
         ({}, "found both or none"),
         ({"registry": "http://x"}, "expected the columns to take"),
         (
+            {"registry": "http://me:s3cret@x", "columns": "a int"},
+            "address of a schema registry without a user and password, which would stand",
+        ),
+        (
             {"schema": json.dumps(record(("a", "int"))), "columns": "b int"},
             "expected columns that are fields",
         ),
     ):
-        with pytest.raises(ConfigurationError, match=match):
+        with pytest.raises(ConfigurationError, match=match) as refused:
             Avro(**wrong)
+        assert "s3cret" not in str(refused.value)
 
 
 def test_a_schema_may_stand_in_a_file(tmp_path: Path) -> None:

@@ -57,6 +57,25 @@ def test_an_extra_that_is_no_json_object_does_not_turn_tls_off(
     assert "verify" not in str(caught.value).replace('{"sslmode": "verify-full"}', "")
 
 
+def test_a_property_that_has_two_values_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each, one would be taken, and nobody would know which: of the other cluster, or without TLS."""
+    twice = '{"security.protocol": "SSL", "security.protocol": "PLAINTEXT", "bootstrap.servers": "k:1"}'
+    with pytest.raises(
+        ConfigurationError, match="'kafka_default': security.protocol: given twice in one JSON"
+    ):
+        settings(monkeypatch, kafka_default={"extra": twice})
+    extra = '{"bootstrap.servers": "staging:9092", "sasl.password": "s3cret"}'
+    with pytest.raises(
+        ConfigurationError, match="'kafka_default' has two values of bootstrap.servers: one in"
+    ):
+        settings(monkeypatch, kafka_default={"host": "prod", "extra": extra})
+    with pytest.raises(ConfigurationError, match="has two values of sasl.password") as caught:
+        settings(monkeypatch, kafka_default={"login": "me", "password": "0ther", "extra": extra})
+    assert "s3cret" not in str(caught.value)
+    same = settings(monkeypatch, kafka_default={"host": "staging", "extra": extra}).kafka
+    assert same["bootstrap.servers"] == "staging:9092"
+
+
 def test_what_airflows_own_hook_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     extra = '{"cursor": "dictcursor", "iam": false, "sqlalchemy_scheme": "x", "sslmode": "require"}'
     found = settings(monkeypatch, postgres_default={"host": "db", "extra": extra}).postgres

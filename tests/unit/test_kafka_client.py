@@ -61,12 +61,36 @@ def test_both_clients_have_the_same_identity() -> None:
 
 def test_a_password_of_digits_may_be_a_number_in_json() -> None:
     """librdkafka takes every value as text; kafka-python would fail over it once it connects."""
-    admin = admin_properties({**BROKER, "sasl.username": 1, "sasl.password": 20, "ssl.key.password": 3})
+    given = {"security.protocol": "SASL_SSL", "sasl.username": 1, "sasl.password": 20, "ssl.key.password": 3}
+    admin = admin_properties({**BROKER, **given})
     assert [admin[name] for name in ("sasl_plain_username", "sasl_plain_password", "ssl_password")] == [
         "1",
         "20",
         "3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol", "others"),
+    [
+        ("sasl.username", None, "sasl_plaintext or sasl_ssl"),
+        ("sasl.password", "SSL", "sasl_plaintext or sasl_ssl"),
+        ("ssl.ca.location", "SASL_PLAINTEXT", "ssl or sasl_ssl"),
+        ("ssl.certificate.location", "plaintext", "ssl or sasl_ssl"),
+        ("ssl.key.location", None, "ssl or sasl_ssl"),
+    ],
+)
+def test_a_login_or_tls_that_the_protocol_does_not_have_is_refused(
+    name: str, protocol: str | None, others: str
+) -> None:
+    """Both clients would connect without it, and say nothing."""
+    given = {**BROKER, name: "planted", **({"security.protocol": protocol} if protocol else {})}
+    message = refusal(given)
+    assert (
+        f"{name} has no effect: security.protocol is {(protocol or 'plaintext').lower()}, and both" in message
+    )
+    assert f"Set security.protocol to {others}, or remove {name} in the Kafka connection" in message
+    assert "planted" not in message
 
 
 def test_librdkafka_s_other_name_for_the_mechanism_is_known_too() -> None:

@@ -58,6 +58,18 @@ def test_kafka_properties_that_are_no_json_object_are_refused_without_being_show
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
+def test_a_property_that_is_given_twice_is_named_and_not_dropped(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv(
+        KAFKA, '{"sasl.password": "s3cret", "bootstrap.servers": "k:1", "sasl.password": "0ther"}'
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        Settings.from_environment()
+    assert (
+        str(caught.value)
+        == f"{KAFKA}: sasl.password: given twice in one JSON object. Keep one of the values."
+    )
+
+
 @pytest.mark.parametrize("dsn", ["host=h password=x s3cret", "postgresql://u:s3cret@[h/d", "s3cret"])
 def test_a_connection_string_that_libpq_cannot_parse_is_refused_without_being_shown(dsn: str) -> None:
     with pytest.raises(ConfigurationError, match="to be a libpq connection string.*does not parse") as caught:

@@ -1,6 +1,5 @@
 """Airflow's connections as the settings of a batch."""
 
-import json
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +10,7 @@ from airflow.sdk import BaseHook
 from psycopg2.extensions import make_dsn
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.settings import Settings
+from exactbatch.settings import Settings, parse_object
 
 # What Airflow's own hooks for Postgres take from the extra beside libpq's parameters.
 _OF_AIRFLOW: Final = frozenset(
@@ -123,8 +122,14 @@ def _kafka(connection: Any) -> dict[str, Any]:
         )
     if connection.login:
         properties["sasl.username"] = connection.login
-        properties["sasl.password"] = connection.password
-    properties |= _extra(connection)
+        if connection.password:
+            properties["sasl.password"] = connection.password
+    for name, value in _extra(connection).items():
+        if properties.setdefault(name, value) != value:
+            raise ConfigurationError(
+                f"the Airflow connection {connection.conn_id!r} has two values of {name}: one in its extra, and "
+                f"one by its host, login or password. Keep one of them."
+            )
     if "bootstrap.servers" not in properties:
         raise ConfigurationError(
             f"expected the Airflow connection {connection.conn_id!r} to have a host, or bootstrap.servers in "
@@ -176,7 +181,11 @@ def _extra(connection: Any) -> dict[str, Any]:
     if not connection.extra:
         return {}
     try:
-        found = json.loads(connection.extra)
+        found = parse_object(connection.extra)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"the extra of the Airflow connection {connection.conn_id!r}: {error}."
+        ) from None
     except (TypeError, ValueError):
         found = None
     if not isinstance(found, dict):

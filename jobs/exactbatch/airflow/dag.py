@@ -244,7 +244,8 @@ def _show_progress(kafka: Any, pipeline: Pipeline, report: Any) -> None:
     """Commit to the consumer group that lag tools look at. Nothing reads it, so nothing fails with it."""
     try:
         with all_errors_own():
-            kafka.commit_group(f"exactbatch.{pipeline.name}", report.stored)
+            stored = {where: offset for where, offset in report.stored.items() if where[0] in pipeline.topics}
+            kafka.commit_group(f"exactbatch.{pipeline.name}", stored)
     except ExactbatchError as error:
         log.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)
 

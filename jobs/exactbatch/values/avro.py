@@ -12,6 +12,7 @@ from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
+from urllib.parse import urlsplit
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
@@ -69,6 +70,11 @@ class Avro:
         check_types(self)
         if (self.schema is None) == (self.registry is None):
             raise ConfigurationError("expected Avro to be given a schema or a registry, found both or none")
+        if "@" in urlsplit(self.registry or "").netloc:
+            raise ConfigurationError(
+                "expected the address of a schema registry without a user and password, which would stand in "
+                "errors and pages. Set schema.registry.basic.auth.user.info in the Kafka connection instead."
+            )
         if self.schema is None and self.columns is None:
             raise ConfigurationError(
                 f"expected the columns to take from values with schemas of the registry {self.registry}, found "
