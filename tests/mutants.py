@@ -478,8 +478,8 @@ MUTANTS: Final = (
     Mutant(
         "a time without a record is kept",
         "replay.py",
-        "keep=keep and first is not None,",
-        "keep=keep,",
+        "if first is not None and boundaries.kept is None and",
+        "if boundaries.kept is None and",
         (f"{_BUTTONS}::test_an_interval_that_was_asked_for_too_early_is_processed_later",),
     ),
     Mutant(

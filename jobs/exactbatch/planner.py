@@ -8,6 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 from exactbatch.errors import (
+    ConfigurationError,
     LogWentBackwards,
     OffsetsLost,
     PartitionGone,
@@ -96,7 +97,9 @@ class Limits:
         for name in ("max_records", "max_records_per_partition"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"expected {name} to be 1 or more, or None for no limit; found {value}")
+                raise ConfigurationError(
+                    f"Limits: expected {name} to be 1 or more, or None for no limit, found {value}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
