@@ -308,25 +308,8 @@ def _compare_batches(
     nobody knows how many rows the rest has: the batches that are whole are compared, and those that are none.
     """
     by_record = pipeline.sink.lineage == "record"
-    query = sql.SQL(
-        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "
-        "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
-        "from exactbatch.batch b "
-        "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
-        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {contributions} "
-        "group by batch_id) t using (batch_id) {left} "
-        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
-    ).format(
-        # A partial result says how many rows it stands for.
-        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
-        records=sql.SQL(_RECORDS if by_record else "0"),
-        expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
-        contributions=pipeline.sink.contributions.table,
-        left=sql.SQL(_LEFT if by_record else ""),
-        whole=sql.SQL(_WHOLE if by_record else ""),
-    )
     with results.cursor() as cursor:
-        cursor.execute(query.as_string(connection), (pipeline.name,))
+        cursor.execute(counts_of_batches(pipeline).as_string(connection), (pipeline.name,))
         batches = cursor.fetchall()
     partitions = {(each.topic, each.partition): each for each in found}
     first = {each.batch_id: each for each in reversed(coverage)}
@@ -343,6 +326,29 @@ def _compare_batches(
             if count > 0:
                 finding.add(at)
                 finding.count += count - len(at)
+
+
+def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
+    """Of each batch that is compared: its number, how many rows it should have and has, and how many records these
+    come from."""
+    by_record = pipeline.sink.lineage == "record"
+    return sql.SQL(
+        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "
+        "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
+        "from exactbatch.batch b "
+        "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
+        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {contributions} "
+        "group by batch_id) t using (batch_id) {left} "
+        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
+    ).format(
+        # A partial result says how many rows it stands for.
+        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
+        records=sql.SQL(_RECORDS if by_record else "0"),
+        expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
+        contributions=pipeline.sink.contributions.table,
+        left=sql.SQL(_LEFT if by_record else ""),
+        whole=sql.SQL(_WHOLE if by_record else ""),
+    )
 
 
 class _Audit:

@@ -211,7 +211,14 @@ def plan_run(
         with transaction(connection):
             return RunPlan(None, _nothing(ledger, pipeline, request), beyond)
     with transaction(connection):
-        return RunPlan(ledger.batch(batch_id), beyond=beyond)
+        batch = ledger.batch(batch_id)
+    if batch.status == "committed":
+        log_.warning(
+            "batch %s of this very run has committed before: it is told of again, and what is new is for the next "
+            "run. Was this `airflow dags test` with a date that it was given before? Leave the date out",
+            batch_id,
+        )
+    return RunPlan(batch, beyond=beyond)
 
 
 def _nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:

@@ -463,7 +463,7 @@ def test_a_window_whose_beginning_was_removed_is_refused(
     assert world.rows("select from exactbatch.time_boundary") == []
     batch_id = replays.plan(pipeline, window(T0, T0 + HOUR, available_only=True))
     assert replays.planned(batch_id) == [(0, 2, 3)]
-    # What was taken for its beginning then is not kept: the same window is refused as before, and is not found empty.
+    # What was taken for its beginning then is not kept: the same window is refused as before, not found empty.
     for hours in (-2, -1, 0):
         early = T0 + hours * HOUR, T0 + (hours + 1) * HOUR
         replays.plan(pipeline, window(*early, available_only=True))

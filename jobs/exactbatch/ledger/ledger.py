@@ -28,7 +28,7 @@ from exactbatch.ledger.definition import (
 )
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset, TopicPartition
+from exactbatch.planner import Coverage, Covered, LogPartition, Plan, StoredOffset, TopicPartition
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
 
@@ -36,8 +36,7 @@ _PARTITION: Final = ("topic", "topic_id", "partition")
 _PLACE: Final = ("topic_id", "partition", "from_offset", "until_offset")
 _STORED_OFFSET: Final = (*_PARTITION, "next_offset", "leader_epoch")
 _RANGE: Final = (*_PARTITION, "from_offset", "until_offset", "leader_epoch")
-# What uncover gives of each batch that was cut.
-_UNCOVERED: Final = ("topic", "topic_id", "partition", "kind", "batch_id", "rest")
+_COVERED: Final = (*_PARTITION, "from_offset", "until_offset", "kind", "batch_id")
 
 _queries = aiosql.from_str(
     (resources.files("exactbatch.ledger") / "queries.sql").read_text(encoding="utf-8"),
@@ -532,13 +531,15 @@ class Ledger:
     def covering_ranges(self, pipeline: str, ranges: Sequence[OffsetRange]) -> list[Covered]:
         """What accounts for the offsets of ranges now, each cut to a range."""
         rows = _queries.covering(self._connection, pipeline=pipeline, **_columns(ranges, *_PLACE))
-        return [Covered(**row._asdict()) for row in rows]
+        found = Coverage(Covered(**row._asdict()) for row in rows)
+        return [piece for range_ in ranges for piece in found.cut(range_)]
 
     def uncover(self, batch: Batch) -> None:
         """Take the batch's ranges out of the coverage; other batches keep their other offsets."""
-        cut = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
+        rows = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
         # Put back only now: the database checks at once that no offset is covered twice.
-        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **_columns(cut, *_UNCOVERED))
+        rest = Coverage(Covered(**row._asdict()) for row in rows).without(self.ranges(batch.batch_id))
+        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **_columns(rest, *_COVERED))
 
     def has_results(self, pipeline: Pipeline) -> bool:
         """Whether any batch has committed results that still count."""

@@ -267,19 +267,22 @@ select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offse
 from exactbatch.batch_range where batch_id = :batch_id;
 
 -- name: covering
--- Which batches' results, and which losses, stand for the offsets of ranges, cut to them.
-select c.topic, c.topic_id, c.partition, lower(c.offsets * o.range) as from_offset,
-       upper(c.offsets * o.range) as until_offset, c.kind, c.batch_id
-from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
-    r (topic_id, partition, from_offset, until_offset)
-cross join lateral (select int8range(r.from_offset, r.until_offset) as range) o
-join exactbatch.coverage c on c.pipeline = :pipeline and c.topic_id = r.topic_id
-    and c.partition = r.partition and c.offsets && o.range
+-- Which batches' results, and which losses, stand for some of the offsets of ranges.
+with ranges as materialized (
+    select topic_id, partition, range_agg(int8range(from_offset, until_offset)) as offsets
+    from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+        r (topic_id, partition, from_offset, until_offset)
+    group by topic_id, partition
+)
+select c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, upper(c.offsets) as until_offset,
+       c.kind, c.batch_id
+from ranges r join exactbatch.coverage c on c.pipeline = :pipeline and c.topic_id = r.topic_id
+    and c.partition = r.partition and c.offsets && r.offsets
 order by c.topic, c.partition, lower(c.offsets);
 
 -- name: uncover
--- Take the batch's ranges out of the coverage. What each row covered beside them comes back as `rest`.
-with ranges as (
+-- Take the rows that overlap the batch's ranges out of the coverage.
+with ranges as materialized (
     select topic_id, partition, range_agg(int8range(from_offset, until_offset)) as offsets
     from exactbatch.batch_range where batch_id = :batch_id
     group by topic_id, partition
@@ -287,34 +290,46 @@ with ranges as (
 delete from exactbatch.coverage c using ranges r
 where c.pipeline = :pipeline and c.topic_id = r.topic_id and c.partition = r.partition
   and c.offsets && r.offsets
-returning c.topic, c.topic_id, c.partition, c.kind, c.batch_id,
-          (int8multirange(c.offsets) - r.offsets)::text as rest;
+returning c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, upper(c.offsets) as until_offset,
+          c.kind, c.batch_id;
 
 -- name: cover_rest!
 -- Batches keep the offsets that were not taken from them.
 insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
-select :pipeline, c.topic, c.topic_id, c.partition, piece, c.kind, c.batch_id
-from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :kind::text[], :batch_id::bigint[],
-            :rest::text[]) c (topic, topic_id, partition, kind, batch_id, rest)
-cross join lateral unnest(c.rest::int8multirange) piece;
+select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), kind, batch_id
+from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :from_offset::bigint[],
+            :until_offset::bigint[], :kind::text[], :batch_id::bigint[])
+    c (topic, topic_id, partition, from_offset, until_offset, kind, batch_id);
 
 -- name: delete_rejects!
 -- Take back the rejects of some batches in ranges.
-delete from exactbatch.rejected_record j
-using unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
-    p (topic_id, partition, from_offset, until_offset)
-where j.pipeline = :pipeline and j.topic_id = p.topic_id and j.partition = p.partition
-  and j."offset" >= p.from_offset and j."offset" < p.until_offset and j.batch_id = any(:batch_ids::bigint[]);
+with ranges as materialized (
+    select topic_id, partition, min(from_offset) as first, max(until_offset) as until,
+           range_agg(int8range(from_offset, until_offset)) as offsets
+    from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+        r (topic_id, partition, from_offset, until_offset)
+    group by topic_id, partition
+)
+delete from exactbatch.rejected_record j using ranges r
+where j.pipeline = :pipeline and j.topic_id = r.topic_id and j.partition = r.partition
+  and j."offset" >= r.first and j."offset" < r.until and j."offset" <@ r.offsets
+  and j.batch_id = any(:batch_ids::bigint[]);
 
 -- name: count_rejects
 -- How many rejects of some batches lie in each of some ranges, by their number among these, from 1 on.
-select r.number, count(*) as rejects
-from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
-    with ordinality r (topic_id, partition, from_offset, until_offset, number)
-join exactbatch.rejected_record j on j.pipeline = :pipeline and j.topic_id = r.topic_id
-    and j.partition = r.partition and j."offset" >= r.from_offset and j."offset" < r.until_offset
+with ranges as materialized (
+    select topic_id, partition, min(from_offset) as first, max(until_offset) as until,
+           range_agg(int8range(from_offset, until_offset)) as offsets,
+           array_agg(from_offset order by from_offset) as starts, array_agg(number order by from_offset) as numbers
+    from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+        with ordinality r (topic_id, partition, from_offset, until_offset, number)
+    group by topic_id, partition
+)
+select r.numbers[width_bucket(j."offset", r.starts)] as number, count(*) as rejects
+from ranges r join exactbatch.rejected_record j on j.pipeline = :pipeline and j.topic_id = r.topic_id
+    and j.partition = r.partition and j."offset" >= r.first and j."offset" < r.until and j."offset" <@ r.offsets
 where j.batch_id = any(:batch_ids::bigint[])
-group by r.number;
+group by 1;
 
 -- name: has_results$
 -- Whether any batch of a pipeline has committed results that still count.
