@@ -478,9 +478,39 @@ MUTANTS: Final = (
     Mutant(
         "a time without a record is kept",
         "replay.py",
-        "keep=keep and first is not None,",
-        "keep=keep,",
+        "if first is not None and boundaries.kept is None and",
+        "if boundaries.kept is None and",
         (f"{_BUTTONS}::test_an_interval_that_was_asked_for_too_early_is_processed_later",),
+    ),
+    Mutant(
+        "a time whose first record retention may have removed is kept",
+        "replay.py",
+        " and not _may_be_removed(each, found, at):",
+        ":",
+        (f"{_REPLAY}::test_a_window_whose_beginning_was_removed_is_refused",),
+    ),
+    Mutant(
+        "a batch counts as announced before Airflow has the event",
+        "airflow/dag.py",
+        "            ti.xcom_push(key=_TOLD, ",
+        "            _announce(settings, [report.batch.plan_id, *plans])\n            ti.xcom_push(key=_TOLD, ",
+        (f"{_BUTTONS}::test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run",),
+    ),
+    Mutant(
+        "an older program takes a newer ledger for its own",
+        "ledger/schema.py",
+        "        if current > known[-1][0]:\n",
+        "        if False:\n",
+        (
+            "tests/integration/test_ledger.py::test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move",
+        ),
+    ),
+    Mutant(
+        "a replay gives nothing back of what it cuts in the middle",
+        "planner.py",
+        "                if reached[row] < range_.from_offset:\n",
+        "                if False:\n",
+        ("tests/integration/test_growth.py::test_what_ranges_leave_of_the_coverage",),
     ),
     Mutant(
         "a record with a wrong time hides what follows it",

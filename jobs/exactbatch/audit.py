@@ -7,6 +7,7 @@ in what it claims to cover. It works through windows of offsets, so its memory d
 import math
 import time
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from exactbatch.kafka_client import (
 )
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Ledger, check_schema, connect, connect_arrow, transaction
+from exactbatch.offsets import Log
 from exactbatch.own_errors import own_errors
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import Covered, LogPartition
@@ -41,15 +43,24 @@ from exactbatch.sinks import Aggregate, Upsert
 
 # Of the changes or rows of a batch, how many records they come from.
 _RECORDS: Final = "count(distinct (kafka_topic, kafka_partition, kafka_offset))"
+# What is left of each batch, and what it was planned for.
+_LEFT: Final = """
+left join (
+    select batch_id, sum(upper(offsets) - lower(offsets)) as covered
+    from exactbatch.coverage where pipeline = $1 group by batch_id
+) l using (batch_id)
+left join (
+    select r.batch_id, sum(r.until_offset - r.from_offset) as span,
+           bool_or(r.from_offset < h."offset") as is_compacted
+    from exactbatch.batch_range r
+    left join exactbatch.replay_horizon h on h.pipeline = $1 and h.topic_id = r.topic_id
+        and h.partition = r.partition
+    where r.batch_id in (select batch_id from exactbatch.batch where pipeline = $1)
+    group by r.batch_id
+) p using (batch_id)
+"""
 # A batch that is not cut by a replay, and whose changes were not compacted; or one that stands for nothing.
-_WHOLE: Final = (
-    "and (select sum(upper(offsets) - lower(offsets)) from exactbatch.coverage k "
-    "where k.pipeline = $1 and k.batch_id = b.batch_id) is not distinct from (select sum(until_offset - "
-    "from_offset) from exactbatch.batch_range r where r.batch_id = b.batch_id and c.batch_id is not null) "
-    "and not exists (select from exactbatch.batch_range r join exactbatch.replay_horizon h "
-    "on h.pipeline = $1 and h.topic_id = r.topic_id and h.partition = r.partition "
-    'where r.batch_id = b.batch_id and r.from_offset < h."offset")'
-)
+_WHOLE: Final = "and coalesce(l.covered, p.span) = p.span and p.is_compacted is not true"
 Offsets = npt.NDArray[np.int64]
 
 _WINDOW: Final = 200_000  # offsets that are compared at a time
@@ -206,13 +217,16 @@ def audit(
             expected = (
                 ExpectedValues(results_connection, connection, pipeline, settings.kafka) if values else None
             )
+            by_log: dict[Log, list[Covered]] = defaultdict(list)
+            for covered in coverage:
+                by_log[covered.log].append(covered)
             reads = [
                 _Audit(
                     pipeline,
                     settings,
                     connection,
                     each,
-                    [covered for covered in coverage if _is_of(covered, each)],
+                    by_log[each.topic, each.partition, each.topic_id],
                     heads.get((each.topic, each.partition), 0),
                     began.get((each.topic_id, each.partition)),
                     horizons.get((each.topic, each.partition, each.topic_id), 0),
@@ -298,24 +312,8 @@ def _compare_batches(
     nobody knows how many rows the rest has: the batches that are whole are compared, and those that are none.
     """
     by_record = pipeline.sink.lineage == "record"
-    query = sql.SQL(
-        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "
-        "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
-        "from exactbatch.batch b "
-        "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
-        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {contributions} "
-        "group by batch_id) t using (batch_id) "
-        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
-    ).format(
-        # A partial result says how many rows it stands for.
-        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
-        records=sql.SQL(_RECORDS if by_record else "0"),
-        expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
-        contributions=pipeline.sink.contributions.table,
-        whole=sql.SQL(_WHOLE if by_record else ""),
-    )
     with results.cursor() as cursor:
-        cursor.execute(query.as_string(connection), (pipeline.name,))
+        cursor.execute(counts_of_batches(pipeline).as_string(connection), (pipeline.name,))
         batches = cursor.fetchall()
     partitions = {(each.topic, each.partition): each for each in found}
     first = {each.batch_id: each for each in reversed(coverage)}
@@ -332,6 +330,29 @@ def _compare_batches(
             if count > 0:
                 finding.add(at)
                 finding.count += count - len(at)
+
+
+def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
+    """Of each batch that is compared: its number, how many rows it should have and has, and how many records these
+    come from."""
+    by_record = pipeline.sink.lineage == "record"
+    return sql.SQL(
+        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "
+        "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
+        "from exactbatch.batch b "
+        "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
+        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {contributions} "
+        "group by batch_id) t using (batch_id) {left} "
+        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
+    ).format(
+        # A partial result says how many rows it stands for.
+        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
+        records=sql.SQL(_RECORDS if by_record else "0"),
+        expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
+        contributions=pipeline.sink.contributions.table,
+        left=sql.SQL(_LEFT if by_record else ""),
+        whole=sql.SQL(_WHOLE if by_record else ""),
+    )
 
 
 class _Audit:
@@ -620,7 +641,3 @@ class _LogWindows:
         """Close the consumer."""
         if self._consumer is not None:
             self._consumer.close()
-
-
-def _is_of(covered: Covered, log: LogPartition) -> bool:
-    return (covered.topic, covered.partition, covered.topic_id) == (log.topic, log.partition, log.topic_id)

@@ -1,5 +1,6 @@
 """The command line: exactbatch init, plan, run, replay, rejects, boundaries, compact, status, audit and local."""
 
+import io
 import json
 import os
 import sys
@@ -66,6 +67,7 @@ def _command(function: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        _let_any_terminal_print()
         try:
             with all_errors_own(but=(typer.Exit, typer.Abort)):
                 function(*args, **kwargs)
@@ -74,6 +76,14 @@ def _command(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(exit_status(error)) from None
 
     return app.command()(guarded)
+
+
+def _let_any_terminal_print() -> None:
+    """Where an encoding lacks a character, an escape is shown: a command that has done its work does not fail
+    over an arrow."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @_command
@@ -114,7 +124,7 @@ def init(
     state = "registered now" if registered else "registered already"
     if registered and rename:
         state += f", and goes on where {rename} stood"
-    out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {pipeline.sink.target} is {state}.")
+    out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {escape(pipeline.sink.target)} is {escape(state)}.")
     if not is_there:
         created = " and ".join(table.written for table in pipeline.sink.tables)
         out.print(f"What is missing of {escape(created)} is created by the first batch, schema included.")
@@ -215,10 +225,17 @@ def rejects(
         ledger = Ledger(connection)
         with transaction(connection):
             found = ledger.rejects(pipeline, most=None if replay else most)
-            reasons = ledger.rejects_by_reason(pipeline)
+            reasons = ledger.rejects_by_reason(pipeline, most=most)
         if not replay:
             if as_json:
-                _print_json({"reasons": list(map(asdict, reasons)), "rejects": list(map(asdict, found))})
+                _print_json(
+                    {
+                        "records": reasons.records,
+                        "all_reasons": reasons.reasons,
+                        "reasons": list(map(asdict, reasons.shown)),
+                        "rejects": list(map(asdict, found)),
+                    }
+                )
             else:
                 out.print(tables.reasons_table(pipeline, reasons), tables.rejects_table(found))
             return
@@ -251,14 +268,24 @@ def _replay(
     elif not as_json:
         out.print(tables.replay_table(pipeline, preview))
         for each in tables.replay_notes(preview):
-            out.print(f"[yellow]![/yellow] {each}", highlight=False)
-    if dry_run or preview.plan.is_empty:
+            out.print(Text.assemble(("! ", "yellow"), each))
+    if dry_run:
         return
-    if not yes and sys.stdin.isatty() and not typer.confirm("Take back and process again?"):
-        raise typer.Abort
-    batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
+    batch_id = None
+    if not preview.plan.is_empty:
+        if not yes:
+            _ask("Take back and process again?")
+        batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
     if batch_id is not None:
         _process(pipeline, settings, _batch(connection, batch_id), master, as_json=as_json)
+    elif as_json:
+        _print_json({"batch_id": None})
+
+
+def _ask(question: str) -> None:
+    """Go on if a person at the terminal says so, or if there is none. What is asked is no output."""
+    if sys.stdin.isatty() and not typer.confirm(question, err=True):
+        raise typer.Abort
 
 
 def _batch(connection: Any, batch_id: int) -> Batch:
@@ -296,11 +323,18 @@ def boundaries(
 ) -> None:
     """Show the offsets that times of windows and backfills were resolved to, or forget some."""
     times = None if forget is None else (parse_time(forget[0], "FROM"), parse_time(forget[1], "TO"))
+    if times is not None and times[0] > times[1]:
+        raise ConfigurationError(
+            f"--forget: FROM is {times[0]}, and TO is earlier, {times[1]}. Exchange them."
+        )
     pipeline, settings = _load(reference)
     with _connection(settings, pipeline) as connection, transaction(connection):
-        ledger = Ledger(connection)
-        ledger.lock(pipeline)
-        forgotten = 0 if times is None else ledger.forget_boundaries(pipeline, *times)
+        ledger, forgotten = Ledger(connection), 0
+        if times is None:
+            ledger.check_registered(pipeline)
+        else:
+            ledger.lock(pipeline)
+            forgotten = ledger.forget_boundaries(pipeline, *times)
         found = ledger.boundaries(pipeline, most=most)
     if as_json:
         _print_json(
@@ -343,9 +377,8 @@ def compact(
         if not as_json:
             out.print(tables.compaction_table(pipeline, found))
         if not dry_run and found.dropped:
-            question = "Drop these changes? What lies below the horizons cannot be replayed any more."
-            if not yes and sys.stdin.isatty() and not typer.confirm(question):
-                raise typer.Abort
+            if not yes:
+                _ask("Drop these changes? What lies below the horizons cannot be replayed any more.")
             with err.status("Dropping changes …"):
                 found = compaction.compact(connection, kafka, pipeline, before=until)
             if not as_json:
@@ -436,8 +469,14 @@ def _connection(settings: Settings, pipeline: Pipeline, *, ledger: bool = True) 
 
 
 def _print_json(value: Any) -> None:
-    json.dump(value, sys.stdout, indent=2, default=str)
-    sys.stdout.write("\n")
+    try:
+        json.dump(value, sys.stdout, indent=2, default=str)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has enough, as `head`. Nothing may be written at the interpreter's end either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

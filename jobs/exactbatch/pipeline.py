@@ -3,12 +3,14 @@
 import importlib
 import math
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.options import check_types
 from exactbatch.planner import Limits, OnLoss
 from exactbatch.sinks import Sink
@@ -236,7 +238,8 @@ def _check_start(name: str, topics: tuple[str, ...], start: Mapping[str, Mapping
 def load_pipeline(reference: str) -> Pipeline:
     """Import `module:name`, as in "pipelines.flights:flights".
 
-    Raises ConfigurationError when there is no such module, no such name in it, or it is not a Pipeline.
+    Raises ConfigurationError when there is no such module, importing it fails, there is no such name in it,
+    or it is not a Pipeline.
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
@@ -246,13 +249,17 @@ def load_pipeline(reference: str) -> Pipeline:
         )
     try:
         module = importlib.import_module(module_name)
+    except (ExactbatchError, MemoryError):
+        raise
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise  # the module is there; something that it imports is not
+            raise _not_imported(module_name, error) from error  # something that it imports is not there
         raise ConfigurationError(
             f"expected a module {module_name!r} for {reference!r}, found none: {error.name!r} cannot be "
             f"imported. A pipeline is a module in jobs/pipelines/; check the name, and PYTHONPATH."
         ) from None
+    except (Exception, SystemExit) as error:
+        raise _not_imported(module_name, error) from error
     pipeline = getattr(module, attribute, None)
     if isinstance(pipeline, Pipeline):
         return pipeline
@@ -261,6 +268,16 @@ def load_pipeline(reference: str) -> Pipeline:
         f"expected a Pipeline named {attribute!r} in {module_name}, found "
         f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
         f"the module has: {', '.join(there) or 'no pipeline'}"
+    )
+
+
+def _not_imported(module_name: str, error: BaseException) -> ConfigurationError:
+    """What a module raised when it was imported: it would again."""
+    places = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<")]
+    place = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
+    return ConfigurationError(
+        f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}{place}. Correct it, or "
+        f"install what it imports."
     )
 
 

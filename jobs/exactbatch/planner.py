@@ -3,11 +3,12 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from uuid import UUID
 
 from exactbatch.errors import (
+    ConfigurationError,
     LogWentBackwards,
     OffsetsLost,
     PartitionGone,
@@ -96,7 +97,9 @@ class Limits:
         for name in ("max_records", "max_records_per_partition"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"expected {name} to be 1 or more, or None for no limit; found {value}")
+                raise ConfigurationError(
+                    f"Limits: expected {name} to be 1 or more, or None for no limit, found {value}"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +191,30 @@ class Coverage:
         first = bisect_right(rows, range_.from_offset, key=lambda row: row.until_offset)
         end = bisect_left(rows, range_.until_offset, key=lambda row: row.from_offset)
         return rows[first:end]
+
+    def cut(self, range_: OffsetRange) -> list[Covered]:
+        """As overlapping(), of each row what lies in the range."""
+        return [
+            replace(
+                row,
+                from_offset=max(row.from_offset, range_.from_offset),
+                until_offset=min(row.until_offset, range_.until_offset),
+            )
+            for row in self.overlapping(range_)
+        ]
+
+    def without(self, ranges: Iterable[OffsetRange]) -> list[Covered]:
+        """What the rows cover beside ranges, none of which overlaps another."""
+        rest = []
+        reached = {row: row.from_offset for rows in self._of_log.values() for row in rows}
+        for range_ in sorted(ranges, key=lambda each: each.from_offset):
+            for row in self.overlapping(range_):
+                if reached[row] < range_.from_offset:
+                    rest.append(replace(row, from_offset=reached[row], until_offset=range_.from_offset))
+                reached[row] = range_.until_offset
+        return rest + [
+            replace(row, from_offset=end) for row, end in reached.items() if end < row.until_offset
+        ]
 
     def batches(self, range_: OffsetRange) -> set[int]:
         """The batches whose results stand for some offsets of the range."""

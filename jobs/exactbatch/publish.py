@@ -1,6 +1,6 @@
 """Publish: results, rejects, coverage and the new offsets, in one short transaction."""
 
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -296,17 +296,13 @@ def _check_complete(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> 
 
 def _records_of(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> list[tuple[OffsetRange, int]]:
     """How many records the pieces of each range had."""
-    records: dict[tuple[str, int], list[Staged]] = defaultdict(list)
-    for each in staged:
-        records[each.range.topic, each.range.partition].append(each)
-    return [
-        (
-            range_,
-            sum(
-                piece.records
-                for piece in records[range_.topic, range_.partition]
-                if range_.from_offset <= piece.range.from_offset < range_.until_offset
-            ),
-        )
-        for range_ in ranges
-    ]
+    in_order = sorted(ranges, key=_place)
+    places = [_place(each) for each in in_order]
+    records = [0] * len(in_order)
+    for piece in staged:
+        records[bisect_right(places, _place(piece.range)) - 1] += piece.records
+    return list(zip(in_order, records, strict=True))
+
+
+def _place(range_: OffsetRange) -> tuple[str, int, int]:
+    return range_.topic, range_.partition, range_.from_offset

@@ -11,7 +11,7 @@ from exactbatch.errors import OffsetsLost, ReplayRefused
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka_log import KafkaLog
 from exactbatch.ledger import Batch, Ledger, Run, transaction
-from exactbatch.ledger.ledger import Origin
+from exactbatch.ledger.ledger import NearBoundaries, Origin
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import FoundRecord, LogPartition, StoredOffset, TopicPartition, covered_parts
@@ -97,11 +97,13 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
         _check_compacted(ledger, pipeline, planned, compacted)
-        parts = covered_parts(planned.ranges, ledger.coverage(pipeline))
+        parts = covered_parts(planned.ranges, ledger.covering_ranges(pipeline.name, planned.ranges))
         counts = pipeline.sink.counts(cursor, parts)
         taken_back = tuple(
-            TakenBack(range_, batch_ids, count, ledger.count_rejects(pipeline, range_, batch_ids))
-            for (range_, batch_ids), count in zip(parts, counts, strict=True)
+            TakenBack(range_, batch_ids, count, rejects)
+            for (range_, batch_ids), count, rejects in zip(
+                parts, counts, ledger.count_rejects(pipeline, parts), strict=True
+            )
         )
         # Where rows do not tell their offsets, all ranges are counted at once; else they have been.
         by_range = pipeline.sink.lineage == "record"
@@ -211,7 +213,14 @@ def plan_run(
         with transaction(connection):
             return RunPlan(None, _nothing(ledger, pipeline, request), beyond)
     with transaction(connection):
-        return RunPlan(ledger.batch(batch_id), beyond=beyond)
+        batch = ledger.batch(batch_id)
+    if batch.status == "committed":
+        log_.warning(
+            "batch %s of this very run has committed before: it is told of again, and what is new is for the next "
+            "run. Was this `airflow dags test` with a date that it was given before? Leave the date out",
+            batch_id,
+        )
+    return RunPlan(batch, beyond=beyond)
 
 
 def _nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
@@ -391,41 +400,49 @@ def _window(
 ) -> tuple[list[AskedRange], tuple[OffsetRange, ...]]:
     """The offsets of a window that were processed, and those that were not yet.
 
-    A time for which there is no record yet is not kept: one that is sent with this time belongs to it.
+    A time is kept where its first record is known. Where there is none yet, one that is sent with this time
+    belongs to it; and retention may have removed the first.
     """
     assert request.window is not None
     now = datetime.now(UTC)
+    near = {at: ledger.near_boundaries(pipeline, partitions, at) for at in request.window}
     if not request.available_only and request.window[0] <= now:
-        _check_beginning(ledger, pipeline, request.window, stored, partitions, found)
+        _check_beginning(request.window, stored, partitions, found, near[request.window[0]])
     offsets: list[dict[TopicPartition, int | None]] = []
     for at in request.window:
-        offsets.append({})
-        for partition in partitions:
-            key = partition.topic, partition.partition
-            first = found[at].get(key)
+        if at > now:
             # A time that is still to come has no offset: what belongs to it may not be there yet.
-            offsets[-1][key] = (
-                ledger.boundary(
-                    pipeline,
-                    partition,
-                    at,
-                    partition.last_stable if first is None else first.offset,
-                    keep=keep and first is not None,
-                )
-                if at <= now
-                else None
-            )
+            offsets.append({})
+            continue
+        resolved, known = {}, {}
+        for each in partitions:
+            first, boundaries = found[at].get(_key(each)), near[at][_key(each)]
+            resolved[_key(each)] = boundaries.between(each.last_stable if first is None else first.offset)
+            if first is not None and boundaries.kept is None and not _may_be_removed(each, found, at):
+                known[each] = resolved[_key(each)]
+        if keep:
+            ledger.keep_boundaries(pipeline, at, known)
+        offsets.append({**resolved})
     starts, ends = offsets
     return window_ranges(stored, starts, ends), beyond_ranges(stored, partitions, starts, ends)
 
 
+def _key(partition: LogPartition) -> TopicPartition:
+    return partition.topic, partition.partition
+
+
+def _may_be_removed(partition: LogPartition, found: _Found, at: datetime) -> bool:
+    """Whether retention may have removed the first record of a time: what is found is the first that is left."""
+    key = _key(partition)
+    return partition.earliest > 0 and found[at].get(key) == found[_BEGINNING].get(key)
+
+
 def _check_beginning(
-    ledger: Ledger,
-    pipeline: Pipeline,
     window: tuple[datetime, datetime],
     stored: Sequence[StoredOffset],
     partitions: Sequence[LogPartition],
     found: _Found,
+    near: Mapping[TopicPartition, NearBoundaries],
 ) -> None:
     """Raise OffsetsLost where retention may have removed the beginning of a window, or all of it.
 
@@ -434,13 +451,8 @@ def _check_beginning(
     """
     there = {(each.topic, each.partition) for each in stored}
     for partition in partitions:
-        key = partition.topic, partition.partition
-        if (
-            key in there
-            and partition.earliest > 0
-            and found[window[0]].get(key) == found[_BEGINNING].get(key)
-            and ledger.kept_boundary(pipeline, partition, window[0]) is None
-        ):
+        key = _key(partition)
+        if key in there and near[key].kept is None and _may_be_removed(partition, found, window[0]):
             start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in window)
             raise OffsetsLost(
                 f"{partition}: expected the log to hold all of {start} to {end} UTC, found that it starts, at "

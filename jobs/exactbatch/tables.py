@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.ledger import Boundary, PartlyCommitted, Reject, RejectReason
+from exactbatch.ledger import Boundary, PartlyCommitted, Reject, RejectReasons
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planner import LogPartition, Plan, StoredOffset
@@ -124,14 +124,18 @@ def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
     return table
 
 
-def reasons_table(pipeline: Pipeline, reasons: Sequence[RejectReason]) -> Table:
+def reasons_table(pipeline: Pipeline, found: RejectReasons) -> Table:
     """Why records were rejected."""
-    total = sum(each.records for each in reasons)
     table = _table(
-        f"rejected records of {pipeline.name}: {total}", text=("reason", "first"), numbers=("records",)
+        f"rejected records of {pipeline.name}: {found.records}",
+        text=("reason", "first"),
+        numbers=("records",),
     )
-    for each in reasons:
+    for each in found.shown:
         table.add_row(escape(_short(each.reason)), escape(each.first), str(each.records))
+    if more := found.reasons - len(found.shown):
+        rest = found.records - sum(each.records for each in found.shown)
+        table.add_row(f"{more} more reasons", "", str(rest))
     return table
 
 
@@ -264,7 +268,7 @@ def _time(when: datetime | None) -> str:
 def _table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
     """A table that fits 80 characters: no frame, and headers that may break at a space."""
     table = Table(
-        title=title,
+        title=escape(title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+)
 
 import staged
 from conftest import Topic, record
@@ -136,14 +141,16 @@ class Buttons:
 
     def report(self, run: Run) -> Any:
         """The asset event of report_batch. Raises when it sends none."""
-        events = Events()
-        self.tasks["report_batch"].python_callable(
+        events, report = Events(), self.tasks["report_batch"]
+        report.python_callable(
             run.xcoms.get("batch_id", ""),
             run.xcoms.get("plan_id", ""),
             run.xcoms.get("missed", ""),
             ti=run,
             outlet_events=events,
         )
+        for callback in report.on_success_callback:  # Airflow calls them once it has the event
+            callback({"ti": run})
         return events.extra
 
     def run(self, run: Run) -> Any:
@@ -334,6 +341,54 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
         assert buttons.report(run)["batch_id"] == 1
     assert "lag tools do not see this batch yet" in caplog.text
     assert "how far the pipeline is behind the log is not known: KafkaUnavailable" in caplog.text
+
+
+def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(
+    buttons: Buttons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow has no event then: only what it has may count as announced."""
+    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    run = Run("one")
+    buttons.plan(run)
+    buttons.process(run)
+
+    def hangs(*_: Any) -> None:
+        raise AirflowTaskTimeout
+
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaLog, "commit_group", hangs)
+        with pytest.raises(AirflowTaskTimeout):
+            buttons.report(run)
+    assert buttons.plan(Run("two")) == "report_batch"
+    assert buttons.report(run)["batch_id"] == 1
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(Run("three"))
+
+
+def test_what_a_user_calls_on_success_is_called_beside_the_announcement(buttons: Buttons) -> None:
+    called = []
+    buttons.tasks = pipeline_dag(
+        buttons.pipeline, default_args={"on_success_callback": lambda _: called.append(1)}
+    ).task_dict
+    buttons.run(Run("one"))
+    assert called == [1]
+    assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
+
+
+def test_a_run_that_was_tested_before_says_that_it_processes_nothing(
+    buttons: Buttons, topic: Topic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`airflow dags test` with the same date has the same run id, start and clear number each time."""
+    buttons.run(Run("manual__2026-01-05", "manual"))
+    topic.produce(record(6))
+    again = Run("manual__2026-01-05", "manual")
+    buttons.plan(again)
+    assert "batch 1 of this very run has committed before" in caplog.text
+    assert buttons.ranges(again) == [(0, 6)]
+
+
+def test_keys_that_airflow_has_in_a_runs_configuration_are_no_mistakes(buttons: Buttons) -> None:
+    assert buttons.plan(Run("one", "manual", {"airflow/task_span_detail_level": 2})) == "process_batch"
 
 
 def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons: Buttons) -> None:

@@ -127,6 +127,8 @@ def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connect
         cursor.execute("insert into exactbatch.schema_version values (%s)", (newest + 1,))
     with pytest.raises(NotRegistered, match=f"found the newer version {newest + 1}. Upgrade exactbatch"):
         check_schema(connection)
+    with pytest.raises(NotRegistered, match=f"found the newer version {newest + 1}. Upgrade exactbatch"):
+        migrate(connection)  # an old program registers nothing in it
     with transaction(connection) as cursor:
         cursor.execute("delete from exactbatch.schema_version")
     with pytest.raises(NotRegistered, match=f"expected version {newest} of the ledger, found version 0. Run"):

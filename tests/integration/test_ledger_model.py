@@ -332,7 +332,8 @@ class Model:
                 found = max([found, *(offset for time, offset in kept.items() if time < at)])
                 found = min([found, *(offset for time, offset in kept.items() if time > at)])
                 ends.append(found)
-                if first is not None:  # else a record may still come with this time
+                # Else a record may still come with this time, or retention may have removed the first.
+                if first is not None and (log.earliest[key] == 0 or first != log.first_record(key)):
                     kept[at] = found
             expected.times[key] = kept
             head = stored.get(key, 0)

@@ -434,7 +434,8 @@ def test_a_time_resolved_after_a_later_one_stays_below_it(
     topic.produce(record(2), record(3), timestamp=at(3.5))
     world.run(pipeline)
     assert replays.planned(replays.plan(pipeline, window(T0 + 3 * HOUR, T0 + 4 * HOUR))) == [(0, 2, 4)]
-    topic.produce(record(4), timestamp=at(2.5))
+    topic.produce(record(4), timestamp=at(1))
+    topic.produce(record(5), timestamp=at(2.5))
     world.run(pipeline)
     delete_below(admin, topic, 4)
     # The first record that is left for the time before is late: it is of the hour that is resolved.
@@ -462,8 +463,12 @@ def test_a_window_whose_beginning_was_removed_is_refused(
     assert world.rows("select from exactbatch.time_boundary") == []
     batch_id = replays.plan(pipeline, window(T0, T0 + HOUR, available_only=True))
     assert replays.planned(batch_id) == [(0, 2, 3)]
-    # Resolved now, with the rest in view: the same window is no question any more.
-    assert replays.planned(replays.plan(pipeline, window(T0, T0 + HOUR))) == [(0, 2, 3)]
+    # What was taken for its beginning then is not kept: the same window is refused as before, not found empty.
+    for hours in (-2, -1, 0):
+        early = T0 + hours * HOUR, T0 + (hours + 1) * HOUR
+        replays.plan(pipeline, window(*early, available_only=True))
+        assert replays.refused(OffsetsLost, pipeline, window(*early)).count("starts, at offset 2") == 1
+    assert world.rows('select boundary, "offset" from exactbatch.time_boundary') == [(T0 + HOUR, 3)]
     delete_below(admin, topic, 4)
     message = replays.refused(OffsetsLost, pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))
     assert "found that it starts, at offset 4" in message  # nothing is left that could tell

@@ -61,6 +61,7 @@ def test_default_args_tags_params_and_texts_are_merged() -> None:
         ({"default_args": {"trigger_rule": "all_done"}}, "default_args of its DAG take no trigger_rule"),
         ({"default_args": {"pool": "x"}}, "take no pool: give pipeline_dag pool and replay_pool"),
         ({"params": {"ranges": 1}}, "has parameters of the names ranges already"),
+        ({"default_args": {"params": {"start": 1}}}, "has parameters of the names start already"),
         ({"no_such_argument": 1}, "Airflow refuses its DAG: .*no_such_argument"),
         ({"schedule": 5}, "Airflow refuses its DAG: .*schedule"),
         *(

@@ -165,11 +165,23 @@ def test_a_name_that_is_no_pipeline_is_told_with_its_type(module: Any) -> None:
         load_pipeline("no_pipeline_here:flights")
 
 
-def test_a_module_that_lacks_one_of_its_own_imports_says_so_itself(module: Any) -> None:
-    """It is not the pipeline's module that is missing."""
-    module("needs_more", "import not_there_at_all")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        load_pipeline("needs_more:flights")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import not_there_at_all",
+            "ModuleNotFoundError: No module named 'not_there_at_all' .broken.py, line 1",
+        ),
+        ("x = 1\nx = Pipeline(", "SyntaxError: '.' was never closed .broken.py, line 2"),
+        ("from exactbatch import Pipeline\nPipeline(nam=1)", "TypeError: .*'nam' .broken.py, line 2"),
+        ("raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_ends_with_what_it_raises(module: Any, text: str, said: str) -> None:
+    """It would again, so it is no error that may pass; nor does it end a command as if all were well."""
+    module("broken", text)
+    with pytest.raises(ConfigurationError, match=f"the module 'broken' cannot be imported: {said}"):
+        load_pipeline("broken:flights")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ that happens inside the tasks.
 
 import html
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -38,6 +38,7 @@ _MISSED: Final = "{{ ti.xcom_pull('plan_batch', key='missed') or '' }}"
 # Of batches whose own report may still be under way, no other one tells: seconds.
 _UNANNOUNCED_AFTER: Final = 300.0
 _MISSED_AT_A_TIME: Final = 100
+_TOLD: Final = "told"  # an XCom of report_batch: the plans that its event tells of
 # What `airflow tasks test` calls its runs.
 _OF_TASKS_TEST: Final = "__airflow_temporary_run_"
 _DEFAULT_POOL: Final = "default_pool"
@@ -104,7 +105,7 @@ def pipeline_dag(
             )
             for task_id, its_pool in pools.items()
         ]
-        reported = _report_task(reference, connections, pipeline)
+        reported = _report_task(reference, connections, pipeline, options["default_args"])
         # By the second way, a run with nothing to process tells of batches that no report has told of.
         planned >> processed >> reported
         planned >> reported
@@ -191,10 +192,23 @@ def _next_task(batch: "Batch | None", missed: "Sequence[Batch]", because: str) -
     return "process_batch" if batch.kind == "advance" else "process_replay"
 
 
-def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -> Any:
+def _report_task(
+    reference: str, connections: Connections, pipeline: Pipeline, default_args: Mapping[str, Any]
+) -> Any:
     asset = pipeline_asset(pipeline)
 
-    @task(outlets=[asset], trigger_rule="none_failed_min_one_success")
+    def announced(context: Any) -> None:
+        """Note what the event has told of, now that Airflow has it; else the next run tells it again."""
+        told = context["ti"].xcom_pull(task_ids="report_batch", key=_TOLD)
+        _announce(connections.settings(), [UUID(each) for each in told])
+
+    given = default_args.get("on_success_callback") or []
+
+    @task(
+        outlets=[asset],
+        trigger_rule="none_failed_min_one_success",
+        on_success_callback=[*(given if isinstance(given, list | tuple) else [given]), announced],
+    )
     def report_batch(
         batch_id: Any, plan_id: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None
     ) -> None:
@@ -223,7 +237,7 @@ def _report_task(reference: str, connections: Connections, pipeline: Pipeline) -
             print(report.as_table())  # noqa: T201 - a task's output is its log
             beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
             outlet_events[asset].extra = {**report.as_json(), "beyond_stored": beyond}
-            _announce(settings, [report.batch.plan_id, *plans])
+            ti.xcom_push(key=_TOLD, value=list(map(str, [report.batch.plan_id, *plans])))
             _show_progress(kafka, pipeline, report)
 
     return report_batch(_BATCH_ID, _PLAN_ID, _MISSED)

@@ -68,6 +68,8 @@ def dag_options(
             raise ConfigurationError(
                 f"pipeline {pipeline!r}: the default_args of its DAG take no {name}: {why}. Remove it."
             )
+    # As Airflow does, which would let them replace the DAG's own.
+    params = {**dict(default_args.pop("params", None) or {}), **params}
     own = parameters()
     if taken := sorted(own.keys() & params.keys()):
         raise ConfigurationError(

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_OF_AIRFLOW: Final = "airflow/"  # keys of a run's configuration that Airflow has for itself
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
@@ -87,7 +88,11 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
     from exactbatch.replay_request import request_of
 
     given = {**dict(params), **(dag_run.conf or {})}
-    given = {name: value for name, value in given.items() if name not in others}
+    given = {
+        name: value
+        for name, value in given.items()
+        if name not in others and not name.startswith(_OF_AIRFLOW)
+    }
     if dag_run.run_type != "backfill":
         request = request_of(given)
         if dag_run.run_type == "manual" and request is None:

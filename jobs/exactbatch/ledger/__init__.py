@@ -9,6 +9,7 @@ from exactbatch.ledger.ledger import (
     PartlyCommitted,
     Reject,
     RejectReason,
+    RejectReasons,
     Run,
     batch_lost,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "PartlyCommitted",
     "Reject",
     "RejectReason",
+    "RejectReasons",
     "Run",
     "batch_lost",
     "check_schema",

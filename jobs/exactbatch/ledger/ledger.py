@@ -1,6 +1,6 @@
 """What the ledger knows, and what may be written into it, as typed calls inside a caller's transaction."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from importlib import resources
@@ -28,12 +28,15 @@ from exactbatch.ledger.definition import (
 )
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import Covered, LogPartition, Plan, StoredOffset
+from exactbatch.planner import Coverage, Covered, LogPartition, Plan, StoredOffset, TopicPartition
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
 
-# What uncover gives of each batch that was cut.
-_UNCOVERED: Final = ("topic", "topic_id", "partition", "kind", "batch_id", "rest")
+_PARTITION: Final = ("topic", "topic_id", "partition")
+_PLACE: Final = ("topic_id", "partition", "from_offset", "until_offset")
+_STORED_OFFSET: Final = (*_PARTITION, "next_offset", "leader_epoch")
+_RANGE: Final = (*_PARTITION, "from_offset", "until_offset", "leader_epoch")
+_COVERED: Final = (*_PARTITION, "from_offset", "until_offset", "kind", "batch_id")
 
 _queries = aiosql.from_str(
     (resources.files("exactbatch.ledger") / "queries.sql").read_text(encoding="utf-8"),
@@ -108,6 +111,15 @@ class RejectReason:
 
 
 @dataclass(frozen=True, slots=True)
+class RejectReasons:
+    """The most frequent reasons for which records were rejected, and how many reasons and records there are."""
+
+    shown: tuple[RejectReason, ...]
+    reasons: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartlyCommitted:
     """A batch that is not committed, `committed` of whose `ranges` are; the counts are sums over these."""
 
@@ -147,6 +159,26 @@ class Boundary:
     at: datetime
     offset: int
     resolved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NearBoundaries:
+    """The offset that a time was resolved to in a partition, if it was, and those of the nearest times before and
+    after it that were."""
+
+    kept: int | None
+    before: int | None
+    after: int | None
+
+    def between(self, found: int) -> int:
+        """The offset that the time stands for: what it was resolved to, or else `found`, set between the others.
+
+        Retention, and records that came late, can make a time's first offset move: intervals would overlap.
+        """
+        if self.kept is not None:
+            return self.kept
+        offset = max(found, self.before or 0)
+        return offset if self.after is None else min(offset, self.after)
 
 
 class Ledger:
@@ -192,6 +224,11 @@ class Ledger:
 
     def _rename(self, old: str, new: str, registered: Definition | None) -> bool:
         """Give a pipeline its new name; return False where it has it already."""
+        if old == new:
+            raise ConfigurationError(
+                f"pipeline {new!r} cannot be renamed to the name that it has. Give --rename the name that it had "
+                f"before."
+            )
         found = self._definition(old)
         if found is None and registered is not None:
             return False
@@ -278,10 +315,12 @@ class Ledger:
 
         Returns the batch_id, or None for an empty plan.
         """
-        for seed in plan.seeds:
-            _queries.insert_stored_offset(self._connection, pipeline=pipeline.name, **asdict(seed))
-        for loss in plan.losses:
-            _queries.record_loss(self._connection, pipeline=pipeline.name, **asdict(loss))
+        if plan.seeds:
+            _queries.insert_stored_offsets(
+                self._connection, pipeline=pipeline.name, **_columns(plan.seeds, *_STORED_OFFSET)
+            )
+        if plan.losses:
+            _queries.record_losses(self._connection, pipeline=pipeline.name, **_columns(plan.losses, *_RANGE))
         if plan.is_empty:
             return None
         list(_queries.supersede_planned_advance(self._connection, pipeline=pipeline.name))
@@ -318,8 +357,7 @@ class Ledger:
             clear_number=run.clear_number if run else 0,
             run_started_at=run and run.started_at,
         )
-        for each in ranges:
-            _queries.insert_batch_range(self._connection, batch_id=batch_id, **asdict(each))
+        _queries.insert_batch_ranges(self._connection, batch_id=batch_id, **_columns(ranges, *_RANGE))
         return int(batch_id)
 
     def batches_of_run(self, pipeline: Pipeline, run: Run) -> list[Batch]:
@@ -488,15 +526,20 @@ class Ledger:
 
     def covering(self, batch: Batch) -> list[Covered]:
         """What accounts for the offsets of the batch's ranges now, each cut to a range."""
-        rows = _queries.covering(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id)
-        return [Covered(**row._asdict()) for row in rows]
+        return self.covering_ranges(batch.pipeline, self.ranges(batch.batch_id))
+
+    def covering_ranges(self, pipeline: str, ranges: Sequence[OffsetRange]) -> list[Covered]:
+        """What accounts for the offsets of ranges now, each cut to a range."""
+        rows = _queries.covering(self._connection, pipeline=pipeline, **_columns(ranges, *_PLACE))
+        found = Coverage(Covered(**row._asdict()) for row in rows)
+        return [piece for range_ in ranges for piece in found.cut(range_)]
 
     def uncover(self, batch: Batch) -> None:
         """Take the batch's ranges out of the coverage; other batches keep their other offsets."""
-        cut = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
+        rows = list(_queries.uncover(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id))
         # Put back only now: the database checks at once that no offset is covered twice.
-        columns = {name: [getattr(row, name) for row in cut] for name in _UNCOVERED}
-        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **columns)
+        rest = Coverage(Covered(**row._asdict()) for row in rows).without(self.ranges(batch.batch_id))
+        _queries.cover_rest(self._connection, pipeline=batch.pipeline, **_columns(rest, *_COVERED))
 
     def has_results(self, pipeline: Pipeline) -> bool:
         """Whether any batch has committed results that still count."""
@@ -507,57 +550,51 @@ class Ledger:
         rows = _queries.rejects(self._connection, pipeline=pipeline.name, most=most)
         return [Reject(**row._asdict()) for row in rows]
 
-    def rejects_by_reason(self, pipeline: Pipeline) -> list[RejectReason]:
-        """The reasons for which records were rejected, the most frequent first."""
-        rows = _queries.rejects_by_reason(self._connection, pipeline=pipeline.name)
-        return [RejectReason(**row._asdict()) for row in rows]
+    def rejects_by_reason(self, pipeline: Pipeline, *, most: int) -> RejectReasons:
+        """The reasons for which records were rejected, the most frequent first: a reason may tell the value, and
+        there may be as many as records."""
+        rows = list(_queries.rejects_by_reason(self._connection, pipeline=pipeline.name, most=most))
+        return RejectReasons(
+            tuple(RejectReason(row.reason, row.records, row.first) for row in rows),
+            reasons=rows[0].reasons if rows else 0,
+            records=rows[0].all_records if rows else 0,
+        )
 
     def delete_rejects(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
         """Delete the rejects of batches in ranges."""
-        ranges = [range_ for range_, _ in parts]
-        _queries.delete_rejects(
-            self._connection,
-            pipeline=pipeline.name,
-            topic_ids=[each.topic_id for each in ranges],
-            partitions=[each.partition for each in ranges],
-            from_offsets=[each.from_offset for each in ranges],
-            until_offsets=[each.until_offset for each in ranges],
-            batch_ids=sorted({batch_id for _, batch_ids in parts for batch_id in batch_ids}),
-        )
+        _queries.delete_rejects(self._connection, pipeline=pipeline.name, **_parts(parts))
 
-    def count_rejects(self, pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> int:
-        """How many rejects of these batches lie in a range."""
-        return int(_queries.count_rejects(self._connection, **_part(pipeline, range_, batch_ids)))
+    def count_rejects(
+        self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]
+    ) -> list[int]:
+        """How many rejects delete_rejects() would delete in each range."""
+        rows = _queries.count_rejects(self._connection, pipeline=pipeline.name, **_parts(parts))
+        counted = {row.number: row.rejects for row in rows}
+        return [counted.get(number, 0) for number in range(1, len(parts) + 1)]
 
     def still_covering(self, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[int]:
         """Those of the batches that account for any offset."""
         rows = _queries.still_covering(self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids))
         return [row.batch_id for row in rows]
 
-    def kept_boundary(self, pipeline: Pipeline, partition: LogPartition, at: datetime) -> int | None:
-        """The offset that a time was resolved to in a partition, if it was."""
-        kept = _queries.time_boundary(self._connection, **_boundary(pipeline, partition, at))
-        return None if kept is None else int(kept)
+    def near_boundaries(
+        self, pipeline: Pipeline, partitions: Sequence[LogPartition], at: datetime
+    ) -> dict[TopicPartition, NearBoundaries]:
+        """What a time was resolved to in each partition, and the times around it."""
+        rows = _queries.near_boundaries(
+            self._connection, pipeline=pipeline.name, at=at, **_columns(partitions, *_PARTITION)
+        )
+        return {(row.topic, row.partition): NearBoundaries(row.kept, row.before, row.after) for row in rows}
 
-    def boundary(
-        self, pipeline: Pipeline, partition: LogPartition, at: datetime, found: int, *, keep: bool
-    ) -> int:
-        """The offset that a time stands for in a partition.
-
-        That is what it was resolved to before, or else `found`, set between the offsets of the times before
-        and after that were. With `keep` it is resolved to that from now on.
-        """
-        if (kept := self.kept_boundary(pipeline, partition, at)) is not None:
-            return kept
-        where = _boundary(pipeline, partition, at)
-        # Retention, and records that came late, can make a time's first offset move: intervals would overlap.
-        near = _queries.neighbouring_boundaries(self._connection, **where)
-        offset = max(found, near.before or 0)
-        if near.after is not None:
-            offset = min(offset, near.after)
-        if keep:
-            _queries.insert_time_boundary(self._connection, topic=partition.topic, offset=offset, **where)
-        return int(offset)
+    def keep_boundaries(self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]) -> None:
+        """Let a time stand for these offsets from now on."""
+        _queries.insert_time_boundaries(
+            self._connection,
+            pipeline=pipeline.name,
+            at=at,
+            offset=list(offsets.values()),
+            **_columns(list(offsets), *_PARTITION),
+        )
 
     def boundaries(
         self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, most: int
@@ -607,21 +644,17 @@ class Ledger:
         records: Iterable[tuple[OffsetRange, int]],
     ) -> None:
         """Mark the batch committed, with the numbers of records that were read from its ranges."""
-        total = 0
-        for range_, count in records:
-            total += count
-            _queries.count_range(
-                self._connection,
-                batch_id=batch.batch_id,
-                topic=range_.topic,
-                partition=range_.partition,
-                from_offset=range_.from_offset,
-                records=count,
-            )
+        counts = list(records)
+        _queries.count_ranges(
+            self._connection,
+            batch_id=batch.batch_id,
+            records=[count for _, count in counts],
+            **_columns([range_ for range_, _ in counts], "topic", "partition", "from_offset"),
+        )
         committed = _queries.commit_batch(
             self._connection,
             batch_id=batch.batch_id,
-            records=total,
+            records=sum(count for _, count in counts),
             rows=rows,
             rejected=rejected,
             tombstones=tombstones,
@@ -684,21 +717,14 @@ def batch_lost(batch_id: int, plan_id: UUID, found: UUID | None, database: str) 
     )
 
 
-def _boundary(pipeline: Pipeline, partition: LogPartition, at: datetime) -> dict[str, Any]:
-    return {
-        "pipeline": pipeline.name,
-        "topic_id": partition.topic_id,
-        "partition": partition.partition,
-        "boundary": at,
-    }
+def _columns(rows: Sequence[Any], *names: str) -> dict[str, list[Any]]:
+    """The fields of some rows as lists, for one statement over all of them."""
+    return {name: [getattr(row, name) for row in rows] for name in names}
 
 
-def _part(pipeline: Pipeline, range_: OffsetRange, batch_ids: Sequence[int]) -> dict[str, Any]:
+def _parts(parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> dict[str, list[Any]]:
+    """Ranges, and the batches whose results stand for some of their offsets."""
     return {
-        "pipeline": pipeline.name,
-        "topic_id": range_.topic_id,
-        "partition": range_.partition,
-        "from_offset": range_.from_offset,
-        "until_offset": range_.until_offset,
-        "batch_ids": list(batch_ids),
+        **_columns([range_ for range_, _ in parts], *_PLACE),
+        "batch_ids": sorted({batch_id for _, batch_ids in parts for batch_id in batch_ids}),
     }

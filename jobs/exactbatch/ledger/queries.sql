@@ -43,20 +43,28 @@ select topic, partition, next_offset, leader_epoch, topic_id, updated_at
 from exactbatch.stored_offset where pipeline = :pipeline
 order by topic, partition;
 
--- name: insert_stored_offset!
--- Where a partition starts that had no stored offset.
+-- name: insert_stored_offsets!
+-- Where partitions start that had no stored offset.
 insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, leader_epoch, topic_id)
-values (:pipeline, :topic, :partition, :next_offset, :leader_epoch, :topic_id);
+select :pipeline, s.*
+from unnest(:topic::text[], :partition::integer[], :next_offset::bigint[], :leader_epoch::integer[],
+            :topic_id::uuid[]) s;
 
--- name: record_loss!
+-- name: record_losses!
 -- Offsets that retention removed before they were processed: they are accounted for as lost.
-with loss as (
+with lost as (
+    select * from unnest(:topic::text[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[],
+                         :topic_id::uuid[], :leader_epoch::integer[])
+        l (topic, partition, from_offset, until_offset, topic_id, leader_epoch)
+), covered as (
     insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind)
-    values (:pipeline, :topic, :topic_id, :partition, int8range(:from_offset, :until_offset), 'loss')
+    select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), 'loss' from lost
 )
-update exactbatch.stored_offset
-set next_offset = :until_offset, leader_epoch = :leader_epoch, updated_at = now()
-where pipeline = :pipeline and topic = :topic and partition = :partition and next_offset = :from_offset;
+update exactbatch.stored_offset s
+set next_offset = lost.until_offset, leader_epoch = lost.leader_epoch, updated_at = now()
+from lost
+where s.pipeline = :pipeline and s.topic = lost.topic and s.partition = lost.partition
+  and s.next_offset = lost.from_offset;
 
 -- name: supersede_planned_advance
 -- An advance that was planned and never committed must not commit any more once a newer one is planned.
@@ -82,10 +90,12 @@ values (:pipeline, :kind, :origin, :dag_id, :run_id, :clear_number, :run_started
          where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id))
 returning batch_id;
 
--- name: insert_batch_range!
--- One range of a planned batch.
+-- name: insert_batch_ranges!
+-- The ranges of a planned batch.
 insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, topic_id, leader_epoch)
-values (:batch_id, :topic, :partition, :from_offset, :until_offset, :topic_id, :leader_epoch);
+select :batch_id, r.*
+from unnest(:topic::text[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[],
+            :topic_id::uuid[], :leader_epoch::integer[]) r;
 
 -- name: supersede_run
 -- What earlier generations of a DAG run planned and never committed must not commit any more.
@@ -257,19 +267,22 @@ select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offse
 from exactbatch.batch_range where batch_id = :batch_id;
 
 -- name: covering
--- Which batches' results, and which losses, stand for the offsets of a batch's ranges, cut to them.
-select c.topic, c.topic_id, c.partition, lower(c.offsets * o.range) as from_offset,
-       upper(c.offsets * o.range) as until_offset, c.kind, c.batch_id
-from exactbatch.batch_range r
-cross join lateral (select int8range(r.from_offset, r.until_offset) as range) o
-join exactbatch.coverage c on c.pipeline = :pipeline and c.topic_id = r.topic_id
-    and c.partition = r.partition and c.offsets && o.range
-where r.batch_id = :batch_id
+-- Which batches' results, and which losses, stand for some of the offsets of ranges.
+with ranges as materialized (
+    select topic_id, partition, range_agg(int8range(from_offset, until_offset)) as offsets
+    from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+        r (topic_id, partition, from_offset, until_offset)
+    group by topic_id, partition
+)
+select c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, upper(c.offsets) as until_offset,
+       c.kind, c.batch_id
+from ranges r join exactbatch.coverage c on c.pipeline = :pipeline and c.topic_id = r.topic_id
+    and c.partition = r.partition and c.offsets && r.offsets
 order by c.topic, c.partition, lower(c.offsets);
 
 -- name: uncover
--- Take the batch's ranges out of the coverage. What each row covered beside them comes back as `rest`.
-with ranges as (
+-- Take the rows that overlap the batch's ranges out of the coverage.
+with ranges as materialized (
     select topic_id, partition, range_agg(int8range(from_offset, until_offset)) as offsets
     from exactbatch.batch_range where batch_id = :batch_id
     group by topic_id, partition
@@ -277,30 +290,46 @@ with ranges as (
 delete from exactbatch.coverage c using ranges r
 where c.pipeline = :pipeline and c.topic_id = r.topic_id and c.partition = r.partition
   and c.offsets && r.offsets
-returning c.topic, c.topic_id, c.partition, c.kind, c.batch_id,
-          (int8multirange(c.offsets) - r.offsets)::text as rest;
+returning c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, upper(c.offsets) as until_offset,
+          c.kind, c.batch_id;
 
 -- name: cover_rest!
 -- Batches keep the offsets that were not taken from them.
 insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id)
-select :pipeline, c.topic, c.topic_id, c.partition, piece, c.kind, c.batch_id
-from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :kind::text[], :batch_id::bigint[],
-            :rest::text[]) c (topic, topic_id, partition, kind, batch_id, rest)
-cross join lateral unnest(c.rest::int8multirange) piece;
+select :pipeline, topic, topic_id, partition, int8range(from_offset, until_offset), kind, batch_id
+from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :from_offset::bigint[],
+            :until_offset::bigint[], :kind::text[], :batch_id::bigint[])
+    c (topic, topic_id, partition, from_offset, until_offset, kind, batch_id);
 
 -- name: delete_rejects!
 -- Take back the rejects of some batches in ranges.
-delete from exactbatch.rejected_record j
-using unnest(:topic_ids::uuid[], :partitions::integer[], :from_offsets::bigint[], :until_offsets::bigint[])
-    p (topic_id, partition, from_offset, until_offset)
-where j.pipeline = :pipeline and j.topic_id = p.topic_id and j.partition = p.partition
-  and j."offset" >= p.from_offset and j."offset" < p.until_offset and j.batch_id = any(:batch_ids::bigint[]);
+with ranges as materialized (
+    select topic_id, partition, min(from_offset) as first, max(until_offset) as until,
+           range_agg(int8range(from_offset, until_offset)) as offsets
+    from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+        r (topic_id, partition, from_offset, until_offset)
+    group by topic_id, partition
+)
+delete from exactbatch.rejected_record j using ranges r
+where j.pipeline = :pipeline and j.topic_id = r.topic_id and j.partition = r.partition
+  and j."offset" >= r.first and j."offset" < r.until and j."offset" <@ r.offsets
+  and j.batch_id = any(:batch_ids::bigint[]);
 
--- name: count_rejects$
--- How many rejects of some batches lie in one range.
-select count(*) from exactbatch.rejected_record
-where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
-  and "offset" >= :from_offset and "offset" < :until_offset and batch_id = any(:batch_ids);
+-- name: count_rejects
+-- How many rejects of some batches lie in each of some ranges, by their number among these, from 1 on.
+with ranges as materialized (
+    select topic_id, partition, min(from_offset) as first, max(until_offset) as until,
+           range_agg(int8range(from_offset, until_offset)) as offsets,
+           array_agg(from_offset order by from_offset) as starts, array_agg(number order by from_offset) as numbers
+    from unnest(:topic_id::uuid[], :partition::integer[], :from_offset::bigint[], :until_offset::bigint[])
+        with ordinality r (topic_id, partition, from_offset, until_offset, number)
+    group by topic_id, partition
+)
+select r.numbers[width_bucket(j."offset", r.starts)] as number, count(*) as rejects
+from ranges r join exactbatch.rejected_record j on j.pipeline = :pipeline and j.topic_id = r.topic_id
+    and j.partition = r.partition and j."offset" >= r.first and j."offset" < r.until and j."offset" <@ r.offsets
+where j.batch_id = any(:batch_ids::bigint[])
+group by 1;
 
 -- name: has_results$
 -- Whether any batch of a pipeline has committed results that still count.
@@ -313,11 +342,13 @@ from exactbatch.rejected_record where pipeline = :pipeline
 order by topic, topic_id, partition, "offset" limit :most;
 
 -- name: rejects_by_reason
--- How many records were rejected for each reason, and the first of them.
+-- How many records were rejected for the most frequent reasons, and the first of them; of all reasons, how many
+-- there are, and how many records.
 select reason, count(*) as records,
-       (array_agg(topic || '[' || partition || '] ' || "offset" order by topic, partition, "offset"))[1] as first
+       (array_agg(topic || '[' || partition || '] ' || "offset" order by topic, partition, "offset"))[1] as first,
+       count(*) over () as reasons, sum(count(*)) over ()::bigint as all_records
 from exactbatch.rejected_record where pipeline = :pipeline
-group by reason order by count(*) desc, reason;
+group by reason order by count(*) desc, reason limit :most;
 
 -- name: still_covering
 -- Those of the batches that stand for any offset.
@@ -325,24 +356,32 @@ select distinct batch_id from exactbatch.coverage
 where pipeline = :pipeline and batch_id = any(:batch_ids)
 order by batch_id;
 
--- name: time_boundary$
--- The offset that a time was resolved to, if it was.
-select "offset" from exactbatch.time_boundary
-where pipeline = :pipeline and topic_id = :topic_id and partition = :partition and boundary = :boundary;
+-- name: near_boundaries
+-- What a time was resolved to in each partition, if it was, and the resolved times just before and just after it.
+-- Offsets follow their times, so the nearest times have the nearest offsets.
+select p.topic, p.partition, kept."offset" as kept, before."offset" as before, after."offset" as after
+from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[]) p (topic, topic_id, partition)
+left join lateral (
+    select "offset" from exactbatch.time_boundary
+    where pipeline = :pipeline and topic_id = p.topic_id and partition = p.partition and boundary = :at
+) kept on true
+left join lateral (
+    select "offset" from exactbatch.time_boundary
+    where pipeline = :pipeline and topic_id = p.topic_id and partition = p.partition and boundary < :at
+    order by boundary desc limit 1
+) before on true
+left join lateral (
+    select "offset" from exactbatch.time_boundary
+    where pipeline = :pipeline and topic_id = p.topic_id and partition = p.partition and boundary > :at
+    order by boundary limit 1
+) after on true;
 
--- name: neighbouring_boundaries^
--- The offsets of the resolved times just before and just after a time.
-select (select max("offset") from exactbatch.time_boundary
-        where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
-          and boundary < :boundary) as before,
-       (select min("offset") from exactbatch.time_boundary
-        where pipeline = :pipeline and topic_id = :topic_id and partition = :partition
-          and boundary > :boundary) as after;
-
--- name: insert_time_boundary!
--- Resolve a time, once and for all.
+-- name: insert_time_boundaries!
+-- Resolve a time in some partitions, once and for all.
 insert into exactbatch.time_boundary (pipeline, topic, topic_id, partition, boundary, "offset")
-values (:pipeline, :topic, :topic_id, :partition, :boundary, :offset);
+select :pipeline, p.topic, p.topic_id, p.partition, :at, p."offset"
+from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :offset::bigint[])
+    p (topic, topic_id, partition, "offset");
 
 -- name: time_boundaries
 -- The resolved times of a pipeline, the latest first.
@@ -370,10 +409,13 @@ from (
 ) began
 group by topic_id, partition;
 
--- name: count_range!
--- How many records were read from one range of a batch.
-update exactbatch.batch_range set records = :records
-where batch_id = :batch_id and topic = :topic and partition = :partition and from_offset = :from_offset;
+-- name: count_ranges!
+-- How many records were read from each range of a batch.
+update exactbatch.batch_range r set records = c.records
+from unnest(:topic::text[], :partition::integer[], :from_offset::bigint[], :records::bigint[])
+    c (topic, partition, from_offset, records)
+where r.batch_id = :batch_id and r.topic = c.topic and r.partition = c.partition
+  and r.from_offset = c.from_offset;
 
 -- name: commit_batch!
 -- The batch is done; true only together with everything else in this transaction.

@@ -22,7 +22,7 @@ def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
 def migrate(connection: Any, folder: Traversable = _MIGRATIONS) -> list[int]:
     """Bring the ledger to the newest version, in one transaction; return the versions that were applied.
 
-    Raises ConfigurationError for a Postgres older than 16.
+    Raises ConfigurationError for a Postgres older than 16, and NotRegistered for a ledger of a newer program.
     """
     if connection.server_version < _OLDEST_POSTGRES:
         raise ConfigurationError(
@@ -38,8 +38,10 @@ def migrate(connection: Any, folder: Traversable = _MIGRATIONS) -> list[int]:
             "create table if not exists exactbatch.schema_version "
             "(version integer primary key, applied_at timestamptz not null default now())"
         )
-        current = _version(cursor)
-        for version, statements in migrations(folder):
+        current, known = _version(cursor), migrations(folder)
+        if current > known[-1][0]:
+            raise _newer(known[-1][0], current)
+        for version, statements in known:
             if version > current:
                 cursor.execute(statements)
                 cursor.execute("insert into exactbatch.schema_version (version) values (%s)", (version,))
@@ -65,9 +67,13 @@ def check_schema(connection: Any) -> None:
             f"bring it forward."
         )
     if found > expected:
-        raise NotRegistered(
-            f"expected version {expected} of the ledger, found the newer version {found}. Upgrade exactbatch."
-        )
+        raise _newer(expected, found)
+
+
+def _newer(expected: int, found: int) -> NotRegistered:
+    return NotRegistered(
+        f"expected version {expected} of the ledger, found the newer version {found}. Upgrade exactbatch."
+    )
 
 
 def _version(cursor: Any) -> int:

@@ -212,27 +212,30 @@ class Append:
         if self.lineage == "batch":
             return [None] * len(parts)
         counted: list[int | None] = [0] * len(parts)
-        values = [
-            sql.SQL("({}, {}, {}, {}::bigint, {}::bigint, {}::bigint[])").format(
-                *map(
-                    sql.Literal,
-                    (at, range_.topic, range_.partition, range_.from_offset, range_.until_offset, list(ids)),
-                )
+        if (found := self.found(parts)) is None or not self._target.exists(cursor):
+            return counted
+        source, condition = found
+        # The ranges of each partition, in order, and where they stand among the parts.
+        places: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for at, (range_, ids) in sorted(enumerate(parts), key=lambda each: each[1][0].from_offset):
+            if ids:
+                places[range_.topic, range_.partition].append((range_.from_offset, at))
+        starts = [
+            sql.SQL("({}, {}, {}::bigint[])").format(
+                sql.Literal(topic), sql.Literal(partition), sql.Literal([start for start, _ in each])
             )
-            for at, (range_, ids) in enumerate(parts)
-            if ids
+            for (topic, partition), each in places.items()
         ]
-        if values and self._target.exists(cursor):
-            cursor.execute(
-                sql.SQL(
-                    "select p.at, count(*) as rows from {} t join (values {}) p "
-                    "(at, topic, partition, first, until, batch_ids) on t.kafka_topic = p.topic "
-                    "and t.kafka_partition = p.partition and t.kafka_offset >= p.first "
-                    "and t.kafka_offset < p.until and t.batch_id = any(p.batch_ids) group by 1"
-                ).format(self.table, sql.SQL(", ").join(values))
-            )
-            for at, rows in cursor.fetchall():
-                counted[at] = rows
+        cursor.execute(
+            sql.SQL(
+                "select s.topic, s.partition, width_bucket(t.kafka_offset, s.starts), count(*) from {} t, {}, "
+                "(values {}) s (topic, partition, starts) where {} and s.topic = p.topic "
+                "and s.partition = p.partition group by 1, 2, 3"
+            ).format(self.table, source, sql.SQL(", ").join(starts), condition)
+        )
+        for topic, partition, range_number, rows in cursor.fetchall():
+            _, at = places[topic, partition][range_number - 1]
+            counted[at] = rows
         return counted
 
     def found(self, parts: Sequence[Part]) -> tuple[sql.Composable, sql.Composable] | None:

@@ -1,0 +1,142 @@
+"""What the commands make of odd names, encodings, readers of their output, and nothing to do."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from conftest import Topic, record
+from exactbatch import Append, Pipeline
+from exactbatch.cli import _ask, _print_json, app
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.settings import Settings
+from staged import Batches
+
+MakeTopic = Callable[..., Topic]
+MakePipeline = Callable[..., Pipeline]
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run `exactbatch …` for a pipeline, in this process."""
+    module = ModuleType("pipelines_of_commands")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name, value in settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+
+    def run(pipeline: Pipeline, name: str, *options: str, charset: str = "utf-8") -> Result:
+        module.p = pipeline  # type: ignore[attr-defined]
+        return CliRunner(charset=charset).invoke(app, [name, f"{module.__name__}:p", *options])
+
+    return run
+
+
+@pytest.fixture
+def pipeline(make_topic: MakeTopic, make_pipeline: MakePipeline) -> Pipeline:
+    topic = make_topic()
+    topic.produce(record(0), record(1))
+    return make_pipeline(topic)
+
+
+def test_a_newer_ledger_gets_no_pipeline_of_an_older_program(
+    pipeline: Pipeline, command: Command, connection: Any
+) -> None:
+    with transaction(connection) as cursor:
+        cursor.execute("insert into exactbatch.schema_version values (99)")
+    for name in ("init", "status"):
+        done = command(replace(pipeline, name="another", sink=Append("public.another")), name)
+        assert (done.exit_code, "the newer version" in " ".join(done.stderr.split())) == (42, True), name
+    with transaction(connection):
+        assert Ledger(connection)._names() == pipeline.name
+
+
+@pytest.mark.parametrize("table", ['public."x[/b]"', 'public."x[red]"', 'public."x[/]"'])
+def test_names_are_no_markup(
+    pipeline: Pipeline, command: Command, connection: Any, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    named = replace(pipeline, name="named", sink=Append(table))
+    for name, *options in (
+        ("init", "--share-topics"),
+        ("status",),
+        ("plan",),
+    ):
+        done = command(named, name, *options)
+        assert done.exit_code == 0, done.output
+        assert name == "plan" or table in done.stdout
+    assert "already" in command(named, "init", charset="latin-1").stdout  # it has no arrow
+
+
+def test_json_is_printed_of_nothing_too(pipeline: Pipeline, command: Command, connection: Any) -> None:
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, topic_id) "
+            "select %s, %s, 0, 2, %s",
+            (pipeline.name, pipeline.topics[0], str(_topic_id(command, pipeline))),
+        )
+    early = ("--start", "2020-01-01", "--end", "2020-01-02")
+    assert json.loads(command(pipeline, "replay", *early, "--json").stdout) == {"batch_id": None}
+    assert json.loads(command(pipeline, "rejects", "--replay", "--json").stdout) == {"batch_id": None}
+
+
+def _topic_id(command: Command, pipeline: Pipeline) -> str:
+    return str(json.loads(command(pipeline, "plan", "--json").stdout)["ranges"][0]["topic_id"])
+
+
+def test_reasons_are_limited_as_rejects_are(pipeline: Pipeline, command: Command, connection: Any) -> None:
+    """A reason may tell the value: then there are as many as records."""
+    Batches(connection, replace(pipeline, topics=("t",), name="r", sink=Append("public.r"))).run((1, "x"))
+    with transaction(connection) as cursor:
+        cursor.execute(
+            'insert into exactbatch.rejected_record (pipeline, topic_id, partition, "offset", topic, headers, '
+            "reason, batch_id) select 'r', gen_random_uuid(), 0, n, 't', '[]', 'found ' || greatest(n, 3), 1 "
+            "from generate_series(1, 50) n"
+        )
+    told = json.loads(
+        command(replace(pipeline, name="r", sink=Append("public.r")), "rejects", "--json").stdout
+    )
+    assert (told["records"], told["all_reasons"], len(told["reasons"])) == (50, 48, 20)
+    assert told["reasons"][0]["records"] == 3
+    shown = command(replace(pipeline, name="r", sink=Append("public.r")), "rejects", "--limit", "2").stdout
+    assert "rejected records of r: 50" in shown
+    assert "46 more reasons" in shown
+
+
+def test_mistakes_in_what_is_asked_for_are_told(pipeline: Pipeline, command: Command) -> None:
+    done = command(pipeline, "boundaries", "--forget", "2026-01-06", "2026-01-05")
+    assert (done.exit_code, "TO is earlier" in " ".join(done.stderr.split())) == (42, True)
+    done = command(pipeline, "init", "--rename", pipeline.name)
+    assert (done.exit_code, "the name that it has" in " ".join(done.stderr.split())) == (42, True)
+
+
+class _Person(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_question_is_no_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", _Person("y\nn\n"))
+    _ask("Go on?")
+    with pytest.raises(typer.Abort):
+        _ask("Go on?")
+    written = capsys.readouterr()
+    assert (written.out.strip(), written.err.count("Go on?")) == ("", 2)
+
+
+def test_a_reader_that_has_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, start = os.pipe()
+    os.close(end)
+    with os.fdopen(start, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(typer.Exit):
+            _print_json({"many": ["lines"] * 100_000})

@@ -1,0 +1,156 @@
+"""What thousands of partitions, ranges and batches cost: the statements under a pipeline's lock stay few."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any, Final
+
+import pytest
+
+from exactbatch import Append, Json, OffsetRange, Pipeline
+from exactbatch.audit import counts_of_batches
+from exactbatch.ledger import Ledger, transaction
+from exactbatch.ledger import connection as connections
+from exactbatch.planner import Coverage, Covered, FoundRecord, LogPartition, Plan, StoredOffset
+from exactbatch.publish import _records_of
+from exactbatch.replay import _BEGINNING, _window
+from exactbatch.replay_request import ReplayRequest
+from exactbatch.staging import Staged
+from staged import ID, Batches
+
+MANY: Final = 200
+WIDE: Final = Pipeline(name="wide", topics=("w",), value=Json("id int"), sink=Append("public.wide"))
+LOG: Final = tuple(
+    LogPartition(
+        topic="w", partition=each, topic_id=ID, leader_epoch=0, earliest=0, last_stable=30, high_watermark=30
+    )
+    for each in range(MANY)
+)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """A block in which no more than ten statements may be sent."""
+    sent: list[Any] = []
+    execute = connections._Cursor.execute
+    monkeypatch.setattr(
+        connections._Cursor, "execute", lambda self, *given: (sent.append(given), execute(self, *given))[1]
+    )
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        sent.clear()
+        yield
+        assert len(sent) <= 10, f"{len(sent)} statements"
+
+    return block
+
+
+def ranges(first: int, until: int) -> tuple[OffsetRange, ...]:
+    return tuple(each.range(first, until) for each in LOG)
+
+
+def test_partitions_are_planned_committed_and_resolved_in_few_statements(
+    connection: Any, few: Callable[[], Any]
+) -> None:
+    ledger = Ledger(connection)
+    seeds = tuple(
+        StoredOffset(topic="w", partition=each, next_offset=5, leader_epoch=None, topic_id=ID)
+        for each in range(MANY)
+    )
+    with transaction(connection):
+        ledger.register(WIDE)
+    with few(), transaction(connection):
+        plan = Plan(seeds=seeds, losses=ranges(5, 10), ranges=ranges(10, 20))
+        batch_id = ledger.write_advance(WIDE, plan, origin="cli", run=None)
+    assert batch_id is not None
+    with few(), transaction(connection):
+        batch = ledger.batch(batch_id)
+        assert len(ledger.advance_stored_offsets(batch)) == MANY
+        ledger.cover(batch)
+        assert len(ledger.covering(batch)) == MANY
+        counts = [(each, each.partition) for each in ledger.ranges(batch_id)]
+        ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=counts)
+    with transaction(connection):
+        assert ledger.stored_offsets(WIDE)[7] == StoredOffset(
+            topic="w", partition=7, next_offset=20, leader_epoch=0, topic_id=ID
+        )
+        assert [count for _, count in ledger.ranges_with_records(batch_id)] == list(range(MANY))
+        kinds = [(each.from_offset, each.until_offset, each.kind) for each in ledger.coverage(WIDE)]
+        assert kinds == [(5, 10, "loss"), (10, 20, "batch")] * MANY
+        stored = ledger.stored_offsets(WIDE)
+    window = datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC)
+    found = {
+        at: {("w", each.partition): FoundRecord(offset, 0) for each in LOG}
+        for at, offset in zip((_BEGINNING, *window), (0, 12, 18), strict=True)
+    }
+    for _ in range(2):
+        with few(), transaction(connection):
+            asked, _ = _window(ledger, WIDE, ReplayRequest(window=window), stored, LOG, found, keep=True)
+        assert [(each.from_offset, each.until_offset) for each in asked] == [(12, 18)] * MANY
+    with transaction(connection):
+        assert len(ledger.boundaries(WIDE, most=9999)) == 2 * MANY
+
+
+def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(
+    connection: Any, few: Callable[[], Any]
+) -> None:
+    """As `exactbatch rejects --replay` asks for them; twice, for then each has a row of coverage."""
+    pipeline = Pipeline(name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"))
+    batches, ledger = Batches(connection, pipeline), Ledger(connection)
+    batches.run(*[(each,) for each in range(2 * MANY)])
+    scattered = [OffsetRange("t", 0, each, each + 1, ID) for each in range(1, 2 * MANY, 2)]
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "insert into exactbatch.rejected_record select 's', %s, 0, n, 't', null, null, '[]', 'x', 1 "
+            "from generate_series(0, 9) n",
+            (str(ID),),
+        )
+    for batch_id in (2, 3):
+        with few(), transaction(connection) as cursor:
+            covering = Coverage(ledger.covering_ranges("s", scattered))
+            parts = [(each, tuple(covering.batches(each))) for each in scattered]
+            assert pipeline.sink.counts(cursor, parts) == [1] * MANY
+            assert ledger.count_rejects(pipeline, parts) == ([1] * 5 if batch_id == 2 else []) + [0] * (
+                MANY - 5 if batch_id == 2 else MANY
+            )
+        batches.replay(*((0, each.from_offset, each.until_offset) for each in scattered))
+        with transaction(connection):
+            rows = [(each.from_offset, each.batch_id) for each in ledger.coverage(pipeline)]
+        assert rows == [(each, batch_id if each % 2 else 1) for each in range(2 * MANY)]
+
+
+def test_counts_of_scattered_ranges_are_found_in_their_order() -> None:
+    first, second = (OffsetRange("t", 0, each, each + 5, ID) for each in (0, 10))
+    pieces = [Staged(OffsetRange("t", 0, *each, ID), 0, 1, 1, 0, 0) for each in ((10, 12), (0, 5), (12, 15))]
+    assert _records_of([second, first], pieces) == [(first, 1), (second, 2)]
+
+
+def test_what_ranges_leave_of_the_coverage() -> None:
+    def rows(*places: tuple[int, int]) -> list[Covered]:
+        return [Covered("t", ID, 0, first, until, "batch", 1) for first, until in places]
+
+    cuts = [OffsetRange("t", 0, first, until, ID) for first, until in ((25, 26), (2, 4), (8, 12), (19, 22))]
+    coverage = Coverage(rows((0, 10), (10, 20), (20, 21), (24, 30)))
+    rest = coverage.without([*cuts, OffsetRange("t", 1, 0, 99, ID)])
+    left = sorted((each.from_offset, each.until_offset) for each in rest)
+    assert left == [(0, 2), (4, 8), (12, 19), (24, 25), (26, 30)]
+    assert [(each.from_offset, each.until_offset) for each in coverage.cut(cuts[2])] == [(8, 10), (10, 12)]
+    assert all(end <= start for (_, end), (start, _) in pairwise(left))
+
+
+def test_the_audit_of_a_transform_looks_for_no_batch_by_itself(connection: Any) -> None:
+    """A scan for each batch makes a year of batches take days."""
+    pipeline = Pipeline(
+        name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"), sql="select * from records"
+    )
+    Batches(connection, pipeline, Json("id int").columns).run((1,))
+    with transaction(connection) as cursor:
+        query = counts_of_batches(pipeline).as_string(cursor).replace("$1", "'s'")
+        cursor.execute(
+            f"select * from ({query}) counts (batch_id, expected, rows, records_expected, records)"
+        )
+        assert [tuple(row) for row in cursor.fetchall()] == [(1, 1, 1, 1, 1)]
+        cursor.execute(f"explain {query}")
+        assert "SubPlan" not in "\n".join(row[0] for row in cursor.fetchall())
