@@ -602,8 +602,8 @@ MUTANTS: Final = (
     Mutant(
         "words for the time are constants",
         "allowed_plan.py",
-        '            if _class(child) != "Literal":\n',
-        "            if False:\n",
+        "            if word := _WORD.match(str(child.value())):\n",
+        "            if word := None:\n",
         (f"{_ALLOWED}::test_what_gives_another_result_each_time_is_refused_by_name",),
     ),
     Mutant(
@@ -640,6 +640,130 @@ MUTANTS: Final = (
         "elements.validate(full=True)",
         "pass",
         (f"{_ROWS}::test_a_value_that_no_table_can_hold_makes_its_record_a_reject",),
+    ),
+    Mutant(
+        "a replay takes a delete back whose tombstone may be gone",
+        "replay_planner.py",
+        "        if stays:",
+        "        if False:",
+        (
+            "tests/integration/test_surprises.py::test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused",
+        ),
+    ),
+    Mutant(
+        "rows whose key is not the message's are made again from a compacted topic",
+        "replay.py",
+        "        and pipeline.key is not None\n",
+        "",
+        (
+            "tests/integration/test_surprises.py::test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused",
+        ),
+    ),
+    Mutant(
+        "an executor may read from another cluster",
+        "kafka_client.py",
+        "    if found not in (None, cluster_id):",
+        "    if False:",
+        (
+            "tests/integration/test_log_identity.py::test_executors_that_reach_another_cluster_than_the_planner_write_nothing",
+        ),
+    ),
+    Mutant(
+        "what no partition is concerned with ends a look behind a window",
+        "kafka_log.py",
+        "elif concerns_reading(message):",
+        "else:",
+        ("tests/integration/test_kafka_acls.py::test_a_window_behind_whose_end_is_looked_needs_no_group",),
+    ),
+    Mutant(
+        "a quota is a stall",
+        "read.py",
+        "max(deadline, held_back.until + timeout)",
+        "deadline",
+        ("tests/integration/test_read.py::test_what_a_quota_holds_back_is_no_stall",),
+    ),
+    Mutant(
+        "a password goes over the line in the clear",
+        "client_properties.py",
+        "    _check_protocol(properties)\n",
+        "",
+        ("tests/unit/test_kafka_client.py::test_a_login_or_tls_that_the_protocol_does_not_have_is_refused",),
+    ),
+    Mutant(
+        "of a property that is given twice the last counts",
+        "settings.py",
+        "    if len(found) < len(pairs):",
+        "    if False:",
+        ("tests/unit/test_settings.py::test_a_property_that_is_given_twice_is_named_and_not_dropped",),
+    ),
+    Mutant(
+        "text without a date becomes a time of today",
+        "allowed_plan.py",
+        "        elif _has(_TIMESTAMP, type_) and not has_format:",
+        "        elif False:",
+        (
+            "tests/integration/test_allowed_plan.py::test_what_gives_another_result_each_time_is_refused_by_name",
+        ),
+    ),
+    Mutant(
+        "an operator that nobody knows is allowed",
+        "allowed_plan.py",
+        "            return REFUSED.get(kind, UNKNOWN)",
+        "            return REFUSED.get(kind)",
+        ("tests/integration/test_allowed_plan.py",),
+    ),
+    Mutant(
+        "a script of Spark is a query",
+        "transform.py",
+        "            _check_query(pipeline, decoded.sparkSession)\n",
+        "",
+        ("tests/integration/test_transform.py",),
+    ),
+    Mutant(
+        "text within a struct is mended without a word",
+        "transform.py",
+        'F.when(is_utf8, text).otherwise(F.lit(b"\\xff").cast("string"))',
+        "text",
+        (
+            "tests/integration/test_transform_rows.py::test_a_value_that_no_table_can_hold_makes_its_record_a_reject",
+        ),
+    ),
+    Mutant(
+        "records that a transform has taken out of the cache are read again",
+        "transform.py",
+        "            if not self._read.storageLevel.useDisk:",
+        "            if False:",
+        ("tests/integration/test_transform_rows.py::test_a_transform_may_act_while_it_is_planned",),
+    ),
+    Mutant(
+        "the session that a transform can ask for follows the site",
+        "session.py",
+        "        _pin(session, pipeline)\n        yield session\n",
+        "        yield session\n",
+        (
+            "tests/integration/test_spark_settings_matrix.py::test_the_session_that_a_transform_can_ask_for_is_pinned_too",
+        ),
+    ),
+    Mutant(
+        "two batches at a time have two time zones in one process",
+        "session.py",
+        "        if any(each != variables for each in _under_way):",
+        "        if False:",
+        ("tests/unit/test_spark_settings.py::test_batches_at_the_same_time_have_one_zone",),
+    ),
+    Mutant(
+        "a word of a record decides whether it is tried again",
+        "spark_errors.py",
+        '_QUOTED.sub("", said)',
+        "said",
+        ("tests/unit/test_spark_settings.py::test_a_record_is_looked_for_only_where_one_may_be_the_cause",),
+    ),
+    Mutant(
+        "names are taken for markup",
+        "tables.py",
+        "        title=escape(title),",
+        "        title=title,",
+        ("tests/integration/test_command_line.py::test_names_are_no_markup",),
     ),
 )
 
