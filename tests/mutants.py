@@ -738,8 +738,8 @@ MUTANTS: Final = (
     Mutant(
         "the session that a transform can ask for follows the site",
         "session.py",
-        "        _pin(session, pipeline)\n        yield session\n",
-        "        yield session\n",
+        "and F.udf() does.\n        _pin(session, pipeline)\n",
+        "and F.udf() does.\n",
         (
             "tests/integration/test_spark_settings_matrix.py::test_the_session_that_a_transform_can_ask_for_is_pinned_too",
         ),
