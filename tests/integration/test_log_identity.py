@@ -289,7 +289,7 @@ def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
 
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", here)
-    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: spark)
+    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
     monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     limits = Limits(max_records=10)
