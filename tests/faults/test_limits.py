@@ -264,8 +264,8 @@ SMALL_FETCHES: Final = {"fetch.message.max.bytes": 32_768, "queued.max.messages.
         pytest.param(few, 10, 50, {}, 500, id="5,000 ranges"),
         pytest.param(alike, 2_000, 1, {}, 2_000, id="packed 1,000 to 1"),
         pytest.param(large, 2_000, 1, {}, 3_000, id="records of 10 MB, packed"),
-        pytest.param(alike, 2_000, 1, SMALL_FETCHES, 500, id="packed 1,000 to 1, small fetches"),
-        pytest.param(large, 2_000, 1, SMALL_FETCHES, 700, id="records of 10 MB, packed, small fetches"),
+        pytest.param(alike, 2_000, 1, SMALL_FETCHES, 600, id="packed 1,000 to 1, small fetches"),
+        pytest.param(large, 2_000, 1, SMALL_FETCHES, 1_500, id="records of 10 MB, packed, small fetches"),
     ],
 )
 def test_the_memory_of_a_worker_has_a_bound(
