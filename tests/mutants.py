@@ -834,9 +834,9 @@ def run(copy: Path, tests: list[str] | tuple[str, ...], *, first: bool) -> tuple
 
 
 def _copy(folder: Path) -> Path:
-    """The program and its tests; the working tree is never touched."""
+    """The program, its tests and the pages that they read; the working tree is never touched."""
     leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for each in ("jobs", "tests"):
+    for each in ("jobs", "tests", "docs"):
         shutil.copytree(ROOT / each, folder / each, ignore=leave)
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
