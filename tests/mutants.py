@@ -710,7 +710,7 @@ MUTANTS: Final = (
         "allowed_plan.py",
         "            return REFUSED.get(kind, UNKNOWN)",
         "            return REFUSED.get(kind)",
-        ("tests/integration/test_allowed_plan.py",),
+        (f"{_ALLOWED}::test_an_expression_that_is_on_no_list_is_refused",),
     ),
     Mutant(
         "a script of Spark is a query",

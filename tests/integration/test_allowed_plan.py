@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from exactbatch import allowed_plan
 from exactbatch.allowed_plan import findings, marked
 
 ROWS = 12
@@ -306,3 +307,13 @@ def test_a_function_of_a_catalog_is_not_known(spark: Any, records: DataFrame) ->
     assert names(spark.sql("select *, clocked(id) as d from records")) == ["now"]
     spark.sql("drop temporary function doubled")
     spark.sql("drop temporary function clocked")
+
+
+def test_an_expression_that_is_on_no_list_is_refused(
+    spark: Any, records: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a later version of Spark is, or of an extension."""
+    frame = spark.sql("select *, soundex(name) as sound from records")
+    assert names(frame) == []
+    monkeypatch.setattr(allowed_plan, "ALLOWED", allowed_plan.ALLOWED - {"SoundEx"})
+    assert names(frame) == ["soundex"]
