@@ -203,6 +203,7 @@ class Soak:
             auditor.stop()
         if not self._failed.is_set():
             self.state = "checking"
+            self._check(settings, faults.removed)
             found = troubles(list(work.history), slots=SLOTS, began=begun, ended=ended)
             assert not found, f"expected drivers that commit between faults: {'; '.join(found)}"
             never = {
@@ -211,7 +212,6 @@ class Soak:
             assert not never, (
                 f"expected {sorted(never)} to meet a batch, drawn {_TIMES} times or more: none did"
             )
-            self._check(settings, faults.removed)
 
     def _log_to(self, file: Path) -> None:
         """What the clients in this process have to say of dead servers goes where the drivers' logs are."""
