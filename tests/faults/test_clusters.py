@@ -6,17 +6,18 @@ The master, two workers and the driver are real; all of these settings are on at
 import signal
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from cases import SINKS, Case
 from cluster import SparkCluster
 from drivers import wait_for
+from test_lost_executors import make_case
 
-from conftest import LONG, Topic
+from conftest import LONG
 from exactbatch.errors import StagedRowsDiffer, TasksFailed
-from exactbatch.local import LocalStack
 
+__all__ = ["make_case"]
 pytestmark = pytest.mark.timeout(900)
 SITE: Final = {
     # Spark takes a job for a short one where its tasks fit into one executor.
@@ -56,18 +57,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-@pytest.fixture
-def make_case(
-    stack: LocalStack, cluster: SparkCluster, database: str, make_topic: Callable[..., Topic], tmp_path: Any
-) -> Callable[..., Case]:
-    """A pipeline with a sink by its name, whose batches the cluster processes."""
-
-    def make(sink: str, **changes: Any) -> Case:
-        return Case(cluster, make_topic(2), database, tmp_path, sink, **changes)
-
-    return make
 
 
 @pytest.mark.parametrize("sink", SINKS if LONG else ["append", "partition"])
