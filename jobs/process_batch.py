@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from exactbatch.batch_job import process_batch
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.session import spark_session
 from exactbatch.errors import ExactbatchError
-from exactbatch.exit_status import exit_status
-from exactbatch.own_errors import all_errors_own
+from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.translation import all_errors_own
 from exactbatch.pipeline import load_pipeline
-from exactbatch.session import spark_session
 from exactbatch.settings import Settings
 
 

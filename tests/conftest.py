@@ -23,9 +23,10 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from jvm import quick_kafka, quick_spark
 

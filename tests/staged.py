@@ -8,10 +8,18 @@ from uuid import UUID
 from psycopg2 import sql
 
 from exactbatch import OffsetRange, Pipeline
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.planner import Plan, StoredOffset
-from exactbatch.publish import Published, check_shared, facts_of, publish
-from exactbatch.staging import Staged, StagedBatch, StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.publish import Published, check_shared, facts_of, publish
+from exactbatch.batch.staging import (
+    Staged,
+    StagedBatch,
+    StagingTables,
+    create_rejects,
+    create_rows,
+    identifier,
+)
+from exactbatch.ledger import Ledger
+from exactbatch.model import Plan, StoredOffset
+from exactbatch.postgres.connection import transaction
 
 ID = UUID(int=1)
 Row = tuple[Any, ...]

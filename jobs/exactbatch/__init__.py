@@ -1,10 +1,10 @@
 """Exactly-once batches from Kafka to Postgres, run by Airflow and Spark."""
 
+from exactbatch.formats import Avro, Csv, Custom, Debezium, Json, Raw, Text, WithMessage
+from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import Limits
 from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
-from exactbatch.values import Avro, Csv, Custom, Debezium, Json, Raw, Text, WithMessage
 
 __all__ = [
     "Aggregate",

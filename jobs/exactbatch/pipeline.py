@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.formats import Format, WithMessage
+from exactbatch.model import Limits, OnLoss
 from exactbatch.options import check_types
-from exactbatch.planner import Limits, OnLoss
 from exactbatch.sinks import Sink
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.target import Evolve
-from exactbatch.values import Format, WithMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

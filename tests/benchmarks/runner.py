@@ -18,8 +18,8 @@ from rich.console import Console
 from ways import Place, Way, exactbatch_pipeline, register
 
 from exactbatch import Append
-from exactbatch.ledger import connect, transaction
 from exactbatch.local import LocalStack
+from exactbatch.postgres.connection import connect, transaction
 from pipelines.flights import flights
 
 # Seconds that one round may take before it is given up.

@@ -14,11 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
-from exactbatch.advance import plan
-from exactbatch.batch_job import process_batch
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.batch.job import process_batch
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from pipelines.flights import flights
 
@@ -168,11 +169,11 @@ def _exactbatch(place: Place, pipeline: Pipeline) -> Session:
         run_batch(spark, pipeline, settings)
 
     def import_staging(_: Any) -> None:  # on an executor, which does not know this module
-        import exactbatch.partition_commit
-        import exactbatch.staging
+        import exactbatch.batch.partition_commit
+        import exactbatch.batch.staging
 
-        assert exactbatch.staging
-        assert exactbatch.partition_commit
+        assert exactbatch.batch.staging
+        assert exactbatch.batch.partition_commit
         time.sleep(0.5)  # long enough that the other task gets a worker of its own
 
     def warm() -> None:

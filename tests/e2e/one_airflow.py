@@ -10,9 +10,10 @@ import pytest
 
 from conftest import HOME
 from exactbatch import Append, Json, Pipeline
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from jvm import quick_spark
 

@@ -18,11 +18,12 @@ from one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, register
 
 from certificates import Authority
 from conftest import HOME
-from exactbatch.audit import audit
-from exactbatch.ledger import Ledger, connect, transaction
+from exactbatch.audit.audit import audit
+from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.flights import create_topic, flights, send
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from logins import asked_for_password
 from pipelines.flights import flights as pipeline

@@ -20,10 +20,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from one_airflow import HOURLY, register
 
 from conftest import LONG
-from exactbatch.audit import audit
-from exactbatch.ledger import connect, transaction
+from exactbatch.audit.audit import audit
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.faults import LocalStackError
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.timeout(1500)

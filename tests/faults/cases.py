@@ -15,12 +15,13 @@ from psycopg2.extensions import make_dsn
 
 from conftest import Topic
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
-from exactbatch.advance import plan
-from exactbatch.audit import audit
+from exactbatch.audit.audit import audit
+from exactbatch.batch.publish import Published
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
-from exactbatch.publish import Published
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 RECORDS: Final = 40

@@ -17,8 +17,8 @@ from drivers import HERE, JOBS, wait_for
 
 from conftest import HOME
 from exactbatch import Pipeline
+from exactbatch.batch.publish import Published
 from exactbatch.local.ports import HOST, accepts, find_port
-from exactbatch.publish import Published
 from exactbatch.settings import Settings
 from jvm import quick_spark
 

@@ -16,12 +16,13 @@ import psycopg2.extensions
 
 from conftest import HOME, Topic
 from exactbatch import Pipeline
-from exactbatch.advance import plan
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, transaction
-from exactbatch.publish import Published
+from exactbatch.audit.audit import audit
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.publish import Published
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from jvm import quick_spark
 

@@ -16,14 +16,16 @@ from held import InProcess, acting, held
 from replicas import Pair
 
 from conftest import Topic
-from exactbatch import advance, replay
-from exactbatch.batch_job import process_batch
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.publish import Published
 from exactbatch.errors import BatchLost, ExactbatchError, RetryableError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, connect, transaction
-from exactbatch.publish import Published
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.report import load_report
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.operations.report import load_report
+from exactbatch.planning import freeze_advance as advance
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 
 PLANNING: Final = ("plan.before_commit", "plan.after_commit")
 STAGED: Final = (

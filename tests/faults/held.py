@@ -10,8 +10,8 @@ import pytest
 from drivers import wait_for
 
 from exactbatch import Pipeline, failpoints
-from exactbatch.batch_job import process_batch
-from exactbatch.publish import Published
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.publish import Published
 from exactbatch.settings import Settings
 
 # Moments at which Python workers of Spark wait.

@@ -8,8 +8,9 @@ from soak_pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
 from soak_producer import Account, Sent
 
 from exactbatch import Pipeline
-from exactbatch.audit import PartitionAudit
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.audit.audit import PartitionAudit
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
 from reference import LogRecord, Row, appended, by_hour, events, is_rejected, last, read_log
 
 _COLUMNS = "id, carrier, at, delay, version"

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from soak_pipelines import PIPELINES
 
 from exactbatch import failpoints
-from exactbatch.batch_job import process_batch
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.session import spark_session
 from exactbatch.errors import ExactbatchError
-from exactbatch.session import spark_session
 from exactbatch.settings import Settings
 
 

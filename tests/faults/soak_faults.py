@@ -17,7 +17,7 @@ from proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse
 from soak_pipelines import SHORT_TOPIC
 from soak_work import Slot, Work
 
-from exactbatch.kafka_log import KafkaLog
+from exactbatch.kafka.broker import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.local.faults import LocalStackError
 from exactbatch.local.process import wait_until_ended

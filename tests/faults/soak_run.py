@@ -23,13 +23,14 @@ from soak_pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
 from soak_producer import Account, Writer
 from soak_work import Slot, Work
 
-from exactbatch import advance
-from exactbatch.audit import PartitionAudit, audit
+from exactbatch.audit.audit import PartitionAudit, audit
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
+from exactbatch.planning import freeze_advance as advance
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 SLOTS: Final = 2

@@ -15,11 +15,14 @@ from soak_drivers import Driver
 from soak_history import Committed, Event, Failed, Fault, Started
 from soak_pipelines import PIPELINES
 
-from exactbatch import Pipeline, advance, failpoints, replay
+from exactbatch import Pipeline, failpoints
 from exactbatch.errors import ExactbatchError, ReplayRefused
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, transaction
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger
+from exactbatch.planning import freeze_advance as advance
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 # No batch takes so long, with all its timeouts: a driver that does hangs.

@@ -22,37 +22,28 @@ from answers import SAID, Answers, Asked
 from psycopg2.extensions import make_dsn
 
 from conftest import LONG, Topic
-from exactbatch import (
-    Aggregate,
-    Append,
-    Count,
-    Json,
-    Pipeline,
-    Sum,
-    Upsert,
-    batch_job,
-    compact,
-    direct,
-    partition_commit,
-    replay,
-    sift,
-    staging,
-)
-from exactbatch.advance import plan
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.batch import direct, partition_commit, staging
+from exactbatch.batch import job as batch_job
+from exactbatch.batch import uncastable as sift
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging import dump
 from exactbatch.errors import ExactbatchError, TargetMismatch, TasksFailed
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, check_schema, connect, transaction
+from exactbatch.errors.sqlstates import LOST, UNTOLD, meaning, refuses
+from exactbatch.errors.translation import all_errors_own
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
-from exactbatch.own_errors import all_errors_own
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.report import load_report
+from exactbatch.operations import compact
+from exactbatch.operations.report import load_report
+from exactbatch.operations.status import load_status
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from exactbatch.sqlstates import LOST, UNTOLD, meaning, refuses
-from exactbatch.staging import dump
-from exactbatch.status import load_status
 
 CODES: Final = sorted(
     code

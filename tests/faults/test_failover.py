@@ -24,18 +24,20 @@ from psycopg2.extensions import make_dsn
 from replicas import Pair
 
 from conftest import HOME, LONG, Topic
-from exactbatch import partition_commit, replay
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.batch_job import process_batch
+from exactbatch.batch import partition_commit
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.partition_commit import RangeTask, commit_range
+from exactbatch.batch.publish import facts_of
 from exactbatch.errors import BatchLost, OffsetsLost, PostgresUnavailable
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, Run, connect, connect_arrow, migrate, transaction
-from exactbatch.ledger import connection as connections
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Batch, Ledger, Run, migrate
 from exactbatch.ledger.schema import migrations
-from exactbatch.partition_commit import RangeTask, commit_range
-from exactbatch.publish import facts_of
-from exactbatch.replay_request import ReplayRequest
-from exactbatch.report import load_report
+from exactbatch.operations.report import load_report
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres import connection as connections
+from exactbatch.postgres.connection import connect, connect_arrow, transaction
 from exactbatch.settings import Settings
 
 BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)

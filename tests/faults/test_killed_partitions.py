@@ -9,7 +9,8 @@ from test_driver import MakeLoaded, make_loaded, world
 
 from conftest import LONG
 from exactbatch import Pipeline
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
 
 __all__ = ["make_loaded", "world"]
 

@@ -15,10 +15,12 @@ import pytest
 from drivers import World, load
 
 from conftest import LONG, Topic, draw_seed
-from exactbatch import Json, Pipeline, Upsert, replay
-from exactbatch.audit import audit
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch import Json, Pipeline, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.ledger import Ledger
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 pytestmark = pytest.mark.timeout(900)

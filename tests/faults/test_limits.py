@@ -21,12 +21,13 @@ from worker_memory import each_in_turn, peak_of
 
 from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline
-from exactbatch.direct import stage_tasks
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.partition_commit import RangeTask, commit_range
-from exactbatch.publish import facts_of
+from exactbatch.batch.direct import stage_tasks
+from exactbatch.batch.partition_commit import RangeTask, commit_range
+from exactbatch.batch.publish import facts_of
+from exactbatch.batch.staging import StagingTables, create_rejects, create_rows, stage
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables, create_rejects, create_rows, stage
 
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]

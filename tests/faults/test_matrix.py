@@ -8,7 +8,7 @@ import pytest
 from matrix import FAILPOINTS, SINKS, combinations
 from victims import NotExact, Victims
 
-from exactbatch import batch_job
+from exactbatch.batch import job as batch_job
 from faults import NOT_EXACT, page, victims
 
 CORE = (

@@ -20,15 +20,16 @@ from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Proxy, Refus
 
 from conftest import HOME, LONG, Topic, record
 from exactbatch import Append, Json, Pipeline
-from exactbatch.advance import plan
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
+from exactbatch.audit.audit import audit
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
-from exactbatch.publish import Published
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one

@@ -23,12 +23,13 @@ from held import InProcess
 from psycopg2.extensions import make_dsn
 
 from conftest import HOME, LONG, Topic
-from exactbatch import batch_job, failpoints
+from exactbatch import failpoints
+from exactbatch.batch import job as batch_job
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
-from exactbatch.ledger import connect
 from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.process import wait_until_ended
+from exactbatch.postgres.connection import connect
 
 
 @pytest.fixture(scope="module")

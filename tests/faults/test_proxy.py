@@ -13,7 +13,7 @@ from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Proxy, Refus
 from psycopg2.extensions import make_dsn
 
 from conftest import HOME
-from exactbatch.kafka_log import KafkaLog
+from exactbatch.kafka.broker import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 

@@ -14,7 +14,8 @@ from test_answers import Case, answers, case, outcome, process, process_replay
 from typer.testing import CliRunner
 
 import process_batch as job
-from exactbatch import Json, cli
+from exactbatch import Json
+from exactbatch.cli import app as cli
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
@@ -23,8 +24,8 @@ from exactbatch.errors import (
     TargetMismatch,
     TasksFailed,
 )
-from exactbatch.ledger import connect, transaction
-from exactbatch.sqlstates import LOST, meaning
+from exactbatch.errors.sqlstates import LOST, meaning
+from exactbatch.postgres.connection import connect, transaction
 
 __all__ = ["answers", "case"]
 

@@ -21,16 +21,17 @@ from typer.testing import CliRunner
 from certificates import Authority
 from conftest import HOME, Topic, record
 from exactbatch import Append, Json, Pipeline
-from exactbatch.advance import plan
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
-from exactbatch.cli import app
+from exactbatch.audit.audit import audit
+from exactbatch.batch.job import process_batch
+from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError
-from exactbatch.kafka_client import check_properties
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.client import check_properties
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from logins import asked_for_password
 from secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker

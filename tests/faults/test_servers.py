@@ -10,8 +10,9 @@ from drivers import World, load, wait_for
 
 from conftest import HOME, Topic
 from exactbatch import Append, Json, Pipeline
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 

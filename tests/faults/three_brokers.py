@@ -14,7 +14,7 @@ from drivers import wait_for
 
 from conftest import Topic
 from exactbatch.errors import KafkaUnavailable
-from exactbatch.kafka_client import admin_client
+from exactbatch.kafka.client import admin_client
 from exactbatch.local.broker import Broker
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.ports import HOST

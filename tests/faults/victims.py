@@ -26,14 +26,17 @@ from test_batch import World
 from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
 
 from conftest import Topic
-from exactbatch import Append, Pipeline, batch_job, direct, failpoints, transform
-from exactbatch.advance import plan
-from exactbatch.audit import audit
+from exactbatch import Append, Pipeline, failpoints
+from exactbatch.audit.audit import audit
+from exactbatch.batch import direct, transform
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
-from exactbatch.publish import Published
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from reference import LogRecord, Row, appended, is_rejected, read_log
 

@@ -4,9 +4,9 @@ once."""
 import kafka  # noqa: F401 - imported for the workers
 from pyspark.daemon import manager
 
-import exactbatch.partition_commit
-import exactbatch.staging
-import exactbatch.transform  # noqa: F401 - imported for the workers
+import exactbatch.batch.partition_commit
+import exactbatch.batch.staging
+import exactbatch.batch.transform  # noqa: F401 - imported for the workers
 
 if __name__ == "__main__":
     manager()

@@ -13,7 +13,6 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from conftest import Topic, record
 from exactbatch import Limits, Pipeline
-from exactbatch.advance import plan, preview_advance
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
@@ -24,10 +23,12 @@ from exactbatch.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, Run, transaction
-from exactbatch.planner import LogPartition
-from exactbatch.report import load_report
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, Run
+from exactbatch.model import LogPartition
+from exactbatch.operations.report import load_report
+from exactbatch.planning.freeze_advance import plan, preview_advance
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 MakeTopic = Callable[..., Topic]
@@ -206,7 +207,7 @@ def test_stored_offsets_that_never_rest_end_in_an_error_that_can_be_retried(
 def test_two_plans_at_once_leave_one_planned_batch(
     database: str, connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
-    from exactbatch.ledger import connect
+    from exactbatch.postgres.connection import connect
 
     pipeline = make_pipeline(topic)
     outcomes: list[Any] = []

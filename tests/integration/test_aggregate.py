@@ -19,9 +19,11 @@ from pyspark import cloudpickle
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
-from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, batch_job, failpoints, replay
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
+from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, failpoints
+from exactbatch.audit.audit import audit
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.publish import Published
 from exactbatch.errors import (
     ConfigurationError,
     IdentityChanged,
@@ -29,10 +31,11 @@ from exactbatch.errors import (
     TargetMismatch,
     TooManyRejects,
 )
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.publish import Published
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.values import Decoded
+from exactbatch.formats import Decoded
+from exactbatch.ledger import Ledger
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 
 __all__ = ["world"]
 

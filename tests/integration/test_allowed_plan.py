@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from exactbatch import allowed_plan
-from exactbatch.allowed_plan import findings, marked
+from exactbatch.transforms import allowed_plan
+from exactbatch.transforms.allowed_plan import findings, marked
 
 ROWS = 12
 VALUES = """

@@ -12,12 +12,14 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from conftest import Topic, record
-from exactbatch import Append, Pipeline, audit
-from exactbatch.advance import plan
-from exactbatch.audit import PartitionAudit
+from exactbatch import Append, Pipeline
+from exactbatch.audit import audit
+from exactbatch.audit.audit import PartitionAudit
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 # Only a superuser can do it: without this, the ledger refuses to change its past.

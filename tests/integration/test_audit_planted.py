@@ -16,7 +16,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
-from exactbatch.audit import audit
+from exactbatch.audit.audit import audit
 from exactbatch.settings import Settings
 
 __all__ = ["world"]

@@ -9,8 +9,8 @@ from test_every_sink import KINDS, Play, play, world
 
 from conftest import record
 from exactbatch import Aggregate, Append, Count, Max, Upsert
-from exactbatch.audit import audit
-from exactbatch.audit_values import ExpectedValues
+from exactbatch.audit.audit import audit
+from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ConfigurationError
 
 __all__ = ["play", "world"]

@@ -15,10 +15,12 @@ from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
 from conftest import Topic, record
-from exactbatch import Append, Json, Limits, Pipeline, Raw, Text, batch_job, replay
-from exactbatch.advance import plan
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
+from exactbatch import Append, Json, Limits, Pipeline, Raw, Text
+from exactbatch.audit.audit import audit
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.publish import Published
+from exactbatch.batch.staging import StagingTables, create_rejects, create_rows
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
@@ -32,12 +34,13 @@ from exactbatch.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, transaction
-from exactbatch.publish import Published
-from exactbatch.replay_request import ReplayRequest
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables, create_rejects, create_rows
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -26,13 +26,14 @@ from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import dag as dags
 from exactbatch.airflow import operator as operators
+from exactbatch.batch.publish import check_publishable
 from exactbatch.errors import KafkaUnavailable
-from exactbatch.exit_status import TERMINAL
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.publish import check_publishable
+from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger
+from exactbatch.operations.status import load_status
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from exactbatch.status import load_status
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 
 from conftest import Topic, record
 from exactbatch import Append, Pipeline
-from exactbatch.cli import _ask, _print_json, app
-from exactbatch.ledger import Ledger, transaction
+from exactbatch.cli.app import _ask, _print_json, app
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from staged import Batches
 

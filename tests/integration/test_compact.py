@@ -20,14 +20,16 @@ from test_upsert import MakeUpsert, WrongKeys, change, changes, key_of, make_ups
 from typer.testing import CliRunner
 
 from conftest import Topic
-from exactbatch import Append, Pipeline, failpoints, replay
-from exactbatch.audit import PartitionAudit, audit
-from exactbatch.cli import app
-from exactbatch.compact import Compaction, compact, preview_compaction
+from exactbatch import Append, Pipeline, failpoints
+from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
-from exactbatch.exit_status import TERMINAL
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.ledger import Ledger
+from exactbatch.operations.compact import Compaction, compact, preview_compaction
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 
 __all__ = ["make_upsert", "world"]
 

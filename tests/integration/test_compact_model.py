@@ -10,8 +10,8 @@ from psycopg2 import sql
 
 from exactbatch import Upsert
 from exactbatch.columns import parse_columns
-from exactbatch.ledger import transaction
 from exactbatch.offsets import OffsetRange
+from exactbatch.postgres.connection import transaction
 
 TOPIC, PARTITIONS, KEYS = "t", 3, 7
 COLUMNS = parse_columns("id int, name text, version int")

@@ -15,12 +15,13 @@ from psycopg2.extensions import make_dsn
 from test_batch import MakePipeline
 
 from conftest import Topic
-from exactbatch import batch_job
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.staging import StagingTables
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger import connect, connect_arrow, session_settings, transaction
-from exactbatch.ledger.session_settings import SessionSettings
+from exactbatch.postgres import session_settings
+from exactbatch.postgres.connection import connect, connect_arrow, transaction
+from exactbatch.postgres.session_settings import SessionSettings
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables
 
 OPENERS: Final = (connect, connect_arrow)
 

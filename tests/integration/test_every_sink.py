@@ -29,14 +29,15 @@ from exactbatch import (
     Sum,
     Upsert,
     Window,
-    batch_job,
     failpoints,
-    replay,
 )
-from exactbatch.audit import audit
+from exactbatch.audit.audit import audit
+from exactbatch.batch import job as batch_job
 from exactbatch.errors import TasksFailed
-from exactbatch.ledger import Ledger, connect, transaction
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.ledger import Ledger
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 from reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
 
 __all__ = ["world"]

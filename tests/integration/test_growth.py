@@ -9,14 +9,16 @@ from typing import Any, Final
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
-from exactbatch.audit import counts_of_batches
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.ledger import connection as connections
-from exactbatch.planner import Coverage, Covered, FoundRecord, LogPartition, Plan, StoredOffset
-from exactbatch.publish import _records_of
-from exactbatch.replay import _BEGINNING, _window
-from exactbatch.replay_request import ReplayRequest
-from exactbatch.staging import Staged
+from exactbatch.audit.audit import counts_of_batches
+from exactbatch.batch.publish import _records_of
+from exactbatch.batch.staging import Staged
+from exactbatch.coverage import Coverage
+from exactbatch.ledger import Ledger
+from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
+from exactbatch.planning.freeze_replay import _BEGINNING, _window
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres import connection as connections
+from exactbatch.postgres.connection import transaction
 from staged import ID, Batches
 
 MANY: Final = 200

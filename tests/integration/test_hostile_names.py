@@ -13,13 +13,15 @@ from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
-from exactbatch import Aggregate, Append, Count, Json, Max, Sum, Upsert, Window, replay
-from exactbatch.audit import audit
+from exactbatch import Aggregate, Append, Count, Json, Max, Sum, Upsert, Window
+from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, ExactbatchError, ReplayRefused, TargetMismatch
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.replay_request import ReplayRequest, parse_range, request_of
-from exactbatch.report import load_report
-from exactbatch.status import load_status
+from exactbatch.ledger import Ledger
+from exactbatch.operations.report import load_report
+from exactbatch.operations.status import load_status
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import ReplayRequest, parse_range, request_of
+from exactbatch.postgres.connection import transaction
 
 __all__ = ["world"]
 

@@ -14,9 +14,10 @@ import pytest
 from test_batch import World, world
 
 from conftest import LONG, Topic
-from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, replay
+from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
 from exactbatch.local.flights import COUNT, flights, send
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
 

@@ -27,21 +27,24 @@ from test_audit import World
 from test_roles import ROLES, Deployment, deployment
 
 from conftest import HOME, Topic, record
-from exactbatch import Json, Pipeline, Upsert, direct, replay
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
-from exactbatch.direct import loaded
+from exactbatch import Json, Pipeline, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.batch import direct
+from exactbatch.batch.direct import loaded
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging import dump
 from exactbatch.errors import ConfigurationError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Batch, Ledger, Run, check_schema, connect, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.reader import read_range
+from exactbatch.ledger import Batch, Ledger, Run, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
-from exactbatch.read import read_range
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.report import Report, load_report
+from exactbatch.operations.report import Report, load_report
+from exactbatch.operations.status import load_status
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from exactbatch.staging import dump
-from exactbatch.status import load_status
 
 __all__ = ["deployment"]
 

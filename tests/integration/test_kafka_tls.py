@@ -14,15 +14,16 @@ from typer.testing import CliRunner
 
 from certificates import Authority
 from conftest import HOME, Topic, record
-from exactbatch import Pipeline, replay
-from exactbatch.audit import audit
-from exactbatch.cli import app
+from exactbatch import Pipeline
+from exactbatch.audit.audit import audit
+from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
-from exactbatch.read import read_range
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from secure_broker import KEY_PASSWORD, MECHANISMS, PASSWORD, SecureBroker, secure_broker
 

@@ -21,9 +21,10 @@ from exactbatch.errors import (
     PostgresUnavailable,
     StatementRefused,
 )
-from exactbatch.ledger import Ledger, Run, check_schema, connect, migrate, transaction
+from exactbatch.ledger import Ledger, Run, check_schema, migrate
 from exactbatch.ledger.schema import migrations
-from exactbatch.planner import Plan, StoredOffset
+from exactbatch.model import Plan, StoredOffset
+from exactbatch.postgres.connection import connect, transaction
 
 ID = UUID(int=1)
 

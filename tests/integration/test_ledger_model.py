@@ -30,7 +30,16 @@ from psycopg2 import sql
 from psycopg2.extras import execute_values
 
 from conftest import LONG, draw_seed
-from exactbatch import Append, Json, Limits, Pipeline, advance, failpoints, replay
+from exactbatch import Append, Json, Limits, Pipeline, failpoints
+from exactbatch.batch.publish import Published, check_publishable, facts_of, publish
+from exactbatch.batch.staging import (
+    Staged,
+    StagedBatch,
+    StagingTables,
+    create_rejects,
+    create_rows,
+    identifier,
+)
 from exactbatch.errors import (
     ExactbatchError,
     Fenced,
@@ -38,13 +47,14 @@ from exactbatch.errors import (
     ReplayRefused,
     StagedRowsDiffer,
 )
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, Run, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, Run
+from exactbatch.model import FoundRecord, LogPartition
 from exactbatch.offsets import OffsetRange, split
-from exactbatch.planner import FoundRecord, LogPartition
-from exactbatch.publish import Published, check_publishable, facts_of, publish
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.staging import Staged, StagedBatch, StagingTables, create_rejects, create_rows, identifier
+from exactbatch.planning import freeze_advance as advance
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 
 ROUNDS = 30 if LONG else 2
 # Later examples of a round are mostly variations of an earlier one: many short rounds see more.

@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from exactbatch.batch.lineage import is_handed_on
 from exactbatch.errors import TransformRefused
-from exactbatch.lineage import is_handed_on
 
 LINEAGE = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 SCHEMA = (
@@ -19,7 +19,7 @@ kafka_timestamp timestamp, outcome binary"
 
 @pytest.fixture(scope="module")
 def decoded(spark: Any) -> DataFrame:
-    """As transform.py reads records."""
+    """As batch/transform.py reads records."""
     read = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, SCHEMA)
     return read.where(F.col("outcome").isNull()).drop("outcome")
 

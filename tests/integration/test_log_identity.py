@@ -21,11 +21,13 @@ from test_audit import findings
 from test_batch import World
 
 from conftest import Topic, record
-from exactbatch import Append, Limits, Pipeline, batch_job, direct
-from exactbatch.advance import plan
-from exactbatch.audit import PartitionAudit, audit
-from exactbatch.batch_job import process_batch
-from exactbatch.direct import loaded
+from exactbatch import Append, Limits, Pipeline
+from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.batch import direct
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.direct import loaded
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging import dump
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,
@@ -33,12 +35,12 @@ from exactbatch.errors import (
     LogWentBackwards,
     TopicMissing,
 )
-from exactbatch.kafka_client import reader_properties
-from exactbatch.kafka_log import KafkaLog
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.client import reader_properties
+from exactbatch.kafka.reader import read_range
 from exactbatch.local import LocalStack
-from exactbatch.read import read_range
+from exactbatch.planning.freeze_advance import plan
 from exactbatch.settings import Settings
-from exactbatch.staging import dump
 
 MakeTopic = Callable[..., Topic]
 
@@ -304,7 +306,7 @@ def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
     assert process() == 10
     _, cluster_id = log.cluster([topic.name])
     with monkeypatch.context() as patch:
-        patch.setattr("exactbatch.audit.reader_properties", lambda _: reader_properties(other))
+        patch.setattr("exactbatch.audit.audit.reader_properties", lambda _: reader_properties(other))
         with pytest.raises(ConfigurationError, match=f"planned from the Kafka cluster {cluster_id}, and"):
             audit(pipeline, settings)
     kafka = other

@@ -9,9 +9,10 @@ import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import LONG, Topic, record
-from exactbatch import Json, Pipeline, Upsert, batch_job
-from exactbatch.audit import audit
-from exactbatch.staging import StagedBatch
+from exactbatch import Json, Pipeline, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.staging import StagedBatch
 
 __all__ = ["world"]
 

@@ -14,9 +14,13 @@ from test_batch import LINEAGE, MakePipeline, MakeTopic, World, recreate, world
 from test_replay import Replays, ranges, replays
 
 from conftest import Topic, record
-from exactbatch import Append, Json, Pipeline, batch_job, partition_commit
-from exactbatch.advance import plan
-from exactbatch.audit import audit
+from exactbatch import Append, Json, Pipeline
+from exactbatch.audit.audit import audit
+from exactbatch.batch import job as batch_job
+from exactbatch.batch import partition_commit
+from exactbatch.batch.partition_commit import RangeTask, commit_batch, commit_range
+from exactbatch.batch.publish import facts_of
+from exactbatch.cli.render import batches_table
 from exactbatch.errors import (
     Fenced,
     ReplayRefused,
@@ -26,12 +30,11 @@ from exactbatch.errors import (
     TooManyRejects,
     TopicRecreated,
 )
-from exactbatch.ledger import Ledger, connect, transaction
-from exactbatch.partition_commit import RangeTask, commit_batch, commit_range
-from exactbatch.publish import facts_of
-from exactbatch.replay_request import ReplayRequest
-from exactbatch.status import load_status
-from exactbatch.tables import batches_table
+from exactbatch.ledger import Ledger
+from exactbatch.operations.status import load_status
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 
 __all__ = ["replays", "world"]
 

@@ -12,11 +12,12 @@ from test_batch import MakePipeline
 
 from bouncer import bouncer
 from conftest import Topic
-from exactbatch import batch_job
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.staging import StagingTables
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
-from exactbatch.ledger import Ledger, connect, connect_arrow, transaction
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import connect, connect_arrow, transaction
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables
 
 DROPPED: Final = "ignore_startup_parameters = options"
 MODES: Final = ("session", "transaction")

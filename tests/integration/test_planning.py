@@ -9,11 +9,15 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from conftest import Topic, record
-from exactbatch import Pipeline, advance, kafka_client, replay, tables
+from exactbatch import Pipeline
+from exactbatch.cli import render as tables
 from exactbatch.errors import ConfigurationError, ReplayRefused
-from exactbatch.kafka_log import KafkaLog, _topic_id
-from exactbatch.ledger import transaction
-from exactbatch.replay_request import ReplayRequest
+from exactbatch.kafka import client as kafka_client
+from exactbatch.kafka.broker import KafkaLog, _topic_id
+from exactbatch.planning import freeze_advance as advance
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 MakeTopic = Callable[..., Topic]

@@ -8,11 +8,14 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
 from conftest import Topic, record
-from exactbatch import Append, Pipeline, batch_job, cli, failpoints, replay
+from exactbatch import Append, Pipeline, failpoints
+from exactbatch.batch import job as batch_job
+from exactbatch.cli import app as cli
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
-from exactbatch.ledger import connect
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.status import Status, load_status
+from exactbatch.operations.status import Status, load_status
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect
 
 __all__ = ["world"]
 

@@ -11,18 +11,20 @@ from test_batch import MakePipeline, MakeTopic, World
 
 from certificates import Authority
 from conftest import record
-from exactbatch import Json, Upsert, batch_job, replay
-from exactbatch.audit import audit
-from exactbatch.direct import stage_tasks
+from exactbatch import Json, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.batch import job as batch_job
+from exactbatch.batch.direct import stage_tasks
+from exactbatch.batch.staging import StageTask
 from exactbatch.errors import PostgresUnavailable, TasksFailed
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import connect
+from exactbatch.kafka.broker import KafkaLog
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.report import load_report
+from exactbatch.operations.report import load_report
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
-from exactbatch.staging import StageTask
 from tls_proxy import TlsProxy
 
 NAME: Final = "localhost"  # the certificate is for this name, and not for the address

@@ -18,8 +18,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
 from conftest import Topic
-from exactbatch.audit import _LogWindows
-from exactbatch.audit_values import _Beside
+from exactbatch.audit.audit import _LogWindows
+from exactbatch.audit.values import _Beside
+from exactbatch.batch.staging import reject_batch, rejects_of
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -28,14 +29,13 @@ from exactbatch.errors import (
     ReadFailed,
     TopicMissing,
 )
-from exactbatch.kafka_client import FetchPosition, HeldBack, Troubles
-from exactbatch.kafka_log import KafkaLog
+from exactbatch.formats import Json, Text, WithMessage
+from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.client import FetchPosition, HeldBack, Troubles
+from exactbatch.kafka.reader import Records, _read, read_range
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
-from exactbatch.read import Records, _read, read_range
-from exactbatch.staging import reject_batch, rejects_of
-from exactbatch.values import Json, Text, WithMessage
-from exactbatch.values.message import UNREADABLE, Unreadable
 
 MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]
@@ -386,7 +386,7 @@ def test_what_a_quota_holds_back_is_no_stall(monkeypatch: pytest.MonkeyPatch) ->
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("exactbatch.read.Consumer", Slow)
+    monkeypatch.setattr("exactbatch.kafka.reader.Consumer", Slow)
     range_ = range_of(Topic("t", {}), 0, 10)
     assert list(read_range(range_, {}, leader_epoch=None, timeout=0.3)) == []
 

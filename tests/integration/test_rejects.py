@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from conftest import Topic, record
 from exactbatch import Pipeline
-from exactbatch.cli import app
+from exactbatch.cli.app import app
 from exactbatch.errors import TooManyRejects
 from exactbatch.settings import KAFKA, POSTGRES
 
@@ -36,7 +36,7 @@ def command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
             f"p = Pipeline(name={pipeline.name!r}, topics={pipeline.topics!r}, value=Json({schema!r}), "
             f"sink=Append({pipeline.sink.target!r}), max_rejects={pipeline.max_rejects})\n"
         )
-        monkeypatch.setattr("exactbatch.session.spark_session", lambda *_, **__: _Same(world.spark))
+        monkeypatch.setattr("exactbatch.batch.session.spark_session", lambda *_, **__: _Same(world.spark))
         result = CliRunner().invoke(app, ["rejects", f"{module}:p", "--json", *arguments])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)

@@ -10,12 +10,23 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from test_partition_commit import committed, task_of
 
 from conftest import Topic, record
-from exactbatch import partition_commit, read, sift, staging
-from exactbatch.direct import stage_tasks
+from exactbatch.batch import partition_commit, staging
+from exactbatch.batch import uncastable as sift
+from exactbatch.batch.direct import stage_tasks
+from exactbatch.batch.partition_commit import commit_batch, commit_range
+from exactbatch.batch.staging import (
+    Staged,
+    StageTask,
+    StagingTables,
+    create_rejects,
+    create_rows,
+    decode,
+    stage,
+)
 from exactbatch.errors import TooManyRejects
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.partition_commit import commit_batch, commit_range
-from exactbatch.staging import Staged, StageTask, StagingTables, create_rejects, create_rows, decode, stage
+from exactbatch.kafka import reader as read
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
 
 __all__ = ["world"]
 

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from conftest import Topic, record
 from exactbatch import Append, OffsetRange, Pipeline
-from exactbatch.cli import app
+from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, StatementRefused
-from exactbatch.ledger import Ledger, Run, transaction
-from exactbatch.planner import LogPartition
+from exactbatch.ledger import Ledger, Run
+from exactbatch.model import LogPartition
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 MakeTopic = Callable[..., Topic]

@@ -11,14 +11,17 @@ from confluent_kafka.admin import AdminClient
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic, record
-from exactbatch import Append, Json, Pipeline, advance, replay
-from exactbatch.audit import audit
+from exactbatch import Append, Json, Pipeline
+from exactbatch.audit.audit import audit
+from exactbatch.batch.publish import Published
 from exactbatch.errors import ExactbatchError, Fenced, OffsetsLost, ReplayRefused
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, Run, transaction
-from exactbatch.planner import LogPartition
-from exactbatch.publish import Published
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, Run
+from exactbatch.model import LogPartition
+from exactbatch.planning import freeze_advance as advance
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 
 __all__ = ["world"]
 

@@ -12,16 +12,18 @@ from psycopg2.extensions import make_dsn
 from test_batch import MakeTopic
 
 from conftest import Topic, record
-from exactbatch import Append, Json, Pipeline, Upsert, replay
-from exactbatch.advance import plan
-from exactbatch.audit import audit
-from exactbatch.batch_job import process_batch
+from exactbatch import Append, Json, Pipeline, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
+from exactbatch.operations.status import load_status
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from exactbatch.status import load_status
 
 ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
 

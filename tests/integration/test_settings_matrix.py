@@ -21,12 +21,14 @@ from test_batch import World
 
 from bouncer import bouncer
 from conftest import Topic
-from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Upsert, Window, replay
-from exactbatch.audit import audit
+from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Upsert, Window
+from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger import Ledger, connect, connect_arrow, migrate, transaction
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
-from exactbatch.replay_request import AskedRange, ReplayRequest
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, connect_arrow, transaction
 from exactbatch.settings import Settings
 
 TEXTS: Final = ("Müller €", "zażółć", "漢字 🐘", 'it\'s \\n "q"')

@@ -9,9 +9,10 @@ import pytest
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
 from exactbatch.errors import ConfigurationError, IdentityChanged, TargetMismatch
-from exactbatch.ledger import Ledger, migrate, transaction
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.ledger.definition import definition_of
 from exactbatch.ledger.schema import migrations
+from exactbatch.postgres.connection import transaction
 from staged import Batches
 
 COLUMNS = "id int, carrier text, v int, w int, at timestamptz"

@@ -14,9 +14,10 @@ from pyspark.util import PythonEvalType
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import LONG, Topic
-from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert, replay
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.session import PINNED, batch_session, spark_session
+from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
+from exactbatch.batch.session import PINNED, batch_session, spark_session
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
 

@@ -27,9 +27,9 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
 from conftest import Topic
-from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, batch_job, failpoints, replay
-from exactbatch.advance import plan
-from exactbatch.audit import PartitionAudit, audit
+from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, failpoints
+from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.batch import job as batch_job
 from exactbatch.errors import (
     ExactbatchError,
     LogWentBackwards,
@@ -38,11 +38,14 @@ from exactbatch.errors import (
     TargetMismatch,
     TopicRecreated,
 )
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, transaction
-from exactbatch.planner import LogPartition
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.status import load_status
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger
+from exactbatch.model import LogPartition
+from exactbatch.operations.status import load_status
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
 from reference import LogRecord, read_log
 
 __all__ = ["world"]

@@ -11,7 +11,7 @@ from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Min, OffsetRange, Pipeline, Sum, Upsert
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
-from exactbatch.ledger import connect, transaction
+from exactbatch.postgres.connection import connect, transaction
 from staged import ID, Batches
 
 LINEAGE = (

@@ -13,7 +13,8 @@ from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
-from exactbatch import Append, Json, Pipeline, Upsert, replay
+from exactbatch import Append, Json, Pipeline, Upsert
+from exactbatch.batch.transform import Transformed, _check_query
 from exactbatch.errors import (
     ConfigurationError,
     StagedRowsDiffer,
@@ -22,8 +23,8 @@ from exactbatch.errors import (
     TransformFailed,
     TransformRefused,
 )
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.transform import Transformed, _check_query
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
 

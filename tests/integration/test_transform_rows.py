@@ -11,7 +11,9 @@ from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
-from exactbatch import Append, Json, Raw, Upsert, staging, transform
+from exactbatch import Append, Json, Raw, Upsert
+from exactbatch.batch import staging, transform
+from exactbatch.batch.staging import StagingTables, create_rejects, create_rows, stage_rows
 from exactbatch.errors import (
     ReadFailed,
     TargetMismatch,
@@ -20,9 +22,8 @@ from exactbatch.errors import (
     TransformFailed,
     TransformRefused,
 )
-from exactbatch.ledger import transaction
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables, create_rejects, create_rows, stage_rows
 
 __all__ = ["world"]
 

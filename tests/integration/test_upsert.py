@@ -15,11 +15,12 @@ from pyspark import cloudpickle
 from test_batch import MakePipeline, MakeTopic, World, world
 
 from conftest import Topic
-from exactbatch import Debezium, Json, Pipeline, Upsert, replay
-from exactbatch.audit import audit
+from exactbatch import Debezium, Json, Pipeline, Upsert
+from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
-from exactbatch.replay_request import AskedRange, ReplayRequest
-from exactbatch.values import Decoded
+from exactbatch.formats import Decoded
+from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
 

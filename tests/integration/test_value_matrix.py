@@ -23,10 +23,10 @@ from value_matrix import (
 )
 
 from exactbatch import Append, Json, Upsert
+from exactbatch.batch.staging import LINEAGE_NAMES, Waiting, _storable
 from exactbatch.columns import Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.target import TargetTable
-from exactbatch.staging import LINEAGE_NAMES, Waiting, _storable
 
 __all__ = ["world"]
 

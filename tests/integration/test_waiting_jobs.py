@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark import InheritableThread
 
+from exactbatch.batch.launch_timeout import watched
 from exactbatch.errors import TasksFailed
-from exactbatch.jobs import watched
 
 
 @pytest.fixture

@@ -19,11 +19,18 @@ import value_oracle as oracle
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Upsert
+from exactbatch.batch.staging import (
+    StagedBatch,
+    StagingTables,
+    create_rejects,
+    create_rows,
+    identifier,
+    stage_rows,
+)
+from exactbatch.batch.uncastable import _note, _noted_after
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
-from exactbatch.sift import _note, _noted_after
 from exactbatch.sinks.append import LINEAGE
-from exactbatch.staging import StagedBatch, StagingTables, create_rejects, create_rows, identifier, stage_rows
 
 SETUP = """
 create extension citext; create extension hstore; create extension ltree; create extension cube;

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from exactbatch.audit_values import _Beside
-from exactbatch.read import Records
+from exactbatch.audit.values import _Beside
+from exactbatch.kafka.reader import Records
 
 
 class Told:

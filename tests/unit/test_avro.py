@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from test_values import decode, reason, rows
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.values import Avro, Text, WithMessage, connected
-from exactbatch.values.storable import EARLIEST_TIMESTAMP
+from exactbatch.formats import Avro, Text, WithMessage, connected
+from exactbatch.formats.storable import EARLIEST_TIMESTAMP
 
 
 def body(schema: Any, value: Any) -> bytes:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactbatch.compact import horizon_of
 from exactbatch.errors import ConfigurationError
-from exactbatch.replay_request import parse_age
+from exactbatch.operations.compact import horizon_of
+from exactbatch.planning.request import parse_age
 
 offsets = st.integers(0, 100)
 

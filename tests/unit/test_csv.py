@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_values import decode, reason, rows
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.values import Csv
+from exactbatch.formats import Csv
 
 
 def test_a_line_is_a_row() -> None:

@@ -9,8 +9,8 @@ import pytest
 from test_values import decode, rows
 
 from exactbatch.errors import ConfigurationError, ReadFailed, TasksFailed
-from exactbatch.values import Custom
-from exactbatch.values.storable import EARLIEST_TIMESTAMP
+from exactbatch.formats import Custom
+from exactbatch.formats.storable import EARLIEST_TIMESTAMP
 
 Returned = tuple[pa.RecordBatch, Mapping[int, str]]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from test_values import decode, reason, rows
 
-from exactbatch.values import Csv, Debezium, Format, Json
+from exactbatch.formats import Csv, Debezium, Format, Json
 
 # Arrow finds 0.00 in the first ones, and ends the process at the last ones.
 TINY = [

@@ -6,9 +6,9 @@ from uuid import UUID
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
-from exactbatch.direct import stage_tasks
+from exactbatch.batch.direct import stage_tasks
+from exactbatch.batch.staging import StagingTables
 from exactbatch.settings import Settings
-from exactbatch.staging import StagingTables
 
 LIFE = UUID(int=1)
 

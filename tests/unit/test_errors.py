@@ -6,7 +6,7 @@ import pytest
 
 from exactbatch import errors
 from exactbatch.errors import ExactbatchError, RetryableError
-from exactbatch.exit_status import exit_status
+from exactbatch.errors.exit_status import exit_status
 
 ALL = sorted(
     (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, ExactbatchError)),

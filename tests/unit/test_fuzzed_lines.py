@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from conftest import draw_seed
-from exactbatch.values import Csv, Format, Text
+from exactbatch.formats import Csv, Format, Text
 
 COUNT = 1_500
 SCHEMA = "i int, s smallint, d numeric(10,2), n numeric, t bool, day date, name text"

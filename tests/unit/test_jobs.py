@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exactbatch import jobs
+from exactbatch.batch import launch_timeout as jobs
 
 
 @dataclass

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_values import OBJECTS, VALUES, decode, reason, rows, value_of
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.values import Json
-from exactbatch.values.storable import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
+from exactbatch.formats import Json
+from exactbatch.formats.storable import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
 
 
 def why_not(type_: str, written: str) -> str:

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import pytest
 
-from exactbatch.client_properties import FIXED, READING, REFUSED, SHARED, UNUSED, is_number, is_security
 from exactbatch.errors import ConfigurationError
-from exactbatch.kafka_client import admin_properties, check_properties, reader_properties
+from exactbatch.kafka.client import admin_properties, check_properties, reader_properties
+from exactbatch.kafka.properties import FIXED, READING, REFUSED, SHARED, UNUSED, is_number, is_security
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "kafka.md"
 BROKER = {"bootstrap.servers": "one:9092, two:9092"}

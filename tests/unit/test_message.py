@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.values import Decoded, Json, Raw, Text, WithMessage
+from exactbatch.formats import Decoded, Json, Raw, Text, WithMessage
 
 Header = tuple[str, bytes | None]
 

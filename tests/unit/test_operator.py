@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from exactbatch.airflow import operator as module
 from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.exit_status import TERMINAL
+from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
 PLAN = UUID(int=17)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from exactbatch.batch.watchdog import Patience, within
 from exactbatch.errors import PostgresUnavailable
-from exactbatch.patience import Patience, within
 
 
 def test_it_returns_and_raises_what_the_work_does() -> None:

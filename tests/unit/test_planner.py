@@ -18,8 +18,9 @@ from exactbatch.errors import (
     StartOutOfRange,
     TopicRecreated,
 )
+from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.offsets import OffsetRange
-from exactbatch.planner import LogPartition, StoredOffset, plan_advance, share
+from exactbatch.planning.advance import plan_advance, share
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 

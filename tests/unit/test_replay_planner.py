@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch.errors import LogWentBackwards, OffsetsLost, ReplayRefused, TopicRecreated
+from exactbatch.model import Covered, FoundRecord, LogPartition, StoredOffset
 from exactbatch.offsets import OffsetRange, union
-from exactbatch.planner import Covered, FoundRecord, LogPartition, StoredOffset
-from exactbatch.replay_planner import (
+from exactbatch.planning.replay import (
     check_above_horizons,
     check_not_from_the_future,
     plan_replay,
     window_ranges,
 )
-from exactbatch.replay_request import AskedRange
+from exactbatch.planning.request import AskedRange
 
 ID = UUID(int=1)
 

@@ -8,7 +8,7 @@ import pytest
 
 from exactbatch.airflow.parameters import parameters, replay_of
 from exactbatch.errors import ConfigurationError
-from exactbatch.replay_request import AskedRange, ReplayRequest, parse_range, request_of
+from exactbatch.planning.request import AskedRange, ReplayRequest, parse_range, request_of
 
 RANGE = {"topic": "t", "partition": 0, "from_offset": 5, "until_offset": 9}
 START, END = "2026-01-05T08:00:00Z", "2026-01-05T09:00:00+02:00"

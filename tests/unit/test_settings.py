@@ -5,7 +5,7 @@ import traceback
 import pytest
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.ledger import connect
+from exactbatch.postgres.connection import connect
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
 SETTINGS = Settings(

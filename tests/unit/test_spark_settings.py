@@ -11,8 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 from test_pipeline import pipeline as make
 
-from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
-from exactbatch.session import (
+from exactbatch.batch.session import (
     PINNED,
     _check_home,
     _environment,
@@ -20,7 +19,8 @@ from exactbatch.session import (
     _variables,
     spark_session,
 )
-from exactbatch.spark_errors import may_be_of_a_record, setting_refused
+from exactbatch.batch.spark_errors import may_be_of_a_record, setting_refused
+from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

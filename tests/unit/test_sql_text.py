@@ -12,19 +12,19 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # of such a type, the text that Postgres itself keeps of a constraint, a number of a column, and what the class or
 # function has itself chosen from constants.
 TAKEN: Final = {
-    "audit.py": {"form"},
-    "audit_derived.py": {"type_", "types[name]"},
-    "audit_values.py": {"column.type", "types[name]", "str(at + 1)"},
+    "audit/audit.py": {"form"},
+    "audit/derived.py": {"type_", "types[name]"},
+    "audit/values.py": {"column.type", "types[name]", "str(at + 1)"},
     "sinks/cast.py": {"self.type", "target.written"},
     "sinks/measures.py": {"self.function", "type_"},
     "sinks/aggregate.py": {"column.type"},
     "sinks/partials.py": {"column.type", "type_"},
-    "sinks/pg_types.py": {"type_.written"},
+    "postgres/types.py": {"type_.written"},
     "sinks/refusal.py": {"row[0]"},
     "sinks/stored.py": {"cast.type"},
     "sinks/target.py": {"column.type"},
     "sinks/upsert.py": {"cast.type", "types[name]"},
-    "staging.py": {"t"},
+    "batch/staging.py": {"t"},
 }
 
 

@@ -19,8 +19,7 @@ from exactbatch.errors import (
     TasksFailed,
     UnexpectedError,
 )
-from exactbatch.own_errors import all_errors_own, own_error, own_errors
-from exactbatch.sqlstates import (
+from exactbatch.errors.sqlstates import (
     LOST,
     MEANINGS,
     UNLISTED,
@@ -31,6 +30,7 @@ from exactbatch.sqlstates import (
     refused,
     refuses,
 )
+from exactbatch.errors.translation import all_errors_own, own_error, own_errors
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "errors.md"
 # Postgres 18 has these, and psycopg2 does not know them.

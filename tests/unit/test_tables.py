@@ -2,8 +2,8 @@
 
 import pytest
 
-from exactbatch import tables
-from exactbatch.audit import Finding, PartitionAudit
+from exactbatch.audit.audit import Finding, PartitionAudit
+from exactbatch.cli import render as tables
 
 
 def audited(**findings: Finding) -> PartitionAudit:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from exactbatch import Append, Json, Pipeline, transform
+from exactbatch import Append, Json, Pipeline
+from exactbatch.batch import transform
 from exactbatch.errors import TransformRefused
 
 PIPELINE = Pipeline(

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.values import Decoded, Format, Json, Raw, Text
+from exactbatch.formats import Decoded, Format, Json, Raw, Text
 
 
 def decode(format_: Format, *values: bytes | None) -> Decoded:

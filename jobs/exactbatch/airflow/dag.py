@@ -21,7 +21,7 @@ from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.options import checked_schedule, dag_options
 from exactbatch.airflow.parameters import parameters, replay_of
 from exactbatch.errors import ConfigurationError, ExactbatchError
-from exactbatch.own_errors import all_errors_own
+from exactbatch.errors.translation import all_errors_own
 from exactbatch.pipeline import Pipeline, reference_of
 
 if TYPE_CHECKING:
@@ -123,11 +123,12 @@ def _plan_task(
     @task.branch
     def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
         """Plan the run's batch and freeze it in the ledger; skip the run when there is nothing to process."""
-        from exactbatch import replay
-        from exactbatch.kafka_client import check_properties
-        from exactbatch.kafka_log import KafkaLog
-        from exactbatch.ledger import Ledger, Run, check_schema, connect, transaction
+        from exactbatch.kafka.broker import KafkaLog
+        from exactbatch.kafka.client import check_properties
+        from exactbatch.ledger import Ledger, Run, check_schema
         from exactbatch.pipeline import load_pipeline
+        from exactbatch.planning import freeze_replay as replay
+        from exactbatch.postgres.connection import connect, transaction
 
         _check_no_test(dag_run)
         with errors_of_airflow():
@@ -216,9 +217,9 @@ def _report_task(
 
         The ledger says whether the batch is committed: Airflow's states may have been set by hand.
         """
-        from exactbatch.kafka_log import KafkaLog
+        from exactbatch.kafka.broker import KafkaLog
+        from exactbatch.operations.report import Report, load_report
         from exactbatch.pipeline import load_pipeline
-        from exactbatch.report import Report, load_report
 
         with errors_of_airflow():
             number, plan = named_batch(batch_id, plan_id)
@@ -244,7 +245,8 @@ def _report_task(
 
 
 def _announce(settings: "Settings", plans: Sequence[UUID]) -> None:
-    from exactbatch.ledger import Ledger, connect, transaction
+    from exactbatch.ledger import Ledger
+    from exactbatch.postgres.connection import connect, transaction
 
     connection = connect(settings.postgres, application="exactbatch report")
     try:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.errors import ExactbatchError
-from exactbatch.own_errors import all_errors_own
+from exactbatch.errors.translation import all_errors_own
 
 log = logging.getLogger(__name__)
 

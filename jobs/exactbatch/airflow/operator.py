@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from exactbatch.airflow.batches import check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import errors_of_airflow
-from exactbatch.exit_status import TERMINAL
+from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
 APPLICATION = Path(__file__).parents[2] / "process_batch.py"
@@ -100,7 +100,8 @@ def _done(settings: Settings, batch_id: int, plan_id: UUID | None, ti: Any) -> s
 
     Raises BatchLost, what connect() raises, and AirflowFailException for a batch of another run.
     """
-    from exactbatch.ledger import Ledger, connect, transaction
+    from exactbatch.ledger import Ledger
+    from exactbatch.postgres.connection import connect, transaction
 
     connection = connect(settings.postgres, application="exactbatch launch")
     try:

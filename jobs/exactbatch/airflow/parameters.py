@@ -9,7 +9,7 @@ from airflow.sdk import Param
 from exactbatch.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from exactbatch.replay_request import ReplayRequest
+    from exactbatch.planning.request import ReplayRequest
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
 
     Raises ConfigurationError.
     """
-    from exactbatch.replay_request import request_of
+    from exactbatch.planning.request import request_of
 
     given = {**dict(params), **(dag_run.conf or {})}
     given = {

@@ -1,6 +1,5 @@
 """The ledger: the tables in which every offset is accounted for, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.connection import clear_errors, connect, connect_arrow, transaction
 from exactbatch.ledger.ledger import (
     Batch,
     Boundary,
@@ -27,9 +26,5 @@ __all__ = [
     "Run",
     "batch_lost",
     "check_schema",
-    "clear_errors",
-    "connect",
-    "connect_arrow",
     "migrate",
-    "transaction",
 ]

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import aiosql
 
+from exactbatch.coverage import Coverage
 from exactbatch.errors import (
     BatchLost,
     ConfigurationError,
@@ -26,9 +27,9 @@ from exactbatch.ledger.definition import (
     definition_of,
     sharing,
 )
+from exactbatch.model import Covered, LogPartition, Plan, StoredOffset, TopicPartition
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.planner import Coverage, Covered, LogPartition, Plan, StoredOffset, TopicPartition
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
 

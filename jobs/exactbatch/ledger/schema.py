@@ -7,7 +7,7 @@ from typing import Any
 import psycopg2.errors
 
 from exactbatch.errors import ConfigurationError, NotRegistered
-from exactbatch.ledger.connection import transaction
+from exactbatch.postgres.connection import transaction
 
 _MIGRATIONS = resources.files("exactbatch.ledger") / "migrations"
 _OLDEST_POSTGRES = 160000  # pg_input_is_valid() came with 16

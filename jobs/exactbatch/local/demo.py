@@ -12,16 +12,17 @@ import psutil
 import typer
 from rich.console import Console
 
-from exactbatch import tables
-from exactbatch.audit import audit
+from exactbatch.audit.audit import audit
+from exactbatch.cli import render as tables
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka_log import KafkaLog
-from exactbatch.ledger import Ledger, connect, migrate, transaction
+from exactbatch.kafka.broker import KafkaLog
+from exactbatch.ledger import Ledger, migrate
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.flights import COUNT, create_topic, flights, send
 from exactbatch.local.stack import LocalStack
+from exactbatch.operations.report import load_report
 from exactbatch.pipeline import Pipeline, load_pipeline
-from exactbatch.report import load_report
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 _BURSTS: Final = (60_000, 120_000, 90_000, COUNT - 270_000)

@@ -13,7 +13,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.sinks.pg_types import PgType, refusal_of_null, type_written
+from exactbatch.postgres.types import PgType, refusal_of_null, type_written
 from exactbatch.sinks.spelling import SPELLINGS
 
 # The staged types as pg_type has them.

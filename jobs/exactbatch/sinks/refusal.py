@@ -8,9 +8,9 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
-from exactbatch.own_errors import psycopg2_said
+from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
+from exactbatch.errors.translation import psycopg2_said
 from exactbatch.sinks.cast import Cast
-from exactbatch.sqlstates import INSUFFICIENT_PRIVILEGE
 
 _SHOWN: Final = 5  # offsets
 _LONG: Final = 2600  # bytes: an entry of a B-tree holds 2,704 of them, with what it needs for itself

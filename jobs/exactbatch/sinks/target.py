@@ -12,12 +12,12 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
+from exactbatch.errors.sqlstates import refuses
+from exactbatch.postgres.catalog import Fact, changers_of, check_kinds, check_schema, guards_of, read_facts
+from exactbatch.postgres.types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.cast import Cast
-from exactbatch.sinks.catalog import Fact, changers_of, check_kinds, check_schema, guards_of, read_facts
-from exactbatch.sinks.pg_types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.refusal import refusal
 from exactbatch.sinks.writes import PSYCOPG2_WRITES, Writes
-from exactbatch.sqlstates import refuses
 
 _MAX_NAME: Final = 63  # bytes of a Postgres identifier
 # A statement that changes the table waits for its lock no longer than readers that queue behind it can bear.

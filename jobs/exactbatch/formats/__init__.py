@@ -1,0 +1,29 @@
+"""How value bytes become columns: one file for each format."""
+
+from exactbatch.formats.avro import Avro
+from exactbatch.formats.changes import as_changes
+from exactbatch.formats.connected import connected
+from exactbatch.formats.csv import Csv
+from exactbatch.formats.custom import Custom
+from exactbatch.formats.debezium import Debezium
+from exactbatch.formats.format import Decoded, Format
+from exactbatch.formats.json import Json
+from exactbatch.formats.message import WithMessage, headers_as_json
+from exactbatch.formats.raw import Raw
+from exactbatch.formats.text import Text
+
+__all__ = [
+    "Avro",
+    "Csv",
+    "Custom",
+    "Debezium",
+    "Decoded",
+    "Format",
+    "Json",
+    "Raw",
+    "Text",
+    "WithMessage",
+    "as_changes",
+    "connected",
+    "headers_as_json",
+]

@@ -1,0 +1,50 @@
+"""Readers of Avro's logical types that refuse what the specification does not allow.
+
+fastavro's own round a decimal to the precision of its schema, and take a time before midnight for one of the day
+before. Its readers are found by name, so these have names of their own and leave other users of fastavro alone.
+"""
+
+from collections.abc import Callable
+from datetime import datetime, time, timedelta
+from decimal import Context, Decimal
+from typing import Any, Final
+
+from exactbatch.formats.avro_schema import CHECKED
+
+_MIDNIGHT: Final = datetime(1970, 1, 1)
+_DAY: Final = timedelta(days=1)
+
+
+class InvalidAvro(ValueError):
+    """A value that its schema does not allow, in words for a reason."""
+
+
+def register() -> None:
+    """Make the readers known to fastavro; once or several times."""
+    import fastavro.read
+
+    readers: Any = fastavro.read.LOGICAL_READERS
+    readers[f"bytes-{CHECKED}decimal"] = readers[f"fixed-{CHECKED}decimal"] = _decimal
+    readers[f"int-{CHECKED}time-millis"] = _time_in("milliseconds")
+    readers[f"long-{CHECKED}time-micros"] = _time_in("microseconds")
+
+
+def _decimal(data: bytes, writer_schema: Any, _reader_schema: Any = None) -> Decimal:
+    unscaled = int.from_bytes(data, "big", signed=True)
+    precision, scale = writer_schema["precision"], writer_schema.get("scale", 0)
+    if abs(unscaled) >= 10**precision:
+        raise InvalidAvro(f"expected a decimal of at most {precision} digits, found more")
+    return Decimal(unscaled).scaleb(-scale, Context(prec=precision))
+
+
+def _time_in(unit: str) -> "Callable[[int, Any, Any], time]":
+    def read(number: int, _writer_schema: Any, _reader_schema: Any = None) -> time:
+        try:
+            since = timedelta(**{unit: number})
+        except OverflowError:
+            since = _DAY
+        if not timedelta(0) <= since < _DAY:
+            raise InvalidAvro(f"expected a time from 0 to 24 hours after midnight, found {number} {unit}")
+        return (_MIDNIGHT + since).time()
+
+    return read

@@ -1,0 +1,221 @@
+"""CSV, one line for each record, decoded by Arrow in blocks."""
+
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from exactbatch.columns import Column, parse_columns
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
+from exactbatch.formats.format import Decoded, decode_present
+from exactbatch.formats.json import stored_schema
+from exactbatch.formats.storable import check_rows
+from exactbatch.options import check_types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_QUOTE: Final = '"'
+_TOKEN: Final = ""  # the token's column: no column of Postgres has this name
+_REASON_LENGTH: Final = 500  # characters
+# Arrow takes a hexadecimal integer for one in two's complement: 0xffff as a smallint would be -1.
+_HEXADECIMAL: Final = "(?i)0x"
+_PRECISION: Final = re.compile(
+    r"Error converting '(.*)' to decimal\d+\((\d+), .*\): precision not supported.*", re.DOTALL
+)
+_NUMBER: Final = r"^[ \t]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t]*$"
+# Arrow's reader cuts a block that is larger than this (bytes).
+_BLOCK_MARGIN: Final = 1024
+# Arrow skips a byte order mark at the start of a block: only in the first value, were it not for this line.
+_FIRST_LINE: Final = "-\n"
+
+
+@dataclass(frozen=True)
+class Csv:
+    """Values are lines of CSV without a header; `schema` names their fields in order, all of them.
+
+    Fields may be in double quotes, and then hold delimiters, line breaks and doubled quotes. `null` is what
+    stands, without quotes, for null; with the default `1,` has a null and `1,""` an empty text. A line end after
+    the value is ignored.
+
+    Strict: more or fewer fields, a fraction for an integer, a number that is out of range, NaN or infinity make
+    the record a reject. Timestamps and dates are ISO 8601; a timestamptz needs an offset, a timestamp has none.
+    A null value is a tombstone. Raises ConfigurationError for arrays and what is no delimiter or null.
+    """
+
+    null_is_tombstone: ClassVar[bool] = True
+    tombstone_deletes: ClassVar[bool] = True
+
+    schema: str
+    delimiter: str = field(default=",", kw_only=True)
+    null: str = field(default="", kw_only=True)
+    columns: tuple[Column, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        object.__setattr__(self, "columns", parse_columns(self.schema))
+        for column in self.columns:
+            if column.element is not None:
+                raise ConfigurationError(
+                    f"expected columns that a field of CSV can hold, found the array {column.name} {column.type}. "
+                    f"Take it as text, or decode it by a function with Custom."
+                )
+        if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter.isalnum():
+            raise ConfigurationError(
+                f"expected a delimiter of one ASCII character that is no letter or digit, found {self.delimiter!r}"
+            )
+        for what, text, never in (
+            ("delimiter", self.delimiter, f"{_QUOTE}\r\n"),
+            ("null", self.null, f"{_QUOTE}\r\n{self.delimiter}"),
+        ):
+            if set(text) & set(never):
+                raise ConfigurationError(f"expected a {what} without any of {never!r}, found {text!r}")
+
+    @cached_property
+    def _types(self) -> "dict[str, pa.DataType]":
+        """The types in which fields are read: decimals that Arrow would multiply inexactly, as text."""
+        import pyarrow as pa
+
+        wide = [column for column in self.columns if _is_wide(column.arrow_type)]
+        return {column.name: pa.string() if column in wide else column.arrow_type for column in self.columns}
+
+    def decode(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values, in one block when all of them are lines."""
+        return decode_present(values, self._decode_block)
+
+    def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
+        """One row for each value, or ValueError.
+
+        A value may have line breaks, or open a quote that a later value closes. So each is followed by one more
+        field, a token that no value can know: where every row ends with it, and there are as many rows as
+        values, every row begins and ends where a value does.
+        """
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if len(values) == 0:
+            return pa.RecordBatch.from_pylist([], stored_schema(self.columns))
+        text = values.cast(pa.string())
+        if pc.any(pc.match_substring_regex(text, r"[\r\n]\z")).as_py():
+            text = pc.replace_substring_regex(text, r"(?:\r\n|\r|\n)\z", "")
+        token = secrets.token_hex(16)
+        self._refuse_misread(text, token)
+        try:
+            table = self._read(text, token, self._types)
+            if len(table) != len(text) or not pc.all(pc.equal(table.column(_TOKEN), token)).as_py():
+                raise ValueError("rows are not values")
+        except ValueError as error:
+            raise ValueError(self._reason(text, str(error)) if len(text) == 1 else "") from None
+        table = self._with_wide_decimals(table.drop_columns(_TOKEN))
+        rows = table.combine_chunks().to_batches()[0]
+        check_rows(rows, self.columns, finite=True)
+        for column in self.columns:
+            if column.type.startswith("numeric") and column.staged_type == "text":
+                with _of(column):
+                    _check_numbers(rows.column(column.name))
+        return rows
+
+    def _refuse_misread(self, text: "pa.StringArray", token: str) -> None:
+        """Raise ValueError for numbers that Arrow would take for others; what is no line is refused later."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        decimals = [column for column in self.columns if has_decimals(column.arrow_type)]
+        integers = [column for column in self.columns if pa.types.is_integer(column.arrow_type)]
+        decimals = decimals if decimals and may_be_tiny(text) else []
+        integers = integers if pc.any(pc.match_substring_regex(text, _HEXADECIMAL)).as_py() else []
+        if not decimals and not integers:
+            return
+        try:
+            table = self._read(text, token, dict.fromkeys(self._types, pa.string()))
+        except ValueError:
+            return
+        for column in decimals:
+            with _of(column):
+                refuse_tiny(table.column(column.name).drop_null().to_pylist())
+        for column in integers:
+            with _of(column):
+                if pc.any(pc.match_substring_regex(table.column(column.name), _HEXADECIMAL)).as_py():
+                    raise ValueError("expected an integer in decimal digits, found a hexadecimal one")
+
+    def _with_wide_decimals(self, table: "pa.Table") -> "pa.Table":
+        for index, column in enumerate(self.columns):
+            if _is_wide(column.arrow_type):
+                with _of(column):
+                    decimals = decimals_of(table.column(index), column.arrow_type)
+                table = table.set_column(index, column.name, decimals)
+        return table
+
+    def _read(
+        self, text: "pa.StringArray", token: str | None, types: "Mapping[str, pa.DataType]"
+    ) -> "pa.Table":
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.csv
+
+        types = {**types, **({} if token is None else {_TOKEN: pa.string()})}
+        after = "" if token is None else self.delimiter + token
+        lines = pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), f"{after}\n")
+        block = pc.binary_join_element_wise(_FIRST_LINE, lines, f"{after}\n", "")[0].as_buffer()
+        return pyarrow.csv.read_csv(
+            pa.BufferReader(block),
+            pyarrow.csv.ReadOptions(
+                use_threads=False,
+                block_size=block.size + _BLOCK_MARGIN,
+                skip_rows=1,
+                column_names=list(types),
+            ),
+            pyarrow.csv.ParseOptions(
+                delimiter=self.delimiter, quote_char=_QUOTE, newlines_in_values=True, ignore_empty_lines=False
+            ),
+            pyarrow.csv.ConvertOptions(
+                column_types=types,
+                null_values=[self.null],
+                strings_can_be_null=True,
+                quoted_strings_can_be_null=False,
+            ),
+        )
+
+    def _reason(self, text: "pa.StringArray", said: str) -> str:
+        """Why one value is refused: for what Arrow says of its fields, or for their number."""
+        if match := re.search(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", said, re.DOTALL):
+            column = self.columns[int(match[1])]
+            what = re.sub(r"^CSV conversion error to .+?: ", "", match[2])
+            what = _PRECISION.sub(r"expected a number with at most \2 digits, found \1", what)
+            return f"column {column.name!r}, {column.type}: {what[:_REASON_LENGTH]}"
+        try:
+            lines = len(self._read(text, None, self._types))
+        except ValueError as error:
+            if match := re.search(r"Expected \d+ columns, got (\d+)", str(error)):
+                return f"expected a line of {len(self.columns)} fields, found {match[1]}"
+            return f"expected one line of CSV: {str(error)[:_REASON_LENGTH]}"
+        if not text[0].as_py():
+            return f"expected a line of {len(self.columns)} fields, found none"
+        if lines == 1:
+            return "expected every quote to be closed, found one left open"
+        return f"expected one line, found {lines}"
+
+
+def _is_wide(type_: "pa.DataType") -> bool:
+    return bool(without_wrapping(type_) != type_)
+
+
+@contextmanager
+def _of(column: Column) -> Iterator[None]:
+    """Errors inside name the column."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+
+
+def _check_numbers(text: "pa.StringArray") -> None:
+    """Raise ValueError for what Arrow would not read as a decimal, though Postgres would, as NaN and 0x10."""
+    import pyarrow.compute as pc
+
+    if not pc.all(pc.match_substring_regex(text, _NUMBER), min_count=0).as_py():
+        raise ValueError("expected a number, found something else")

@@ -1,0 +1,147 @@
+"""Fields of JSON objects as the text that they are written as, for what Arrow's JSON reader would change.
+
+msgspec finds them in C, in one pass over the objects. What goes to numeric is checked to be a number; json and
+jsonb stay as they are.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats.storable import NUL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_JSON: Final = {"json", "jsonb"}
+_NUMBER: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+# An escaped backslash before u0000 is no U+0000.
+_ESCAPED_NUL: Final = r"(?:^|[^\\])(?:\\\\)*\\u0000"
+# A field's name that is written with an escape, and so is not found by its text.
+_ESCAPED_NAME: Final = r'\\.(?:[^"\\]|\\.)*"\s*:'
+_UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
+
+
+def is_kept_as_text(column: Column) -> bool:
+    """Whether a column takes the text of its field: json, jsonb, and numeric that no Arrow decimal holds."""
+    element = column.element or column.type
+    return element in _JSON or (
+        element.startswith("numeric") and Column(column.name, element).staged_type == "text"
+    )
+
+
+def check_names(columns: Iterable[Column]) -> None:
+    """Raise ConfigurationError for a column that is kept as text under a name that msgspec cannot look for."""
+    for column in filter(is_kept_as_text, columns):
+        if _UNFINDABLE.search(column.name):
+            raise ConfigurationError(
+                f"expected a {column.type} column with a name without backslashes, double quotes and control "
+                f"characters, found {column.name!r}: such a field cannot be kept as it is written"
+            )
+
+
+def fields_as_text(objects: "pa.StringArray", columns: tuple[Column, ...]) -> "list[pa.Array]":
+    """The text of each object's field, for each column; null for a missing field and for a JSON null.
+
+    `objects` are valid JSON, one object in each. Raises ValueError for a field given twice, what is no number
+    for numeric, an escaped U+0000, and nesting so deep that neither Python nor Postgres reads it safely.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    block = pc.binary_join(pa.ListArray.from_arrays([0, len(objects)], objects), ",")[0].as_buffer()
+    try:
+        rows = _decoder(columns).decode(b"".join((b"[", memoryview(block), b"]")))
+        _refuse_fields_given_twice(objects, columns)
+    except RecursionError:
+        raise ValueError("expected fewer than 900 levels of nesting, found more") from None
+    if len(rows) != len(objects):
+        raise ValueError(f"found {len(rows)} objects in {len(objects)} values")
+    return [_column(column, list(map(attrgetter(_attribute(i)), rows))) for i, column in enumerate(columns)]
+
+
+def _attribute(index: int) -> str:
+    """A column's name need not be a Python identifier."""
+    return f"column_{index}"
+
+
+@cache
+def _decoder(columns: tuple[Column, ...]) -> Any:
+    import msgspec
+
+    null = msgspec.Raw(b"null")
+    fields: list[tuple[str, Any, Any]] = [
+        (_attribute(i), list[msgspec.Raw] | None, None) if c.element else (_attribute(i), msgspec.Raw, null)
+        for i, c in enumerate(columns)
+    ]
+    rename = {_attribute(i): column.name for i, column in enumerate(columns)}
+    row = msgspec.defstruct("Row", fields, rename=rename, gc=False)
+    return msgspec.json.Decoder(list[row])  # type: ignore[valid-type]  # a type that is made here
+
+
+def _column(column: Column, fields: list[Any]) -> "pa.Array":
+    import pyarrow as pa
+
+    if column.element is None:
+        return _checked(column.type, pa.array(list(map(bytes, fields)), pa.binary()))
+    lists = pa.array(
+        [None if each is None else list(map(bytes, each)) for each in fields], pa.list_(pa.binary())
+    )
+    elements = _checked(column.element, lists.values)
+    return pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null())
+
+
+def _checked(type_: str, written: "pa.BinaryArray") -> "pa.StringArray":
+    """Text without JSON's null, or ValueError for what is not of the type."""
+    import pyarrow.compute as pc
+
+    if type_ in _JSON:
+        return json_texts(written)
+    text = _without_null(written)
+    numbers = pc.match_substring_regex(text, rf'^(?:{_NUMBER}|"{_NUMBER}")$')
+    if not pc.all(numbers, min_count=0).as_py():
+        raise ValueError("expected a number, bare or in a string, found something else")
+    return pc.ascii_trim(text, characters='"')
+
+
+def json_texts(written: "pa.BinaryArray") -> "pa.StringArray":
+    """JSON texts for jsonb, where JSON's null is null; ValueError for an escaped U+0000."""
+    import pyarrow.compute as pc
+
+    text = _without_null(written)
+    if pc.any(pc.match_substring_regex(text, _ESCAPED_NUL)).as_py():
+        raise ValueError(NUL)
+    return text
+
+
+def _without_null(written: "pa.BinaryArray") -> "pa.StringArray":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    text = written.cast(pa.string())
+    return pc.if_else(pc.equal(text, "null"), pa.scalar(None, pa.string()), text)
+
+
+def _refuse_fields_given_twice(objects: "pa.StringArray", columns: tuple[Column, ...]) -> None:
+    """Where the text of a name stands twice, or any name is written with an escape, look closely."""
+    import pyarrow.compute as pc
+
+    suspect = pc.match_substring_regex(objects, _ESCAPED_NAME)
+    for column in columns:
+        name = json.dumps(column.name, ensure_ascii=False)
+        suspect = pc.or_(suspect, pc.greater(pc.count_substring(objects, name), 1))
+    for text in objects.filter(suspect).to_pylist():
+        # Numbers stay text: they may have more digits than Python makes an integer of.
+        names = json.loads(text, object_pairs_hook=_names, parse_int=str, parse_float=str)
+        for column in columns:
+            if names.count(column.name) > 1:
+                raise ValueError(f"field {column.name!r} was specified twice")
+
+
+def _names(pairs: list[tuple[str, Any]]) -> list[str]:
+    return [name for name, _ in pairs]

@@ -1,0 +1,180 @@
+"""What a record has beside its value, its key and headers, as columns of the row."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats.format import Decoded, Format
+from exactbatch.options import check_types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNREADABLE: Final = (
+    "headers: a name is not UTF-8, so librdkafka's client cannot read the headers, and they are stored as []"
+)
+
+_headers = methodcaller("headers")
+
+
+class Messages(Protocol):
+    """What n records have beside their values; each column is made when it is asked for."""
+
+    def keys(self) -> "pa.BinaryArray":
+        """Key bytes; null for a null key."""
+        ...
+
+    def headers(self) -> Sequence[Any]:
+        """For each record its headers, as read_headers() gives them."""
+        ...
+
+
+@dataclass(frozen=True)
+class WithMessage:
+    """Rows of a value format with columns from the key and the headers of their messages.
+
+    key      how keys are decoded; its columns are added, null for a null key
+    header   how the headers of a name are decoded, as `{"trace-id": Text("trace_id")}`; null where a record has no
+             such header, and the last one where it has several
+    headers  the name of a jsonb column for all headers, a list of [name, value in base64 or null]
+
+    A key or header that does not decode makes the record a reject, and so do headers that cannot be read. Of a
+    tombstone nothing is decoded.
+    Raises ConfigurationError for a column given twice.
+    """
+
+    value: Format
+    key: Format | None = field(default=None, kw_only=True)
+    header: Mapping[str, Format] = field(default_factory=dict, kw_only=True, hash=False)
+    headers: str | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        names = [column.name for column in self.columns]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigurationError(
+                f"expected each column once in value, key and headers, found {', '.join(map(repr, repeated))} "
+                f"again: rename them"
+            )
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of a row: of the value, the key, the named headers, and all headers."""
+        formats = (self.value, *([self.key] if self.key else []), *self.header.values())
+        all_headers = () if self.headers is None else (Column(self.headers, "jsonb"),)
+        return (*(column for each in formats for column in each.columns), *all_headers)
+
+    @property
+    def null_is_tombstone(self) -> bool:
+        """As the value format has it."""
+        return self.value.null_is_tombstone
+
+    @property
+    def tombstone_deletes(self) -> bool:
+        """As the value format has it."""
+        return self.value.tombstone_deletes
+
+    def decode(self, values: "pa.BinaryArray", messages: Messages) -> Decoded:
+        """Decode n records; a value, key or header that is not of its format makes a reject."""
+        import pyarrow as pa
+
+        decoded = self.value.decode(values)
+        if self.key is not None:
+            decoded = _joined(decoded, "key", self.key, messages.keys())
+        if self.headers is None and not self.header:
+            return decoded
+        headers = messages.headers()
+        decoded = _with_readable(decoded, headers)
+        for name, format_ in self.header.items():
+            found = pa.array([dict(each or ()).get(name) for each in headers], pa.binary())
+            decoded = _joined(decoded, f"header {name!r}", format_, found)
+        if self.headers is None:
+            return decoded
+        as_json = pa.array(list(map(headers_as_json, headers)), pa.string()).take(decoded.kept)
+        return replace(decoded, rows=decoded.rows.append_column(self.headers, as_json))
+
+
+class Unreadable(tuple[()]):
+    """Stands for headers that the client cannot read; it is empty, as they are where they are stored."""
+
+
+def read_headers(messages: Sequence[Any]) -> list[Any]:
+    """For each Kafka message its headers, a list of (name, bytes or None), None, or Unreadable.
+
+    Nothing else may ask a message for them. Where a name is not UTF-8, which the log takes, confluent_kafka sets
+    an exception and returns a list with a null pointer in it; the next time it returns that list alone, and
+    whoever looks at it ends the process. The interpreter does not see the exception once it has specialised the
+    call; methodcaller, in C, does.
+    """
+    return list(map(_headers_of, messages))
+
+
+def _headers_of(message: Any) -> Any:
+    try:
+        return _headers(message)
+    except (SystemError, UnicodeDecodeError):
+        message.set_headers(Unreadable())
+        return Unreadable()
+
+
+def headers_as_json(headers: Any) -> str:
+    """Headers, a list of (name, bytes or None), as a JSON list of [name, value in base64 or null].
+
+    jsonb cannot hold U+0000, so a name shows it as text.
+    """
+    return json.dumps(
+        [
+            [name.replace("\0", "\\u0000"), None if value is None else base64.b64encode(value).decode()]
+            for name, value in headers or ()
+        ]
+    )
+
+
+def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:
+    """Rows without those whose headers cannot be read."""
+    unreadable = {index for index, each in enumerate(headers) if isinstance(each, Unreadable)}
+    if not unreadable:
+        return decoded
+    rows = [row for row, index in enumerate(decoded.kept.to_pylist()) if index in unreadable]
+    return _without(decoded, [(row, UNREADABLE) for row in rows])
+
+
+def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArray") -> Decoded:
+    """Rows with the columns of another part of their messages, without those whose part is refused."""
+    import numpy as np
+    import pyarrow as pa
+
+    part = format_.decode(values.take(decoded.kept))
+    # Of each row, the row of its part: none where the part is null, which is a tombstone for some formats.
+    source = np.full(len(decoded.rows), -1)
+    source[part.kept.to_numpy()] = np.arange(len(part.rows))
+    columns = part.rows.take(pa.array(source, mask=source < 0))
+    rows = decoded.rows
+    for name, column in zip(part.rows.schema.names, columns.columns, strict=True):
+        rows = rows.append_column(name, column)
+    joined = replace(decoded, rows=rows)
+    if not part.rejects:
+        return joined
+    return _without(joined, [(row, f"{what}: {reason}") for row, reason in part.rejects])
+
+
+def _without(decoded: Decoded, refused: Sequence[tuple[int, str]]) -> Decoded:
+    """Rows without some, which are rejects for these reasons."""
+    import numpy as np
+    import pyarrow as pa
+
+    good = np.ones(len(decoded.rows), bool)
+    good[[row for row, _ in refused]] = False
+    rejects = [(decoded.kept[row].as_py(), reason) for row, reason in refused]
+    return Decoded(
+        rows=decoded.rows.filter(pa.array(good)),
+        kept=decoded.kept.filter(pa.array(good)),
+        rejects=tuple(sorted([*decoded.rejects, *rejects])),
+        tombstones=decoded.tombstones,
+        deleted=None if decoded.deleted is None else decoded.deleted.filter(pa.array(good)),
+    )

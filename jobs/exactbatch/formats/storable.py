@@ -1,0 +1,71 @@
+"""What Postgres can store of what Arrow can hold."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.columns import Column
+from exactbatch.formats.decimals import check_digits
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Postgres's documentation, "Date/Time Types": 4713 BC to 294276 AD for timestamps, to 5874897 AD for dates. The
+# latest timestamp lies past what Arrow's 64 bits of microseconds since 1970 can hold.
+EARLIEST_TIMESTAMP: Final = -210_866_803_200_000_000  # microseconds since 1970
+EARLIEST_DATE: Final = -2_440_588  # days since 1970
+LATEST_DATE: Final = 2_145_042_905
+NUL: Final = "Postgres cannot store U+0000 in text"
+
+
+def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: bool = False) -> None:
+    """As check_storable(), and refuse_infinity() where floats are to be finite; errors name the column."""
+    for column, values in zip(columns, rows.columns, strict=True):
+        try:
+            check_storable(values)
+            if finite:
+                refuse_infinity(values)
+        except ValueError as error:
+            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+
+
+def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
+    """Raise ValueError for a value that Postgres could not store: U+0000 in text, a decimal with more digits
+    than its type, a date or timestamp out of Postgres's range. Elements of lists are looked at, too."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_list(column.type):
+        check_storable(pc.list_flatten(column))
+    elif pa.types.is_string(column.type):
+        # Looking for an escaped U+0000 in JSON objects instead takes six times as long: they are larger.
+        if pc.any(pc.match_substring(column, "\0")).as_py():
+            raise ValueError(NUL)
+    elif pa.types.is_decimal(column.type):
+        check_digits(column)
+    elif pa.types.is_timestamp(column.type):
+        _check_range(column.cast(pa.int64()), EARLIEST_TIMESTAMP, None)
+    elif pa.types.is_date32(column.type):
+        _check_range(column.cast(pa.int32()), EARLIEST_DATE, LATEST_DATE)
+
+
+def _check_range(numbers: Any, lowest: int, highest: int | None) -> None:
+    import pyarrow.compute as pc
+
+    found = pc.min_max(numbers).as_py()
+    if found["min"] is not None and (
+        found["min"] < lowest or (highest is not None and found["max"] > highest)
+    ):
+        raise ValueError(
+            "expected a moment from 4713 BC on that Postgres can store, found one out of its range"
+        )
+
+
+def refuse_infinity(column: "pa.ChunkedArray | pa.Array") -> None:
+    """Raise ValueError for NaN and infinity, which Arrow's readers make of what is too large for a float."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_list(column.type):
+        refuse_infinity(pc.list_flatten(column))
+    elif pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), min_count=0).as_py():
+        raise ValueError("expected a number in the range of the type, found NaN or infinity")

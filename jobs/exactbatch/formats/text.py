@@ -1,0 +1,43 @@
+"""UTF-8 text as it is."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from exactbatch.columns import Column
+from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
+from exactbatch.options import check_types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Text:
+    """Values are UTF-8 text for one column. A null value gives a row with null; invalid UTF-8 and U+0000,
+    which Postgres cannot store, make a reject."""
+
+    null_is_tombstone: ClassVar[bool] = False
+    tombstone_deletes: ClassVar[bool] = False
+
+    column: str = "value"
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """One column of type text."""
+        return (Column(self.column, "text"),)
+
+    def decode(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values."""
+        return decode_block_or_halves(values, positions(values), self._decode_block)
+
+    def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        text = values.cast(pa.string())
+        if pc.any(pc.match_substring(text, "\0")).as_py():
+            raise ValueError("Postgres cannot store U+0000 in text")
+        return pa.RecordBatch.from_arrays([text], [self.column])

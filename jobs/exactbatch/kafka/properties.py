@@ -1,0 +1,334 @@
+"""Which Kafka client properties a connection may have: one table, by the names of librdkafka.
+
+A property is allowed by what it does, not refused by its name: one that is in no list here is refused. Names,
+aliases and defaults are those of librdkafka's CONFIGURATION.md; confluent-kafka adds functions and
+`default.topic.config`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from exactbatch.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A property that has one value: exactbatch sets it."""
+
+    value: bool | int | str
+    why: str
+
+
+FIXED: Final[Mapping[str, Fixed]] = {
+    "auto.offset.reset": Fixed(
+        "error", "with any other value a read jumps over records that are gone, and says nothing"
+    ),
+    "isolation.level": Fixed("read_committed", "records of aborted transactions would become rows"),
+    "check.crcs": Fixed(True, "a record that a disk or the network has damaged would be stored as it came"),
+    "enable.partition.eof": Fixed(
+        True, "without it a range that ends in records that are not visible has no end"
+    ),
+    "enable.auto.commit": Fixed(False, "the ledger alone keeps how far a pipeline has come"),
+    "enable.auto.offset.store": Fixed(False, "the ledger alone keeps how far a pipeline has come"),
+    "allow.auto.create.topics": Fixed(False, "a topic that was deleted would come back, empty"),
+    "statistics.interval.ms": Fixed(1000, "a read sees by it that it gets ahead where no record is visible"),
+}
+# Another name of a fixed property.
+_ALIASES_OF_FIXED: Final[Mapping[str, str]] = {"auto.commit.enable": "enable.auto.commit"}
+
+# Both clients get these: where the brokers are, and who the client is. exactbatch.kafka.client translates them.
+SHARED: Final[frozenset[str]] = frozenset(
+    {
+        "bootstrap.servers",
+        "client.id",
+        "reconnect.backoff.max.ms",
+        "sasl.kerberos.service.name",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.password",
+        "sasl.username",
+        "security.protocol",
+        "socket.connection.setup.timeout.ms",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.crl.location",
+        "ssl.endpoint.identification.algorithm",
+        "ssl.key.location",
+        "ssl.key.password",
+    }
+)
+# Without these the admin client would reach another place than the reader, or with another identity.
+_SECURITY_PREFIXES: Final = ("sasl.", "ssl.", "https.", "security.", "enable.sasl.", "enable.ssl.")
+
+_SASL: Final = ("sasl_plaintext", "sasl_ssl")
+_TLS: Final = ("ssl", "sasl_ssl")
+# Who gives one of these means to log in, or to use TLS; and the protocols that do.
+_PROTOCOLS_OF: Final[Mapping[str, tuple[str, ...]]] = {
+    "sasl.username": _SASL,
+    "sasl.password": _SASL,
+    "ssl.ca.location": _TLS,
+    "ssl.certificate.location": _TLS,
+    "ssl.key.location": _TLS,
+}
+
+# Only librdkafka, which reads, gets these: how fast, how long and in how much memory it reads.
+READING: Final[frozenset[str]] = frozenset(
+    {
+        "api.version.request.timeout.ms",
+        "broker.address.family",
+        "broker.address.ttl",
+        "client.dns.lookup",
+        "client.rack",
+        "connections.max.idle.ms",
+        "debug",
+        "enable.metrics.push",
+        "enable.random.seed",
+        "fetch.error.backoff.ms",
+        "fetch.max.bytes",
+        "fetch.message.max.bytes",
+        "fetch.min.bytes",
+        "fetch.queue.backoff.ms",
+        "fetch.wait.max.ms",
+        "group.id",
+        "log.connection.close",
+        "log.thread.name",
+        "log_level",
+        "max.in.flight",
+        "max.in.flight.requests.per.connection",
+        "max.partition.fetch.bytes",
+        "message.max.bytes",
+        "metadata.max.age.ms",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "queued.max.messages.kbytes",
+        "queued.min.messages",
+        "receive.message.max.bytes",
+        "reconnect.backoff.ms",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "socket.keepalive.enable",
+        "socket.nagle.disable",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
+        "socket.timeout.ms",
+        "topic.metadata.propagation.max.ms",
+        "topic.metadata.refresh.fast.interval.ms",
+        "topic.metadata.refresh.interval.ms",
+        "topic.metadata.refresh.sparse",
+    }
+)
+# Of the allowed ones, those that are whole numbers: librdkafka reads "64MB" as 64, and "010" as 8.
+_NUMBERS: Final = re.compile(r".*\.(ms|bytes|kbytes|ttl|messages|connection|flight)|log_level")
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)")
+# Two names of one property.
+_SYNONYMS: Final[Mapping[str, str]] = {
+    "sasl.mechanisms": "sasl.mechanism",
+    "max.partition.fetch.bytes": "fetch.message.max.bytes",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+}
+
+# Producers and members of a group use these, and librdkafka no more: a connection that others use too may have
+# them, and no client gets them.
+UNUSED: Final[frozenset[str]] = frozenset(
+    {
+        "acks",
+        "auto.commit.interval.ms",
+        "batch.num.messages",
+        "batch.size",
+        "compression.codec",
+        "compression.level",
+        "compression.type",
+        "consume.callback.max.messages",
+        "coordinator.query.interval.ms",
+        "delivery.report.only.error",
+        "delivery.timeout.ms",
+        "enable.gapless.guarantee",
+        "enable.idempotence",
+        "group.instance.id",
+        "group.protocol",
+        "group.protocol.type",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "linger.ms",
+        "max.poll.interval.ms",
+        "max.poll.records",
+        "message.copy.max.bytes",
+        "message.send.max.retries",
+        "message.timeout.ms",
+        "partition.assignment.strategy",
+        "partitioner",
+        "produce.offset.report",
+        "queue.buffering.backpressure.threshold",
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "queue.buffering.max.ms",
+        "queuing.strategy",
+        "reconnect.backoff.jitter.ms",
+        "request.required.acks",
+        "request.timeout.ms",
+        "retries",
+        "session.timeout.ms",
+        "share.acknowledgement.mode",
+        "socket.blocking.max.ms",
+        "sticky.partitioning.linger.ms",
+        "topic.metadata.refresh.fast.cnt",
+        "transaction.timeout.ms",
+        "transactional.id",
+    }
+)
+
+_FUNCTION: Final = "it is a function of the program, which exactbatch sets itself or does without"
+_OLD_PROTOCOL: Final = "librdkafka would speak a protocol without transactions and leader epochs"
+_OWN_OFFSETS: Final = "the ledger alone keeps how far a pipeline has come"
+_INTERNAL: Final = "it is librdkafka's own"
+_MOCK: Final = "it puts a made-up cluster in the place of the brokers"
+# What a connection may not have, and why.
+REFUSED: Final[Mapping[str, str]] = {
+    "metadata.broker.list": (
+        "kafka-python, which plans, does not know this name, and could plan from other brokers than those that "
+        "are read; name the brokers in bootstrap.servers"
+    ),
+    "default.topic.config": "what it holds goes before the properties that make a read exact",
+    "default_topic_conf": "what it holds goes before the properties that make a read exact",
+    "plugin.library.paths": "a plugin can change, drop and add records",
+    "interceptors": "an interceptor can change, drop and add records",
+    "topic.blacklist": "a topic of a pipeline would look as if it had been deleted",
+    "test.mock.num.brokers": _MOCK,
+    "test.mock.broker.rtt": _MOCK,
+    "offset.store.method": _OWN_OFFSETS,
+    "offset.store.path": _OWN_OFFSETS,
+    "offset.store.sync.interval.ms": _OWN_OFFSETS,
+    "api.version.request": _OLD_PROTOCOL,
+    "api.version.fallback.ms": _OLD_PROTOCOL,
+    "broker.version.fallback": _OLD_PROTOCOL,
+    "socket.max.fails": "with any other value than its default, 1, client and broker can lose step",
+    "enabled_events": "events would be kept in memory, and nobody would fetch them",
+    "log.queue": "log lines would be kept in memory, and nobody would fetch them",
+    "builtin.features": "it says what librdkafka was built with, and sets nothing",
+    "internal.termination.signal": _INTERNAL,
+    "opaque": _INTERNAL,
+    "ssl_ca": _INTERNAL,
+    "ssl_certificate": _INTERNAL,
+    "ssl_engine_callback_data": _INTERNAL,
+    "ssl_key": _INTERNAL,
+    **dict.fromkeys(
+        (
+            "background_event_cb",
+            "closesocket_cb",
+            "connect_cb",
+            "consume_cb",
+            "dr_cb",
+            "dr_msg_cb",
+            "error_cb",
+            "log_cb",
+            "logger",
+            "msg_order_cmp",
+            "oauth_cb",
+            "oauthbearer_token_refresh_cb",
+            "offset_commit_cb",
+            "on_commit",
+            "on_delivery",
+            "open_cb",
+            "partitioner_cb",
+            "rebalance_cb",
+            "resolve_cb",
+            "socket_cb",
+            "stats_cb",
+            "throttle_cb",
+        ),
+        _FUNCTION,
+    ),
+}
+# librdkafka takes a property of topics under its name with this prefix too, which would go before the fixed ones.
+_OF_TOPICS: Final = "topic."
+
+
+def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the properties that a client uses, in their order, without the fixed ones.
+
+    Raises ConfigurationError for one that is not allowed, and for a value that is none.
+    """
+    for name, value in properties.items():
+        _check(name, value)
+    _check_protocol(properties)
+    for name, other in _SYNONYMS.items():
+        if name in properties and other in properties and properties[name] != properties[other]:
+            raise _wrong(
+                f"the Kafka properties {name} and {other} are two names of one, and have two values. Keep one"
+            )
+    return {name: value for name, value in properties.items() if name in SHARED or name in READING}
+
+
+def is_number(name: str) -> bool:
+    """Whether an allowed property is a whole number."""
+    return _NUMBERS.fullmatch(name) is not None
+
+
+def is_security(name: str) -> bool:
+    """Whether a property says who the client is, or whom it trusts."""
+    return name.startswith(_SECURITY_PREFIXES)
+
+
+def _check_protocol(properties: Mapping[str, Any]) -> None:
+    """Both clients ignore a login, or TLS, that the protocol does not have, and connect without."""
+    protocol = str(properties.get("security.protocol", "plaintext")).lower()
+    for name, protocols in _PROTOCOLS_OF.items():
+        if name in properties and protocol not in protocols:
+            raise _wrong(
+                f"the Kafka property {name} has no effect: security.protocol is {protocol}, and both clients "
+                f"would connect without it. Set security.protocol to {' or '.join(protocols)}, or remove {name}"
+            )
+
+
+def _check(name: str, value: Any) -> None:
+    if why := REFUSED.get(name):
+        raise _wrong(f"the Kafka property {name} is not allowed: {why}. Remove it")
+    if not isinstance(value, str | int | float):
+        raise _wrong(
+            f"the Kafka property {name} is {_kind(value)}, and has to be text, a number, true or false. Correct it"
+        )
+    if fixed := FIXED.get(_ALIASES_OF_FIXED.get(name, name)):
+        if str(value).lower() != str(fixed.value).lower():
+            raise _wrong(
+                f"the Kafka property {name} is {value!r}, and exactbatch needs {fixed.value!r}: {fixed.why}. "
+                f"Remove it"
+            )
+    elif name in SHARED or name in READING:
+        if is_number(name) and (isinstance(value, bool) or not _NUMBER.fullmatch(str(value))):
+            raise _wrong(f"the Kafka property {name} is {value!r}, and has to be a whole number. Correct it")
+    elif is_security(name):
+        known = sorted(filter(is_security, SHARED))
+        raise _wrong(
+            f"the Kafka property {name} is not allowed: kafka-python, which plans, has no equivalent, and would "
+            f"connect otherwise than librdkafka, which reads. Use one of {', '.join(known)}"
+        )
+    elif name in UNUSED:
+        return
+    elif name.startswith(_OF_TOPICS):
+        raise _wrong(
+            f"the Kafka property {name} is not allowed: properties of topics go before those that make a read "
+            f"exact. Remove it"
+        )
+    else:
+        raise _wrong(
+            f"the Kafka property {name} is not allowed: exactbatch does not know it, nor what it would change in "
+            f"what is read. Correct its name, or remove it"
+        )
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "a list"
+    return "a function" if callable(value) else f"a {type(value).__name__}"
+
+
+def _wrong(what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{what} in the Kafka connection (EXACTBATCH_KAFKA, or Airflow's kafka_default)."
+    )

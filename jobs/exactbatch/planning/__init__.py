@@ -1,0 +1,1 @@
+"""Decide which offsets a batch processes, and freeze that plan in the ledger."""

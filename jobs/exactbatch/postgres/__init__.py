@@ -1,0 +1,1 @@
+"""Connections to Postgres and their settings, SQLSTATEs, and the catalog."""

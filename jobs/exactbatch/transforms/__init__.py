@@ -1,0 +1,1 @@
+"""Decide which SQL transforms are allowed, and where the rows they produce come from."""
