@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from uuid import UUID
 
+from exactbatch.errors import Place
+
 # The partition of one life of a topic: topic, partition, topic id.
 Log = tuple[str, int, UUID]
 
@@ -37,6 +39,16 @@ class OffsetRange:
     def log(self) -> Log:
         """The partition of the topic's life that the offsets belong to."""
         return self.topic, self.partition, self.topic_id
+
+    @property
+    def place(self) -> Place:
+        """The keyword arguments with which an error names this range."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "from_offset": self.from_offset,
+            "until_offset": self.until_offset,
+        }
 
     def cut(self, offset: int) -> "tuple[OffsetRange | None, OffsetRange | None]":
         """What lies below an offset, and what lies at or above it; None for nothing."""

@@ -1,16 +1,61 @@
-"""What can go wrong, as one family of errors.
+"""The errors of exactbatch: one base class, and a subclass for each kind of failure.
 
-Every message says what was expected, what was found (with topic, partition, offset or column) and what to
-do next. An error holds its message only, so it survives pickling between an executor and the driver.
+A message states the facts (topic, partition, offset, column, value) and then the next step. An error also carries
+these facts as attributes, so that a program or a test need not parse the message.
 """
 
-from typing import ClassVar
+from typing import ClassVar, TypedDict
+
+
+class Place(TypedDict):
+    """The attributes of an error that name a range of offsets: `OffsetsLost(message, **range_.place)`."""
+
+    topic: str
+    partition: int
+    from_offset: int
+    until_offset: int
 
 
 class ExactbatchError(Exception):
-    """Base of all errors of exactbatch. `retryable` tells whether trying the same batch again can help."""
+    """Base of all errors of exactbatch; `retryable` is true if the same batch may succeed on a retry.
+
+    Attributes, each None where it does not apply or is not known:
+        topic: name of a Kafka topic
+        partition: number of a partition of `topic`
+        from_offset, until_offset: a range of offsets of `partition`, half-open; a single offset n is n, n + 1
+        batch_id: number of a batch in the ledger
+        column: name of a column of the target or of the pipeline's value
+        constraint: name of a constraint of the target
+        sqlstate: the code of five characters that Postgres sent
+
+    Errors travel from executors to the driver: pickling keeps the message and the attributes, because
+    BaseException stores the former in `args` and reduces to `args` and `__dict__`.
+    """
 
     retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        from_offset: int | None = None,
+        until_offset: int | None = None,
+        batch_id: int | None = None,
+        column: str | None = None,
+        constraint: str | None = None,
+        sqlstate: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.from_offset = from_offset
+        self.until_offset = until_offset
+        self.batch_id = batch_id
+        self.column = column
+        self.constraint = constraint
+        self.sqlstate = sqlstate
 
 
 class RetryableError(ExactbatchError):

@@ -303,7 +303,7 @@ def refused(sqlstate: str | None, said: str, *, where: str = "", lost: bool = Tr
     )
     code = "" if sqlstate is None else f" (SQLSTATE {sqlstate})"
     start = f"{where}: " if where else ""
-    return found.error(f"{start}{found.what}: {said}{code}. {outcome} {found.remedy}")
+    return found.error(f"{start}{found.what}: {said}{code}. {outcome} {found.remedy}", sqlstate=sqlstate)
 
 
 def not_let_in(said: str, *, where: str = "") -> ExactbatchError:
@@ -321,7 +321,7 @@ def not_let_in(said: str, *, where: str = "") -> ExactbatchError:
         # Where one of the hosts may let it in later, its answer is the one that counts.
         code = next((code for code in codes if meaning(code).error.retryable), codes[0])
         known = meaning(code)
-        return known.error(f"{start}{known.what}: {said} (SQLSTATE {code}). {known.remedy}")
+        return known.error(f"{start}{known.what}: {said} (SQLSTATE {code}). {known.remedy}", sqlstate=code)
     return PostgresUnavailable(
         f"{start}expected Postgres to accept a connection, found: {said}. Check the connection string "
         f"(EXACTBATCH_POSTGRES, or Airflow's postgres_default) and that the server is up."

@@ -403,7 +403,8 @@ class Ledger:
             raise BatchLost(
                 f"batch {batch_id} is not in the ledger of database {database!r}. Check the number and the "
                 f"connection string. If the database was restored or failed over since the batch was planned, the "
-                f"next run plans from the stored offsets."
+                f"next run plans from the stored offsets.",
+                batch_id=batch_id,
             )
         return Batch(**row._asdict())
 
@@ -412,7 +413,8 @@ class Ledger:
             raise PostgresUnavailable(
                 f"batch {batch_id} is not in the ledger of {self._connection.info.host}, which is a standby: it "
                 f"may not have received the batch yet. Let the connection string name the primary "
-                f"(target_session_attrs=read-write)."
+                f"(target_session_attrs=read-write).",
+                batch_id=batch_id,
             )
 
     def batches(self, pipeline: Pipeline, *, most: int) -> list[Batch]:
@@ -664,7 +666,8 @@ class Ledger:
         if committed != 1:
             raise TargetMismatch(
                 f"batch {batch.batch_id}: exactbatch.batch did not take the commit: a trigger, a rule or a "
-                f"policy of the ledger's tables keeps it back. Nothing was written. Drop it."
+                f"policy of the ledger's tables keeps it back. Nothing was written. Drop it.",
+                batch_id=batch.batch_id,
             )
 
     def commit_ranges(self, batch: Batch) -> None:
@@ -714,7 +717,8 @@ def batch_lost(batch_id: int, plan_id: UUID, found: UUID | None, database: str) 
         f"batch {batch_id} (plan {plan_id}) is not in the ledger of database {database!r}{other}: the database "
         f"was restored, or failed over to a replica that had not received the batch. Its results and offsets went "
         f"back together; nothing is half done. Clear plan_batch, or wait for the next scheduled run: it plans "
-        f"from the stored offsets."
+        f"from the stored offsets.",
+        batch_id=batch_id,
     )
 
 
