@@ -74,10 +74,10 @@ KINDS = [
          "create table p2 partition of t default", core=True),
     Kind("partitioned by hash", FAMILY + "hash (id); create table p1 partition of t for values with "
          "(modulus 2, remainder 0); create table p2 partition of t for values with (modulus 2, remainder 1)"),
-    Kind("with a partition whose columns are in another order", FAMILY + "list (id); "
+    Kind("with a partition whose columns are in a different order", FAMILY + "list (id); "
          "create table p (x int, like t including all); alter table p drop column x; alter table t attach "
          "partition p default"),
-    Kind("without a partition for a row", FAMILY + "range (id); "
+    Kind("without a matching partition for a row", FAMILY + "range (id); "
          "create table p1 partition of t for values from (0) to (3)", "no partition of relation"),
     Kind("an inheritance child", "create table parent ({columns}); create table t ({unique_only}) inherits "
          "(parent)",
@@ -90,19 +90,19 @@ KINDS = [
     Kind("with an identity column", "create table t (nr bigint generated always as identity, {columns}{unique})"),
     Kind("with a generated column", "create table t ({columns}, twice bigint generated always as (id * 2) "
          "stored{unique})"),
-    Kind("with a column that must not be null", "create table t ({columns}, more text not null{unique})",
+    Kind("with an additional column that must not be null", "create table t ({columns}, more text not null{unique})",
          "column more"),
-    Kind("row security, the login is bound by it",
+    Kind("row security that applies to the login",
          PLAIN + "; alter table t enable row level security; create policy p on t using (true); do $$ begin "
          "create role bound; exception when duplicate_object then null; end $$; grant all on schema exactbatch, "
          "exactbatch_staging, public to bound; grant all on all tables in schema exactbatch, public to bound; "
          "set role bound", "row security is on for public.t", core=True),
-    Kind("row security, the login may pass it", PLAIN + "; alter table t enable row level security"),
+    Kind("row security that the login bypasses", PLAIN + "; alter table t enable row level security"),
     Kind("a rule that swallows inserts", PLAIN, ALTERED,
          then="create rule r as on insert to t do instead nothing"),
     Kind("a rule that swallows deletes", PLAIN, {"Append": KEEPS, "Upsert": KEEPS, "Aggregate": KEEPS},
          then="create rule r as on delete to t do instead nothing", core=True),
-    Kind("a rule that writes elsewhere as well", PLAIN + "; create table log (id int)",
+    Kind("a rule that also writes to another table", PLAIN + "; create table log (id int)",
          then="create rule r as on delete to t do also insert into log values (old.id)"),
     Kind("a BEFORE INSERT trigger that swallows rows", PLAIN, ALTERED,
          then=trigger("t", "before insert", "return null;")),
@@ -114,7 +114,7 @@ KINDS = [
          then=trigger("t", "before insert", "raise 'not today';")),
     Kind("an AFTER INSERT trigger that alters rows", PLAIN, ALTERED,
          then=trigger("t", "after insert", "update t set v = -1 where id = new.id; return null;")),
-    Kind("an AFTER trigger for each statement that alters rows", PLAIN, ALTERED,
+    Kind("a statement-level AFTER trigger that alters rows", PLAIN, ALTERED,
          then=trigger("t", "after insert", "update t set v = -1 where v <> -1; return null;", each="statement")),
     Kind("a deferred constraint trigger that deletes rows", PLAIN, ALTERED,
          then="create function late() returns trigger language plpgsql as $$ begin delete from t where id = "
@@ -127,7 +127,7 @@ KINDS = [
     Kind("an AFTER trigger that fills another column", "create table t ({columns}, more text{unique})",
          "Postgres counts",
          then=trigger("t", "after insert", "update t set more = 'x' where id = new.id; return null;")),
-    Kind("referring to itself with on delete cascade", "create table t ({columns}, up bigint{referable}, "
+    Kind("with a foreign key to itself, on delete cascade", "create table t ({columns}, up bigint{referable}, "
          "foreign key (up) references t ({key}) on delete cascade)", {"Append": "rows of the target itself"}),
     Kind("an AFTER trigger that logs", PLAIN + "; create table log (id int)",
          then=trigger("t", "after insert or update or delete", "insert into log values (1); return null;"),
@@ -136,16 +136,16 @@ KINDS = [
          then=trigger("t", "before delete", "return null;"), core=True),
     Kind("a disabled trigger", PLAIN,
          then=trigger("t", "before insert", "return null;") + "; alter table t disable trigger meddle"),
-    Kind("referenced with on delete cascade", "create table t ({columns}{referable}); "
+    Kind("referenced by a foreign key, on delete cascade", "create table t ({columns}{referable}); "
          "create table note (id bigint references t ({key}) on delete cascade)",
          {"Append": r"on delete cascade\) would change rows of public.note"}, core=True),
-    Kind("referenced with on delete set null", "create table t ({columns}{referable}); "
+    Kind("referenced by a foreign key, on delete set null", "create table t ({columns}{referable}); "
          "create table note (id bigint references t ({key}) on delete set null)",
          {"Append": r"on delete set null\) would change rows of public.note"}),
-    Kind("referenced by rows", "create table t ({columns}{referable}); "
+    Kind("referenced by rows of another table", "create table t ({columns}{referable}); "
          "create table note (id bigint references t ({key}))",
          {"Append": "are referenced: .* deferrable initially deferred"}, then="insert into note values (1)"),
-    Kind("referenced by rows, deferrable", "create table t ({columns}{referable}); create table note "
+    Kind("referenced by rows of another table, deferrable", "create table t ({columns}{referable}); create table note "
          "(id bigint references t ({key}) deferrable initially deferred)", then="insert into note values "
          "(1)", core=True),
     Kind("in a publication, without replica identity", "create table t ({columns}); create publication p "
@@ -160,11 +160,11 @@ KINDS = [
     Kind("a unique index that includes columns", "create table t ({columns}); create unique index on t "
          "({key}) include (v)",
          {"Aggregate": "unique nulls not distinct"}),
-    Kind("an exclusion constraint that rows break", "create table t ({columns}{unique}, exclude ((1) with =))",
+    Kind("an exclusion constraint that the rows violate", "create table t ({columns}{unique}, exclude ((1) with =))",
          "exclusion constraint"),
-    Kind("a deferrable unique constraint only", "create table t ({columns}, unique ({key}) deferrable)",
+    Kind("only a deferrable unique constraint", "create table t ({columns}, unique ({key}) deferrable)",
          {"Upsert": "expected a primary key or unique", "Aggregate": "expected a primary key or unique"}),
-    Kind("a unique index on an expression only", "create table t ({columns}); create unique index on t "
+    Kind("only a unique index on an expression", "create table t ({columns}); create unique index on t "
          "(({key} + 0))",
          {"Upsert": "expected a primary key or unique", "Aggregate": "expected a primary key or unique"}),
 ]  # fmt: skip
