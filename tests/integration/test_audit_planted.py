@@ -85,42 +85,44 @@ def once_more(
 
 APPENDED: Final = (
     Planted(
-        "text in another encoding, `MÃ¼ller` for `Müller`",
+        "text decoded with the wrong encoding: `MÃ¼ller` instead of `Müller`",
         "update {c} set name = convert_from(convert_to(name, 'UTF8'), 'LATIN1')",
         changed(2),
     ),
-    Planted("a citext in other letters", "update {c} set word = upper(word::text)", changed(3)),
-    Planted("30 days for a month", "update {c} set span = '30 days' where id = 1", changed(1)),
+    Planted("a citext in another case", "update {c} set word = upper(word::text)", changed(3)),
+    Planted("30 days instead of a month", "update {c} set span = '30 days' where id = 1", changed(1)),
     Planted(
-        "an interval as another IntervalStyle reads it",
+        "an interval read with another IntervalStyle",
         "update {c} set span = '-1 day -02:03:04' where id = 2",
         changed(1),
     ),
     Planted(
-        "times as another time zone reads them",
+        "times read in another time zone",
         "update {c} set at = at + interval '5 h', clock = clock - interval '5 h' where id = 3",
         changed(1),
     ),
     Planted(
-        "a date as another DateStyle reads it",
+        "a date read with another DateStyle",
         "alter table {c} alter day type date using case when day is null then null else date '2026-02-01' end",
         changed(1),
     ),
     Planted(
-        "a number with another scale, 1.0 for 1.00", "update {c} set amount = 1.0 where id = 1", changed(1)
+        "a number with another scale: 1.0 instead of 1.00",
+        "update {c} set amount = 1.0 where id = 1",
+        changed(1),
     ),
     Planted(
-        "text that a type cut, when it was altered between check and publish",
+        "text truncated by a column type that was altered between check and publish",
         "alter table {c} alter name type varchar(3) using left(name, 3)",
         changed(2),
     ),
     Planted(
-        "a number that a type rounded",
+        "a number rounded by a column type",
         "alter table {c} alter price type numeric(10,2) using price::numeric",
         changed(1),
     ),
     Planted(
-        "all rows twice, since a replay's delete was swallowed",
+        "all rows twice, because a replay's delete was swallowed",
         ANOTHER_BATCH.replace("{pipeline}", "pipeline")
         + ITS_RANGES
         + f"insert into {{c}} ({COLUMNS}, {LINEAGE}) select {COLUMNS}, kafka_topic, kafka_partition, "
@@ -133,30 +135,32 @@ APPENDED: Final = (
         {"missing": 3, "miscounted": 1, "unsafe": 1},
     ),
     Planted(
-        "a row twice, since a foreign partition's server had committed alone",
+        "a row twice, because a foreign partition's server committed by itself",
         once_more(),
         {"duplicated": 1, "miscounted": 1},
     ),
     Planted(
-        "a row of a record that is a reject",
+        "a row for a record that is a reject",
         "delete from exactbatch.rejected_record; " + once_more(offset="3"),
         {"changed": 1, "miscounted": 2},
     ),
     Planted(
-        "a row once more under another topic's name",
+        "a second copy of a row under another topic",
         once_more(topic="'other'"),
         {"misplaced": 1, "miscounted": 1},
     ),
     Planted(
-        "a row once more in a partition that there is not",
+        "a second copy of a row in a nonexistent partition",
         once_more(partition="7"),
         {"misplaced": 1, "miscounted": 1},
     ),
     Planted(
-        "a row once more at a negative offset", once_more(offset="-1"), {"misplaced": 1, "miscounted": 1}
+        "a second copy of a row at a negative offset",
+        once_more(offset="-1"),
+        {"misplaced": 1, "miscounted": 1},
     ),
     Planted(
-        "a row once more, with the batch of a pipeline that writes elsewhere",
+        "a second copy of a row with the batch of a pipeline that has another target",
         ANOTHER_PIPELINE
         + ANOTHER_BATCH.replace("{pipeline}", "'o'")
         + once_more().replace("batch_id from", "900 from"),
@@ -165,30 +169,30 @@ APPENDED: Final = (
 )
 UPSERTED: Final = (
     Planted(
-        "a citext that stayed as it was, for the new one",
+        "the old citext instead of the new one",
         "update {t} set word = 'bob' where id = 1",
         stale(1),
     ),
-    Planted("30 days that stayed, for a month", "update {t} set span = '30 days' where id = 1", stale(1)),
-    Planted("1.0 that stayed, for 1.00", "update {t} set amount = 1.0 where id = 1", stale(1)),
+    Planted("the old 30 days instead of a month", "update {t} set span = '30 days' where id = 1", stale(1)),
+    Planted("the old 1.0 instead of 1.00", "update {t} set amount = 1.0 where id = 1", stale(1)),
     Planted(
-        "an older version over a newer one",
+        "an older version in place of a newer one",
         f"update {{t}} t set ({COLUMNS}) = (select {COLUMNS} from {{c}} c where c.name = 'old') where id = 1",
         stale(1),
     ),
-    Planted("a row that a trigger swallowed", "delete from {t} where id = 2", stale(1)),
+    Planted("a row missing, because a trigger swallowed it", "delete from {t} where id = 2", stale(1)),
     Planted(
-        "a row whose delete was swallowed",
+        "a row left over, because its delete was swallowed",
         f"insert into {{t}} ({COLUMNS}) select {COLUMNS} from {{c}} where id = 3 and not deleted",
         stale(1),
     ),
     Planted(
-        "text that the target's type cut",
+        "text truncated by the target's type",
         "alter table {t} alter name type varchar(3) using left(name, 3)",
         changed(2),
     ),
     Planted(
-        "changes twice, since a replay's delete was swallowed",
+        "all changes twice, because a replay's delete was swallowed",
         ANOTHER_BATCH.replace("{pipeline}", "pipeline")
         + ITS_RANGES
         + f"insert into {{c}} ({COLUMNS}, deleted, {LINEAGE}) select {COLUMNS}, deleted, kafka_topic, "
@@ -198,32 +202,32 @@ UPSERTED: Final = (
 )
 BY_NAME: Final = (
     Planted(
-        "one row for two keys that the target's type takes for one",
+        "one row for two keys that the target's type considers equal",
         "delete from {t} where id = 1; update {t} set name = 'bob'; alter table {t} alter name type public.citext",
         stale(3),
     ),
 )
 AGGREGATED: Final = (
-    Planted("a group that a trigger swallowed", "delete from {t} where name = 'abc'", stale(1)),
     Planted(
-        "a sum that a trigger kept as it was", "update {t} set total = total - 1 where name = 'abc'", stale(1)
+        "a group missing, because a trigger swallowed it", "delete from {t} where name = 'abc'", stale(1)
+    ),
+    Planted(
+        "an old sum that a trigger kept", "update {t} set total = total - 1 where name = 'abc'", stale(1)
     ),
     Planted("a sum with another scale", "update {t} set total = trim_scale(total) where total = 1", stale(1)),
     Planted(
-        "partial results twice, and the target made of them",
+        "partial results twice, and the target computed from them",
         "insert into {c} select * from {c}; update {t} set events = events * 2, total = total * 2",
         {"unexpected": 3, "changed": 3},
     ),
+    Planted("an impossible number of revisions", "update {t} set revisions = 5 where name = 'abc'", stale(1)),
     Planted(
-        "revisions that no batch can have made", "update {t} set revisions = 5 where name = 'abc'", stale(1)
-    ),
-    Planted(
-        "an event time that a replay's delete left there",
+        "an event time that a replay failed to delete",
         "insert into {w} select topic, partition, 900, event_time + interval '9 days' from {w}",
         {"stale": 3, "misplaced": 1},
     ),
     Planted(
-        "a window that is final, or is not, against its watermark",
+        "a window whose `final` contradicts the watermark",
         "update {t} set final = not final where name = 'abc'",
         stale(1),
     ),
