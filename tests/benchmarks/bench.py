@@ -34,7 +34,7 @@ from ways import (
     Way,
 )
 
-from exactbatch.local.flights import COUNT
+from exactbatch.local.demo.flights import COUNT
 from exactbatch.local.jars import fetch_jars
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import Any
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from exactbatch.local.flights import flights
+from exactbatch.local.demo.flights import flights
 
 PARTITIONS = 4
 # Records are compared while they age: none may expire.

@@ -19,7 +19,7 @@ from rich.table import Table
 from runner import Measured, Runner, Servers, benchmark_servers, progress_on
 from ways import EXACTBATCH
 
-from exactbatch.local.flights import COUNT
+from exactbatch.local.demo.flights import COUNT
 
 ROOT = Path(__file__).parents[2]
 HOME = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))

@@ -22,7 +22,7 @@ from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.flights import create_topic, flights, send
+from exactbatch.local.demo.flights import create_topic, flights, send
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from logins import asked_for_password

@@ -22,7 +22,7 @@ from one_airflow import HOURLY, register
 from conftest import LONG
 from exactbatch.audit.audit import audit
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 

@@ -19,7 +19,7 @@ from soak_work import Slot, Work
 
 from exactbatch.kafka.broker import KafkaLog
 from exactbatch.local import LocalStack
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.process import wait_until_ended
 from exactbatch.local.server import Server
 

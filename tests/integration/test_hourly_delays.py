@@ -15,7 +15,7 @@ from test_batch import World, world
 
 from conftest import LONG, Topic
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
-from exactbatch.local.flights import COUNT, flights, send
+from exactbatch.local.demo.flights import COUNT, flights, send
 from exactbatch.planning import freeze_replay as replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 

@@ -15,7 +15,7 @@ from test_batch import World, world
 
 from conftest import LONG, Topic
 from exactbatch import Json, Pipeline, Upsert
-from exactbatch.local.flights import COUNT, flights
+from exactbatch.local.demo.flights import COUNT, flights
 
 __all__ = ["world"]
 

@@ -1,6 +1,6 @@
 """Real Kafka and Postgres on this machine, for the demo, the tests and the benchmarks."""
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.stack import LocalStack
 
 __all__ = ["LocalStack", "LocalStackError"]

@@ -5,8 +5,8 @@ import pwd
 import stat
 from pathlib import Path
 
-from exactbatch.local.faults import LocalStackError
-from exactbatch.local.progress import Progress
+from exactbatch.local.errors import LocalStackError
+from exactbatch.local.server import Progress
 
 UNPRIVILEGED = "nobody"
 

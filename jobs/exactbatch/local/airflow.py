@@ -17,10 +17,10 @@ import psycopg2
 import tenacity
 from psycopg2.extensions import parse_dsn
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.local.process import Recorded, spawn, wait_until_ended
-from exactbatch.local.progress import Progress, silent
+from exactbatch.local.server import Progress, silent
 from exactbatch.local.stack import LocalStack
 
 _USUAL_PORT: Final = 8080

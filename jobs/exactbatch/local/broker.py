@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.java import find_java
 from exactbatch.local.ports import HOST, accepts
 from exactbatch.local.process import Recorded, spawn
-from exactbatch.local.progress import Progress, silent
-from exactbatch.local.server import NotReady, Server
+from exactbatch.local.server import NotReady, Progress, Server, silent
 from exactbatch.local.state import StateFile
 
 LOGGING = Path(__file__).parent / "log4j2.xml"

@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.java import find_java
-from exactbatch.local.progress import Progress, silent
+from exactbatch.local.server import Progress, silent
 
 DEFINITIONS = Path(__file__).parent / "ivy"
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 
 MINIMUM = 17
 INSTALL = (

@@ -4,7 +4,7 @@ import errno
 import socket
 import time
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 
 HOST = "127.0.0.1"
 

@@ -14,7 +14,7 @@ import psutil
 import psycopg2
 
 from exactbatch.local.account import hand_over, let_enter, postgres_account
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST
 from exactbatch.local.process import Recorded, spawn
 from exactbatch.local.server import NotReady, Server

@@ -1,7 +1,7 @@
 """What the broker and Postgres have in common: ports that stay, start, stop, kill."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
@@ -9,16 +9,27 @@ from typing import ClassVar
 import psutil
 import tenacity
 
-from exactbatch.local.faults import LocalStackError, PortTaken
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST, becomes_free, find_port, is_free
 from exactbatch.local.process import Recorded, wait_until_ended
-from exactbatch.local.progress import Progress, silent
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
 # How Java and Postgres say that another process listens on a port.
 _IN_USE = "Address already in use"
 PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can hold its ports for a moment
+
+
+Progress = Callable[[str], None]
+"""Takes one line for each step of a command, to show it."""
+
+
+def silent(step: str) -> None:
+    """Show no progress: the default of the Python API."""
+
+
+class PortTaken(LocalStackError):
+    """Another process listens on the port of a server."""
 
 
 class NotReady(Exception):

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exactbatch.local.broker import Broker
-from exactbatch.local.faults import LocalStackError, PortTaken
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.jars import fetch_jars, is_complete
 from exactbatch.local.java import find_java
 from exactbatch.local.postgres import Postgres
-from exactbatch.local.progress import Progress, silent
-from exactbatch.local.server import Server
+from exactbatch.local.server import PortTaken, Progress, Server, silent
 from exactbatch.local.state import StateFile
 
 LOCK_TIMEOUT_S = 180.0

