@@ -12,10 +12,10 @@ from uuid import UUID
 
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.session import spark_session
+from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status
 from exactbatch.errors.translation import all_errors_own
-from exactbatch.pipeline import load_pipeline
 from exactbatch.settings import Settings
 
 

@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
@@ -166,7 +166,7 @@ class Topic:
 
     def end_transaction(self, producer: Producer, end: str, partition: int = 0) -> None:
         """Commit or abort. The broker answers before it has written the marker: wait for that, too."""
-        log = KafkaLog(self.properties)
+        log = KafkaBroker(self.properties)
         before = log.partitions([self.name])[partition].high_watermark
         if end == "commit":
             producer.commit_transaction(30)
@@ -232,9 +232,9 @@ def settings(stack: LocalStack, database: str) -> Settings:
 
 
 @pytest.fixture
-def kafka_log(settings: Settings) -> KafkaLog:
+def kafka_log(settings: Settings) -> KafkaBroker:
     """What the test's broker says."""
-    return KafkaLog(settings.kafka, settle=1)
+    return KafkaBroker(settings.kafka, settle=1)
 
 
 @pytest.fixture

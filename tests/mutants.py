@@ -528,7 +528,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a run that was created again replays the batch of the first one",
-        "planning/freeze_replay.py",
+        "planning/run.py",
         "ledger.begin_life(pipeline, run)",
         "pass",
         (f"{_BUTTONS}::test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared",),

@@ -15,10 +15,10 @@ from pyspark.sql import functions as F
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
 from exactbatch.batch.job import process_batch
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from pipelines.flights import flights
@@ -185,7 +185,7 @@ def _exactbatch(place: Place, pipeline: Pipeline) -> Session:
 def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
     """What a DAG run does: plan, then process the batch."""
     ledger = connect(settings.postgres, application="benchmark")
-    batch_id = plan(ledger, KafkaLog(settings.kafka), pipeline, origin="cli")
+    batch_id = freeze_advance(ledger, KafkaBroker(settings.kafka), pipeline, origin="cli")
     ledger.close()
     assert batch_id is not None
     process_batch(spark, pipeline, batch_id, settings)

@@ -18,9 +18,9 @@ from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch.publish import Published
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
@@ -89,7 +89,7 @@ class Case:
     def plan_if_any(self) -> int | None:
         """Plan an advance; None where there is nothing new."""
         with closing(connect(self.dsn, application="tests")) as connection:
-            return plan(connection, KafkaLog(self.settings.kafka), self.pipeline, origin="cli")
+            return freeze_advance(connection, KafkaBroker(self.settings.kafka), self.pipeline, origin="cli")
 
     def process(self, batch_id: int, **options: str) -> Published:
         """Process a batch; options of the session are for its connections alone."""

@@ -19,9 +19,9 @@ from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from jvm import quick_spark
@@ -121,12 +121,12 @@ class World:
             kafka={**settings.kafka, "ssl.key.password": SECRET},
             postgres=psycopg2.extensions.make_dsn(settings.postgres, password=SECRET),
         )
-        self.log = KafkaLog(settings.kafka)
+        self.log = KafkaBroker(settings.kafka)
         self.drivers: list[Driver] = []
 
     def plan(self, pipeline: Pipeline) -> int:
         """Plan an advance that must not be empty."""
-        batch_id = plan(self.connection, self.log, pipeline, origin="cli")
+        batch_id = freeze_advance(self.connection, self.log, pipeline, origin="cli")
         assert batch_id is not None
         return batch_id
 

@@ -19,11 +19,11 @@ from conftest import Topic
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import BatchLost, ExactbatchError, RetryableError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.operations.report import load_report
-from exactbatch.planning import freeze_advance as advance
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 
@@ -85,16 +85,16 @@ class Life:
 
     def plan(self, kind: str = "advance") -> Batch | None:
         """What plan_batch does: its number and its plan go into XCom. A replay is of all there is."""
-        kafka = KafkaLog(self.case.settings.kafka)
+        kafka = KafkaBroker(self.case.settings.kafka)
         with closing(connect(self.case.dsn, application="tests")) as connection:
             if kind == "advance":
-                batch_id = advance.plan(connection, kafka, self.pipeline, origin="schedule")
+                batch_id = freeze_advance(connection, kafka, self.pipeline, origin="schedule")
             else:
                 with transaction(connection):
                     stored = Ledger(connection).stored_offsets(self.pipeline)
                 ranges = tuple(AskedRange(each.topic, each.partition, 0, each.next_offset) for each in stored)
                 request = ReplayRequest(ranges=ranges)
-                batch_id = replay.plan(connection, kafka, self.pipeline, request, origin="manual")
+                batch_id = freeze_replay(connection, kafka, self.pipeline, request, origin="manual").batch_id
             if batch_id is None:
                 return None
             with transaction(connection):
@@ -229,7 +229,7 @@ class Life:
 
     def _check_refused(self, gone: list[Batch]) -> None:
         """Whoever still speaks of a batch that is gone hears so."""
-        kafka = KafkaLog(self.case.settings.kafka)
+        kafka = KafkaBroker(self.case.settings.kafka)
         for each in gone:
             if self.case.rows(f"select from exactbatch.batch where plan_id = '{each.plan_id}'"):
                 continue  # planned before the replica fell behind, and committed after

@@ -17,7 +17,7 @@ from proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse
 from soak_pipelines import SHORT_TOPIC
 from soak_work import Slot, Work
 
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.process import wait_until_ended
@@ -259,7 +259,7 @@ class Faults:
         return self._chance.choice(sorted(self._proxies.items(), key=lambda each: each[0]))
 
     def _asked(self) -> Any:
-        return KafkaLog(dict(self._stack.kafka_properties)).partitions([SHORT_TOPIC])
+        return KafkaBroker(dict(self._stack.kafka_properties)).partitions([SHORT_TOPIC])
 
     def _count(self, kind: str) -> None:
         self._counted += 1

@@ -25,11 +25,11 @@ from soak_work import Slot, Work
 
 from exactbatch.audit.audit import PartitionAudit, audit
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
-from exactbatch.planning import freeze_advance as advance
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
@@ -310,7 +310,7 @@ def _prepare(settings: Settings) -> None:
                 Ledger(connection).register(pipeline)
         # Each begins here: an empty plan stores where. What retention removes from now on is lost.
         for pipeline in PIPELINES.values():
-            assert advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli") is None
+            assert freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli") is None
 
 
 def _batches(dsn: str) -> dict[tuple[str, str], int]:

@@ -17,10 +17,10 @@ from soak_pipelines import PIPELINES
 
 from exactbatch import Pipeline, failpoints
 from exactbatch.errors import ExactbatchError, ReplayRefused
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.planning import freeze_advance as advance
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -86,7 +86,7 @@ class Work:
     ) -> None:
         self.settings, self.folder, self.seed = settings, folder, seed
         self.failed = failed
-        self.log = KafkaLog(settings.kafka)
+        self.log = KafkaBroker(settings.kafka)
         self.lock = threading.Lock()
         self.pending: deque[Job] = deque()
         self.running: dict[int, Job] = {}
@@ -204,13 +204,16 @@ class Slot:
                 self._connection = connect(self.work.settings.postgres, application="soak plan", timeout=10)
             if kind == "advance":
                 origin: Any = "schedule"
-                batch_id = advance.plan(self._connection, self.work.log, pipeline, origin=origin)
+                batch_id = freeze_advance(self._connection, self.work.log, pipeline, origin=origin)
                 if batch_id is None and draining:
                     self._exhausted.add(pipeline.name)
             else:
                 request, origin = self._request(pipeline)
-                batch_id = request and replay.plan(
-                    self._connection, self.work.log, pipeline, request, origin=origin
+                batch_id = (
+                    request
+                    and freeze_replay(
+                        self._connection, self.work.log, pipeline, request, origin=origin
+                    ).batch_id
                 )
         except RuntimeError as error:
             if not str(error).startswith("failpoint plan."):

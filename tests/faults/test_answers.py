@@ -32,15 +32,15 @@ from exactbatch.batch.staging import dump
 from exactbatch.errors import ExactbatchError, TargetMismatch, TasksFailed
 from exactbatch.errors.sqlstates import LOST, UNTOLD, meaning, refuses
 from exactbatch.errors.translation import all_errors_own
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 from exactbatch.operations import compact
 from exactbatch.operations.report import load_report
 from exactbatch.operations.status import load_status
-from exactbatch.planning import freeze_replay as replay
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -107,11 +107,11 @@ def read_once(read_range: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KnownIds:
-    """As KafkaLog, for what a batch asks of it; Kafka is asked once."""
+    """As KafkaBroker, for what a batch asks of it; Kafka is asked once."""
 
     ids: ClassVar[dict[tuple[str, ...], Any]] = {}
 
-    def __init__(self, log: KafkaLog) -> None:
+    def __init__(self, log: KafkaBroker) -> None:
         self._log = log
 
     def topic_ids(self, topics: Any) -> Any:
@@ -134,7 +134,7 @@ class Case:
     topic: Topic
     settings: Settings
     connection: Any
-    log: KafkaLog
+    log: KafkaBroker
     produced: int = 0
     batch_id: int = 0
 
@@ -149,7 +149,7 @@ class Case:
         """The batch to process: a new one where the last has committed."""
         if not self.batch_id or self.status(self.batch_id) != "planned":
             self.produce()
-            planned = plan(self.connection, self.log, self.pipeline, origin="cli")
+            planned = freeze_advance(self.connection, self.log, self.pipeline, origin="cli")
             assert planned is not None
             self.batch_id = planned
         return self.batch_id
@@ -197,22 +197,22 @@ def process(case: Case) -> Any:
 def process_replay(case: Case) -> Any:
     if not case.batch_id or case.status(case.batch_id) != "planned":
         request = ReplayRequest(ranges=(AskedRange(case.topic.name, 0, 0, 4),))
-        batch_id = replay.plan(case.connection, case.log, case.pipeline, request, origin="cli")
+        batch_id = freeze_replay(case.connection, case.log, case.pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         case.batch_id = batch_id
     return lambda: process_batch(NoSpark, case.pipeline, case.batch_id, case.settings)  # type: ignore[arg-type]
 
 
 def plan_advance(case: Case) -> Any:
-    return lambda: case.through(lambda c: plan(c, case.log, case.pipeline, origin="cli"))
+    return lambda: case.through(lambda c: freeze_advance(c, case.log, case.pipeline, origin="cli"))
 
 
 def plan_replay(case: Case) -> Any:
     request = ReplayRequest(ranges=(AskedRange(case.topic.name, 0, 0, 4),))
 
     def run(connection: Any) -> None:
-        replay.preview_replay(connection, case.log, case.pipeline, request)
-        replay.plan(connection, case.log, case.pipeline, request, origin="cli")
+        preview_replay(connection, case.log, case.pipeline, request)
+        freeze_replay(connection, case.log, case.pipeline, request, origin="cli")
 
     return lambda: case.through(run)
 
@@ -268,7 +268,7 @@ def case(
     settings: Settings,
     database: str,
     connection: Any,
-    kafka_log: KafkaLog,
+    kafka_log: KafkaBroker,
     make_topic: Callable[..., Topic],
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -280,7 +280,7 @@ def case(
     for module in (staging, sift, partition_commit):
         monkeypatch.setattr(module, "read_range", read_once(module.read_range))
     for module in (batch_job, partition_commit):
-        monkeypatch.setattr(module, "KafkaLog", lambda _properties: KnownIds(kafka_log))
+        monkeypatch.setattr(module, "KafkaBroker", lambda _properties: KnownIds(kafka_log))
     topic = make_topic()
     behind = make_dsn(database, port=answers.port, sslmode="disable", gssencmode="disable")
     name = f"public.{topic.name}"

@@ -18,6 +18,7 @@ from uuid import UUID
 import psycopg2
 import pytest
 from drivers import wait_for
+from exactbatch.planning.run import plan_run
 from failover import ANY_TIME, BY_RANGE, PLANNING, STAGED, Life
 from held import held
 from psycopg2.extensions import make_dsn
@@ -30,11 +31,10 @@ from exactbatch.batch.job import process_batch
 from exactbatch.batch.partition_commit import RangeTask, commit_range
 from exactbatch.batch.publish import facts_of
 from exactbatch.errors import BatchLost, OffsetsLost, PostgresUnavailable
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, Run, migrate
 from exactbatch.ledger.schema import migrations
 from exactbatch.operations.report import load_report
-from exactbatch.planning import freeze_replay as replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import connect, connect_arrow, transaction
@@ -119,13 +119,13 @@ def launch(life: Life, batch: Batch) -> None:
 def planned(life: Life, run: Run, request: ReplayRequest | None = None) -> Batch | None:
     """What plan_batch does for a DAG run."""
     with closing(connect(life.case.dsn, application="tests")) as connection:
-        log = KafkaLog(life.case.settings.kafka)
-        return replay.plan_run(connection, log, life.pipeline, run, request, origin="schedule").batch
+        log = KafkaBroker(life.case.settings.kafka)
+        return plan_run(connection, log, life.pipeline, run, request, origin="schedule").batch
 
 
 def reported(life: Life, batch: Batch) -> dict[str, Any]:
     """What report_batch does: what the asset event carries, after the consumer group was set."""
-    kafka = KafkaLog(life.case.settings.kafka)
+    kafka = KafkaBroker(life.case.settings.kafka)
     report = load_report(life.case.dsn, kafka, life.pipeline, batch.batch_id, batch.plan_id)
     kafka.commit_group(f"exactbatch.{life.pipeline.name}", report.stored)
     return report.as_json()
@@ -133,7 +133,7 @@ def reported(life: Life, batch: Batch) -> dict[str, Any]:
 
 def group_offset(life: Life) -> int:
     """The sum of what the advisory consumer group has."""
-    offsets = KafkaLog(life.case.settings.kafka).group_offsets(
+    offsets = KafkaBroker(life.case.settings.kafka).group_offsets(
         f"exactbatch.{life.pipeline.name}", life.pipeline.topics
     )
     return sum(offsets.values())

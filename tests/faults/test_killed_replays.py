@@ -18,7 +18,7 @@ from conftest import LONG, Topic, draw_seed
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
@@ -120,7 +120,7 @@ def test_an_upsert_is_the_latest_of_its_changes_whenever_its_driver_is_killed(
 
 
 def _plan(world: World, pipeline: Pipeline, request: ReplayRequest) -> int:
-    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     return batch_id
 

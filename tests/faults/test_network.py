@@ -24,11 +24,11 @@ from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
@@ -134,7 +134,7 @@ class Net:
         """Plan as `exactbatch run` does, with a connection of its own."""
         own = connect(self.settings.postgres, application="plan", timeout=TIMEOUT, statement_timeout=TIMEOUT)
         with closing(own):
-            batch_id = plan(own, KafkaLog(self.settings.kafka), pipeline, origin="cli")
+            batch_id = freeze_advance(own, KafkaBroker(self.settings.kafka), pipeline, origin="cli")
         assert batch_id is not None
         return batch_id
 

@@ -13,7 +13,7 @@ from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Proxy, Refus
 from psycopg2.extensions import make_dsn
 
 from conftest import HOME
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 
@@ -168,9 +168,11 @@ def test_a_broker_behind_a_proxy_is_reached_through_it_alone() -> None:
 
 def _check_proxied(stack: LocalStack) -> None:
     with proxied_broker(stack.broker) as proxy:
-        through = KafkaLog({"bootstrap.servers": proxy.address, "socket.connection.setup.timeout.ms": 1000})
+        through = KafkaBroker(
+            {"bootstrap.servers": proxy.address, "socket.connection.setup.timeout.ms": 1000}
+        )
         assert through.partitions([]) == ()
         proxy.inject(Refuse())
         with pytest.raises(Exception, match="expected Kafka at"):
             through.partitions([])
-        assert KafkaLog(stack.kafka_properties).partitions([]) == ()
+        assert KafkaBroker(stack.kafka_properties).partitions([]) == ()

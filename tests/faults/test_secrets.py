@@ -25,12 +25,12 @@ from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client import check_properties
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from logins import asked_for_password
@@ -136,7 +136,7 @@ def test_secrets_are_in_no_argument_log_event_log_error_or_output(
 ) -> None:
     caplog.set_level(logging.INFO)
     pipeline, settings = deployment.pipeline, deployment.settings
-    batch_id = plan(deployment.connection, KafkaLog(settings.kafka), pipeline, origin="cli")
+    batch_id = freeze_advance(deployment.connection, KafkaBroker(settings.kafka), pipeline, origin="cli")
     assert batch_id is not None
 
     def launch(name: str, failpoints: str) -> Driver:
@@ -243,7 +243,7 @@ def errors(deployment: Deployment) -> str:
     }
 
     def asked(kafka: dict[str, Any]) -> Any:
-        return KafkaLog(deployment.changed(kafka).kafka).partitions([NAME])
+        return KafkaBroker(deployment.changed(kafka).kafka).partitions([NAME])
 
     def batch(settings: Settings) -> Any:
         with transaction(deployment.connection) as cursor:

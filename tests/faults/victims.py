@@ -32,10 +32,10 @@ from exactbatch.batch import direct, transform
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from reference import LogRecord, Row, appended, is_rejected, read_log
@@ -378,7 +378,7 @@ class Victims:
     def _plan(self, play: Play) -> int | None:
         settings = self._through(play.world.settings)
         with closing(_connect(settings, "exactbatch plan")) as own:
-            return plan(own, KafkaLog(settings.kafka), play.pipeline, origin="cli")
+            return freeze_advance(own, KafkaBroker(settings.kafka), play.pipeline, origin="cli")
 
     def _process(self, play: Play, batch_id: int) -> Published:
         settings = self._through(play.world.settings)

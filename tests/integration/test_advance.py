@@ -23,11 +23,11 @@ from exactbatch.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Run
 from exactbatch.model import LogPartition
 from exactbatch.operations.report import load_report
-from exactbatch.planning.freeze_advance import plan, preview_advance
+from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
@@ -44,12 +44,12 @@ def topic(make_topic: MakeTopic) -> Topic:
     return topic
 
 
-def advance(connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None = None) -> int | None:
-    return plan(connection, log, pipeline, origin="cli", run=run and Run("dag", run))
+def advance(connection: Any, log: KafkaBroker, pipeline: Pipeline, run: str | None = None) -> int | None:
+    return freeze_advance(connection, log, pipeline, origin="cli", run=run and Run("dag", run))
 
 
 def planned(
-    connection: Any, log: KafkaLog, pipeline: Pipeline, run: str | None = None
+    connection: Any, log: KafkaBroker, pipeline: Pipeline, run: str | None = None
 ) -> list[tuple[int, int, int]]:
     """Plan; the ranges as (partition, from_offset, until_offset)."""
     batch_id = advance(connection, log, pipeline, run)
@@ -82,7 +82,7 @@ def refused(expected: type[ExactbatchError], *arguments: Any) -> str:
 
 
 def test_a_first_run_plans_the_whole_log_and_stores_where_it_begins(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     assert planned(connection, kafka_log, pipeline) == [(0, 0, 10), (1, 0, 3)]
@@ -90,7 +90,7 @@ def test_a_first_run_plans_the_whole_log_and_stores_where_it_begins(
 
 
 def test_a_first_run_from_latest_stores_where_it_begins_although_its_plan_is_empty(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """Else the records between this run and the next one would never be processed."""
     pipeline = make_pipeline(topic, start="latest")
@@ -101,7 +101,7 @@ def test_a_first_run_from_latest_stores_where_it_begins_although_its_plan_is_emp
 
 
 def test_a_pipeline_takes_over_where_a_consumer_group_stands(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     group = uuid.uuid4().hex
     consumer = Consumer({**topic.properties, "group.id": group})
@@ -112,7 +112,7 @@ def test_a_pipeline_takes_over_where_a_consumer_group_stands(
 
 
 def test_a_group_without_offsets_is_not_taken_for_a_first_run(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="group:nobody")
     message = refused(ConfigurationError, connection, kafka_log, pipeline)
@@ -121,14 +121,14 @@ def test_a_group_without_offsets_is_not_taken_for_a_first_run(
 
 
 def test_a_pipeline_that_is_not_registered_plans_nothing(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = replace(make_pipeline(topic), name="another")
     assert "run `exactbatch init`" in refused(NotRegistered, connection, kafka_log, pipeline)
 
 
 def test_a_retry_of_a_run_gets_the_batch_that_the_run_got(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     first = advance(connection, kafka_log, pipeline, "run")
@@ -140,7 +140,7 @@ def test_a_retry_of_a_run_gets_the_batch_that_the_run_got(
 
 
 def test_a_newer_plan_supersedes_an_older_one_and_begins_where_it_began(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     first = advance(connection, kafka_log, pipeline, "run")
@@ -152,7 +152,7 @@ def test_a_newer_plan_supersedes_an_older_one_and_begins_where_it_began(
 
 
 def test_limits_hold_and_several_batches_reach_the_end(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, limits=Limits(max_records=6))
     seen = []
@@ -164,10 +164,10 @@ def test_limits_hold_and_several_batches_reach_the_end(
     assert stands(connection, pipeline) == [10, 3]
 
 
-class MovingLog(KafkaLog):
+class MovingLog(KafkaBroker):
     """A broker that takes so long to answer that others commit meanwhile."""
 
-    def __init__(self, log: KafkaLog, moves: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, log: KafkaBroker, moves: Sequence[Callable[[], None]]) -> None:
         super().__init__({}, settle=0)
         self._log, self._moves, self.asked = log, iter(moves), 0
 
@@ -179,7 +179,7 @@ class MovingLog(KafkaLog):
 
 
 def test_stored_offsets_that_move_while_kafka_is_asked_let_it_be_asked_again(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     first = advance(connection, kafka_log, pipeline)
@@ -190,7 +190,7 @@ def test_stored_offsets_that_move_while_kafka_is_asked_let_it_be_asked_again(
 
 
 def test_stored_offsets_that_never_rest_end_in_an_error_that_can_be_retried(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
     advance(connection, kafka_log, pipeline)
@@ -205,7 +205,7 @@ def test_stored_offsets_that_never_rest_end_in_an_error_that_can_be_retried(
 
 
 def test_two_plans_at_once_leave_one_planned_batch(
-    database: str, connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    database: str, connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     from exactbatch.postgres.connection import connect
 
@@ -240,7 +240,7 @@ def lose(admin: AdminClient, topic: Topic, before: int) -> None:
 
 
 def test_offsets_that_retention_removed_fail_the_plan_by_default(
-    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     advance(connection, kafka_log, pipeline)
@@ -252,7 +252,7 @@ def test_offsets_that_retention_removed_fail_the_plan_by_default(
 
 
 def test_a_recorded_loss_is_covered_and_the_next_range_begins_behind_it(
-    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, on_loss="record")
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
@@ -268,7 +268,7 @@ def test_a_recorded_loss_is_covered_and_the_next_range_begins_behind_it(
 
 
 def test_a_loss_is_recorded_although_nothing_is_left_to_process(
-    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, on_loss="record")
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
@@ -280,7 +280,7 @@ def test_a_loss_is_recorded_although_nothing_is_left_to_process(
 
 
 def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
-    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """A later cut of the log is found by the epoch of the records that are still there."""
     pipeline = make_pipeline(topic, on_loss="record")
@@ -297,7 +297,7 @@ def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
 
 def test_a_topic_that_was_created_again_is_not_taken_for_the_old_one(
     connection: Any,
-    kafka_log: KafkaLog,
+    kafka_log: KafkaBroker,
     admin: AdminClient,
     topic: Topic,
     make_topic: MakeTopic,
@@ -321,7 +321,7 @@ def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
 
 
 def test_a_stored_offset_past_the_end_of_the_log_is_an_error(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     advance(connection, kafka_log, pipeline)
@@ -332,10 +332,10 @@ def test_a_stored_offset_past_the_end_of_the_log_is_an_error(
     )
 
 
-class WakingLog(KafkaLog):
+class WakingLog(KafkaBroker):
     """A broker that has just come up: first it knows no topics, then it tells an end that lies behind."""
 
-    def __init__(self, log: KafkaLog) -> None:
+    def __init__(self, log: KafkaBroker) -> None:
         super().__init__({}, settle=10)
         self._log, self.asked = log, 0
 
@@ -350,19 +350,19 @@ class WakingLog(KafkaLog):
 
 
 def test_a_broker_that_has_just_come_up_is_asked_again(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     commit(connection, pipeline, advance(connection, kafka_log, pipeline))
     stood = stands(connection, pipeline)
     waking = WakingLog(kafka_log)
-    assert plan(connection, waking, pipeline, origin="cli") is None
+    assert freeze_advance(connection, waking, pipeline, origin="cli") is None
     assert waking.asked == 3
     assert stands(connection, pipeline) == stood
 
 
 def test_the_report_of_a_batch_asks_a_broker_that_has_just_come_up_again(
-    connection: Any, kafka_log: KafkaLog, settings: Settings, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, settings: Settings, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     batch_id = advance(connection, kafka_log, pipeline)
@@ -375,7 +375,7 @@ def test_the_report_of_a_batch_asks_a_broker_that_has_just_come_up_again(
 
 
 def test_a_topic_that_is_not_there_is_named_and_not_created(
-    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     name = f"{topic.name}-misspelt"
     pipeline = make_pipeline(topic, topics=(topic.name, name))
@@ -386,7 +386,7 @@ def test_a_topic_that_is_not_there_is_named_and_not_created(
 
 
 def test_a_partition_that_a_topic_has_gained_begins_at_its_earliest_offset(
-    connection: Any, kafka_log: KafkaLog, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
     advance(connection, kafka_log, pipeline)
@@ -397,7 +397,7 @@ def test_a_partition_that_a_topic_has_gained_begins_at_its_earliest_offset(
 
 
 def test_a_range_ends_before_a_transaction_that_is_still_open(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     producer = topic.transaction(record(10), end="open")
@@ -410,7 +410,7 @@ def test_a_range_ends_before_a_transaction_that_is_still_open(
 
 
 def test_a_topic_that_left_the_pipeline_keeps_its_stored_offsets(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     other = make_topic()
     pipeline = make_pipeline(topic, topics=(topic.name, other.name))
@@ -423,7 +423,7 @@ def test_a_topic_that_left_the_pipeline_keeps_its_stored_offsets(
 
 
 def test_a_preview_says_what_a_plan_would_do_and_writes_nothing(
-    connection: Any, kafka_log: KafkaLog, topic: Topic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     found, partitions = preview_advance(connection, kafka_log, pipeline)

@@ -33,7 +33,7 @@ from exactbatch.errors import (
 )
 from exactbatch.formats import Decoded
 from exactbatch.ledger import Ledger
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 
@@ -93,7 +93,9 @@ def partials(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 def replayed(world: World, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> int:
     asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
-    batch_id = replay.plan(world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli")
+    batch_id = freeze_replay(
+        world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
+    ).batch_id
     assert batch_id is not None
     world.process(pipeline, batch_id)
     return batch_id
@@ -613,7 +615,7 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
     with transaction(world.connection):
         Ledger(world.connection).register(wider, accept_identity=True)
     asked = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 2),))
-    batch_id = replay.plan(world.connection, world.log, wider, asked, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, wider, asked, origin="cli").batch_id
     assert batch_id is not None
     for table in (wider.sink.contributions.table, wider.sink.table):
         with pytest.raises(
@@ -656,7 +658,7 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
         return world.plan(right)
 
     def again() -> int | None:
-        return replay.plan(world.connection, world.log, right, asked, origin="cli")
+        return freeze_replay(world.connection, world.log, right, asked, origin="cli").batch_id
 
     for plan in (advance, again):
         before, batch_id = everything(), plan()

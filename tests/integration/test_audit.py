@@ -16,9 +16,9 @@ from exactbatch import Append, Pipeline
 from exactbatch.audit import audit
 from exactbatch.audit.audit import PartitionAudit
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
@@ -51,7 +51,9 @@ class World:
         only: Sequence[int] | None = None,
     ) -> int:
         """Commit an advance by plain SQL: a row for each offset but these, or for `only` these; the batch_id."""
-        batch_id = plan(self.connection, KafkaLog(self.settings.kafka), self.pipeline, origin="cli")
+        batch_id = freeze_advance(
+            self.connection, KafkaBroker(self.settings.kafka), self.pipeline, origin="cli"
+        )
         assert batch_id is not None
         with transaction(self.connection) as cursor:
             self.pipeline.sink.prepare(cursor, self.pipeline.value.columns)
@@ -107,7 +109,7 @@ def findings(found: PartitionAudit) -> dict[str, tuple[int, list[int]]]:
     return wrong
 
 
-def settle(log: KafkaLog, topic: Topic, offset: int) -> None:
+def settle(log: KafkaBroker, topic: Topic, offset: int) -> None:
     """Wait until the broker has written the markers of all transactions."""
     deadline = time.monotonic() + 30
     while (found := log.partitions([topic.name])[0].last_stable) < offset:
@@ -249,7 +251,7 @@ def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
     topic.transaction(record(3), record(4), end="abort")  # 5 is the marker
     topic.produce(record(6))
     world = make_world(topic)
-    log = KafkaLog(world.settings.kafka)
+    log = KafkaBroker(world.settings.kafka)
     settle(log, topic, 7)
     world.load(2, 3, 4, 5)
     assert findings(world.audit()) == {}
@@ -297,7 +299,7 @@ def test_holes_that_compaction_made_break_nothing(
     )  # offsets without records, as compaction leaves
     topic.produce(*map(record, range(5)), key=b"k")
     world = make_world(topic)
-    log = KafkaLog(world.settings.kafka)
+    log = KafkaBroker(world.settings.kafka)
     settle(log, topic, 14)
     compact = ConfigEntry("cleanup.policy", "compact", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic.name, incremental_configs=[compact])

@@ -34,10 +34,10 @@ from exactbatch.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.planning import freeze_replay as replay
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -51,7 +51,7 @@ class World:
 
     def __init__(self, spark: Any, connection: Any, settings: Settings) -> None:
         self.spark, self.connection, self.settings = spark, connection, settings
-        self.log = KafkaLog(settings.kafka)
+        self.log = KafkaBroker(settings.kafka)
 
     def settle(self, pipeline: Pipeline) -> None:
         """Wait until the broker has written the marker at the end of each transaction."""
@@ -59,7 +59,7 @@ class World:
             time.sleep(0.05)
 
     def plan(self, pipeline: Pipeline) -> int:
-        batch_id = plan(self.connection, self.log, pipeline, origin="cli")
+        batch_id = freeze_advance(self.connection, self.log, pipeline, origin="cli")
         assert batch_id is not None
         return batch_id
 
@@ -245,7 +245,7 @@ def test_several_batches_in_a_row_go_on_where_the_last_one_ended(
     topic.produce(*map(record, range(30)))
     topic.produce(*map(record, range(4)), partition=2)
     batches = []
-    while (batch_id := plan(world.connection, world.log, pipeline, origin="cli")) is not None:
+    while (batch_id := freeze_advance(world.connection, world.log, pipeline, origin="cli")) is not None:
         batches.append(world.process(pipeline, batch_id).batch)
     assert [batch.records for batch in batches] == [20, 14]
     topic.produce(*map(record, range(5)), partition=1)
@@ -698,7 +698,9 @@ def test_a_target_that_has_vanished_is_not_begun_anew_by_an_advance(
     topic.produce(record(2))
     with pytest.raises(TargetMismatch, match="is gone, although batches of pipeline"):
         world.run(pipeline)
-    replayed = replay.plan(world.connection, world.log, pipeline, ReplayRequest(batch_ids=(1,)), origin="cli")
+    replayed = freeze_replay(
+        world.connection, world.log, pipeline, ReplayRequest(batch_ids=(1,)), origin="cli"
+    ).batch_id
     assert replayed is not None
     world.process(pipeline, replayed)
     world.run(pipeline)

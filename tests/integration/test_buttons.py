@@ -29,7 +29,7 @@ from exactbatch.airflow import operator as operators
 from exactbatch.batch.publish import check_publishable
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.errors.exit_status import TERMINAL
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
@@ -173,7 +173,7 @@ class Buttons:
     def states(self) -> list[tuple[int, str]]:
         return self.rows("select batch_id, status from exactbatch.batch order by 1")  # type: ignore[return-value]
 
-    def troubles(self, log: KafkaLog) -> str:
+    def troubles(self, log: KafkaBroker) -> str:
         return "\n".join(load_status(self.connection, log, self.pipeline).troubles)
 
     def age(self, what: str) -> None:
@@ -241,7 +241,7 @@ def test_what_was_marked_as_success_and_never_committed_is_not_announced(buttons
 
 
 def test_a_replay_that_nobody_processes_is_shown(
-    buttons: Buttons, kafka_log: KafkaLog, caplog: pytest.LogCaptureFixture
+    buttons: Buttons, kafka_log: KafkaBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its process_replay was marked as success, or plan_batch was cleared alone."""
     run = Run("one")
@@ -274,7 +274,7 @@ def test_tasks_take_no_batch_of_another_run(buttons: Buttons) -> None:
 
 
 def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run(
-    buttons: Buttons, topic: Topic, kafka_log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+    buttons: Buttons, topic: Topic, kafka_log: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost, other = Run("one"), Run("two")
     buttons.plan(lost)
@@ -336,8 +336,8 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
     def unavailable(*_: Any) -> Any:
         raise KafkaUnavailable("no broker answers")
 
-    monkeypatch.setattr(KafkaLog, "commit_group", refuse)
-    monkeypatch.setattr(KafkaLog, "known_partitions", unavailable)
+    monkeypatch.setattr(KafkaBroker, "commit_group", refuse)
+    monkeypatch.setattr(KafkaBroker, "known_partitions", unavailable)
     with caplog.at_level(logging.WARNING):
         assert buttons.report(run)["batch_id"] == 1
     assert "lag tools do not see this batch yet" in caplog.text
@@ -357,7 +357,7 @@ def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(
         raise AirflowTaskTimeout
 
     with monkeypatch.context() as patched:
-        patched.setattr(KafkaLog, "commit_group", hangs)
+        patched.setattr(KafkaBroker, "commit_group", hangs)
         with pytest.raises(AirflowTaskTimeout):
             buttons.report(run)
     assert buttons.plan(Run("two")) == "report_batch"
@@ -500,7 +500,7 @@ def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons: Bu
 
 
 def test_a_record_with_a_wrong_time_does_not_hide_what_follows_it(
-    make_buttons: Callable[..., Buttons], make_topic: MakeTopic, connection: Any, kafka_log: KafkaLog
+    make_buttons: Callable[..., Buttons], make_topic: MakeTopic, connection: Any, kafka_log: KafkaBroker
 ) -> None:
     """Not one from the future, which is seen without looking behind it."""
     buttons = make_buttons()

@@ -27,7 +27,7 @@ from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefu
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.ledger import Ledger
 from exactbatch.operations.compact import Compaction, compact, preview_compaction
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 
@@ -76,7 +76,7 @@ def request(topic: Topic, *bounds: tuple[int, int], partition: int = 0, **more: 
 
 
 def plan(world: World, pipeline: Pipeline, asked: ReplayRequest) -> int | None:
-    return replay.plan(world.connection, world.log, pipeline, asked, origin="cli")
+    return freeze_replay(world.connection, world.log, pipeline, asked, origin="cli").batch_id
 
 
 def audited(world: World, pipeline: Pipeline) -> PartitionAudit:
@@ -138,7 +138,7 @@ def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
     assert "set available_only" in str(caught.value)
     assert plan(world, pipeline, ReplayRequest(batch_ids=(first,), available_only=True)) is None
     asked = request(topic, (8, 11), available_only=True)
-    preview = replay.preview_replay(world.connection, world.log, pipeline, asked)
+    preview = preview_replay(world.connection, world.log, pipeline, asked)
     assert list(map(str, preview.plan.compacted)) == [f"{topic.name}[0] 8..10"]
     assert preview.rows == 1
     batch_id = plan(world, pipeline, asked)

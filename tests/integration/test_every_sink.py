@@ -35,7 +35,7 @@ from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.errors import TasksFailed
 from exactbatch.ledger import Ledger
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
@@ -219,9 +219,9 @@ class Play:
         middle = self._middle
         for start, end in ((middle, middle + timedelta(days=1)), (middle - timedelta(days=1), middle)):
             request = ReplayRequest(window=(start, end))
-            batch_id = replay.plan(
+            batch_id = freeze_replay(
                 self.world.connection, self.world.log, self.pipeline, request, origin="backfill"
-            )
+            ).batch_id
             if batch_id is not None:
                 self.world.process(self.pipeline, batch_id)
 
@@ -257,7 +257,9 @@ class Play:
             if each.next_offset > 1
         )
         request = ReplayRequest(ranges=asked)
-        batch_id = replay.plan(self.world.connection, self.world.log, self.pipeline, request, origin="cli")
+        batch_id = freeze_replay(
+            self.world.connection, self.world.log, self.pipeline, request, origin="cli"
+        ).batch_id
         assert batch_id is not None
         return batch_id
 

@@ -19,7 +19,7 @@ from exactbatch.errors import ConfigurationError, ExactbatchError, ReplayRefused
 from exactbatch.ledger import Ledger
 from exactbatch.operations.report import load_report
 from exactbatch.operations.status import load_status
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, request_of
 from exactbatch.postgres.connection import transaction
 
@@ -169,7 +169,7 @@ def test_hostile_names_and_values_are_names_and_values(
         {"ranges": [{"topic": topic.name, "partition": 0, "from_offset": 1, "until_offset": len(TEXTS) + 1}]}
     )
     assert asked is not None
-    batch_id = replay.plan(world.connection, world.log, pipeline, asked, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, pipeline, asked, origin="cli").batch_id
     assert batch_id is not None
     assert world.process(pipeline, batch_id).batch.rejected == 1
     assert selected(world, name, it.columns) == sorted(it.expected)
@@ -277,4 +277,4 @@ def test_a_hostile_range_of_the_command_line_is_no_part_of_the_log(
 
 def plan(world: World, pipeline: Any, request: ReplayRequest | None) -> None:
     assert request is not None
-    replay.plan(world.connection, world.log, pipeline, request, origin="manual")
+    freeze_replay(world.connection, world.log, pipeline, request, origin="manual")

@@ -16,7 +16,7 @@ from test_batch import World, world
 from conftest import LONG, Topic
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
 from exactbatch.local.demo.flights import COUNT, flights, send
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
@@ -89,7 +89,7 @@ def test_hourly_delays_are_those_of_the_file(
         assert (batch.records, batch.rows) == (FLIGHTS // BATCHES, FLIGHTS // BATCHES)
     assert found() == expected
     asked = ReplayRequest(ranges=(AskedRange(topic.name, 1, 10, 20),))
-    batch_id = replay.plan(world.connection, world.log, pipeline, asked, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, pipeline, asked, origin="cli").batch_id
     assert batch_id is not None
     assert world.process(pipeline, batch_id).batch.rows == FLIGHTS // BATCHES
     assert found() == expected

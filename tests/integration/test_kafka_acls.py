@@ -34,15 +34,16 @@ from exactbatch.batch.direct import loaded
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.staging import dump
 from exactbatch.errors import ConfigurationError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
 from exactbatch.ledger import Batch, Ledger, Run, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.operations.report import Report, load_report
 from exactbatch.operations.status import load_status
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
@@ -188,7 +189,7 @@ def read(world: World, batch_id: int) -> int:
     """How many records the ranges of a batch have, as its tasks read them."""
     with transaction(world.connection):
         ranges = Ledger(world.connection).ranges(batch_id)
-    log = KafkaLog(world.settings.kafka)
+    log = KafkaBroker(world.settings.kafka)
     assert log.topic_ids([TOPIC]) == {each.topic: each.topic_id for each in ranges}
     return sum(
         len(records)
@@ -199,21 +200,21 @@ def read(world: World, batch_id: int) -> int:
 
 def plan_replay(world: World) -> int:
     request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),))
-    batch_id = replay.plan(
-        world.connection, KafkaLog(world.settings.kafka), world.pipeline, request, origin="cli"
-    )
+    batch_id = freeze_replay(
+        world.connection, KafkaBroker(world.settings.kafka), world.pipeline, request, origin="cli"
+    ).batch_id
     assert batch_id is not None
     return batch_id
 
 
 def show_lag(world: World) -> None:
-    KafkaLog(world.settings.kafka).commit_group(f"exactbatch.{TOPIC}", {(TOPIC, 0): 10})
+    KafkaBroker(world.settings.kafka).commit_group(f"exactbatch.{TOPIC}", {(TOPIC, 0): 10})
 
 
 def test_what_the_documentation_lists_is_enough_and_no_more_than_that(guarded: Guarded, world: World) -> None:
     for row in NEEDED.values():
         assert row in DOCS.read_text(encoding="utf-8")
-    log = KafkaLog(world.settings.kafka)
+    log = KafkaBroker(world.settings.kafka)
 
     def refusal(missing: Grant, attempt: Callable[[], Any], *, denied: Grant | None = None) -> None:
         """Without this grant the attempt says which one is missing."""
@@ -262,8 +263,8 @@ def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(guarded: G
     with pytest.raises(ConfigurationError, match="A replay with available_only does without"):
         plan_replay(world)
     request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),), available_only=True)
-    log = KafkaLog(world.settings.kafka)
-    assert replay.plan(world.connection, log, world.pipeline, request, origin="cli") is not None
+    log = KafkaBroker(world.settings.kafka)
+    assert freeze_replay(world.connection, log, world.pipeline, request, origin="cli").batch_id is not None
 
 
 def test_the_reader_needs_no_group(guarded: Guarded, world: World) -> None:
@@ -281,9 +282,9 @@ def test_a_window_behind_whose_end_is_looked_needs_no_group(guarded: Guarded, wo
     guarded.grant(READ, CONFIGS, denied=("group", "exactbatch", "Describe"))
     at = datetime(2026, 1, 5, tzinfo=UTC)
     request = ReplayRequest(window=(at, at + timedelta(hours=1)))
-    log = KafkaLog(world.settings.kafka)
+    log = KafkaBroker(world.settings.kafka)
     for _ in range(3):
-        assert replay.plan(world.connection, log, world.pipeline, request, origin="cli") is None
+        assert freeze_replay(world.connection, log, world.pipeline, request, origin="cli").batch_id is None
 
 
 # The whole way of a batch by the documented login, with the documented roles and ACLs and no others
@@ -302,8 +303,8 @@ class Documented:
         return self.deployment.settings("job")
 
     @property
-    def log(self) -> KafkaLog:
-        return KafkaLog(self.job.kafka)
+    def log(self) -> KafkaBroker:
+        return KafkaBroker(self.job.kafka)
 
     @contextmanager
     def connected(self) -> Iterator[Any]:
@@ -317,7 +318,7 @@ class Documented:
     def plan(self, request: ReplayRequest | None = None) -> Batch:
         run = Run("dag", f"replay {time.monotonic_ns()}" if request else "run", started_at=datetime.now(UTC))
         with self.connected() as connection:
-            found = replay.plan_run(
+            found = plan_run(
                 connection, self.log, self.pipeline, run, request, origin="manual" if request else "schedule"
             )
         assert found.batch is not None

@@ -18,10 +18,10 @@ from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
@@ -71,7 +71,7 @@ def check_path(world: World, pipeline: Pipeline) -> None:
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows) == (10, 10)
     request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 2, 5),))
-    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     assert world.process(pipeline, batch_id).batch.rows == 3
     assert sorted(row[0] for row in world.target(pipeline, "id")) == list(range(10))
@@ -186,7 +186,7 @@ def test_planning_says_in_time_what_is_wrong(
     properties = wrong(name, broker, stranger)
     started = time.monotonic()
     with pytest.raises(error) as caught:
-        KafkaLog(properties).partitions([topic.name])
+        KafkaBroker(properties).partitions([topic.name])
     assert time.monotonic() - started < LATEST
     check_message(str(caught.value), said)
 
@@ -196,7 +196,7 @@ def test_reading_says_in_time_what_is_wrong(
     broker: SecureBroker, topic: Topic, stranger: Path, name: str, error: type[ExactbatchError], said: str
 ) -> None:
     properties = wrong(name, broker, stranger)
-    topic_id = KafkaLog(broker.plain).topic_ids([topic.name])[topic.name]
+    topic_id = KafkaBroker(broker.plain).topic_ids([topic.name])[topic.name]
     range_ = OffsetRange(topic.name, 0, 0, 6, topic_id)
     started = time.monotonic()
     with pytest.raises(ReadFailed if error is KafkaUnavailable else error) as caught:
@@ -216,7 +216,7 @@ def check_message(message: str, said: str) -> None:
 
 def test_the_host_is_not_checked_where_the_configuration_says_so(broker: SecureBroker, topic: Topic) -> None:
     properties = broker.by_address(broker.scram()) | {"ssl.endpoint.identification.algorithm": "none"}
-    log = KafkaLog(properties)
+    log = KafkaBroker(properties)
     assert [each.high_watermark for each in log.partitions([topic.name])] == [6, 4]
     range_ = OffsetRange(topic.name, 0, 0, 6, log.topic_ids([topic.name])[topic.name])
     assert sum(map(len, read_range(range_, properties, leader_epoch=None, timeout=10))) == 6

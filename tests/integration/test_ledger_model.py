@@ -47,13 +47,14 @@ from exactbatch.errors import (
     ReplayRefused,
     StagedRowsDiffer,
 )
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Run
 from exactbatch.model import FoundRecord, LogPartition
 from exactbatch.offsets import OffsetRange, split
-from exactbatch.planning import freeze_advance as advance
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.run import RunPlan, plan_run
 from exactbatch.postgres.connection import transaction
 
 ROUNDS = 30 if LONG else 2
@@ -93,7 +94,7 @@ class Record:
         return None if program < self.decoded_from else self.rows
 
 
-class FakeLog(KafkaLog):
+class FakeLog(KafkaBroker):
     """What the broker would say. An offset without a record is a hole, as markers and compaction leave them."""
 
     def __init__(self) -> None:
@@ -639,7 +640,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _advance(self, model: Model, limits: Limits, crash: str | None = None) -> None:
         pipeline = replace(model.pipeline, limits=limits)
-        found = outcome_of(lambda: advance.plan(self.connection, self.log, pipeline, origin="cli"), crash)
+        found = outcome_of(lambda: freeze_advance(self.connection, self.log, pipeline, origin="cli"), crash)
         self._planned("advance", model, found, model.advance(self.log), crash, limits=limits)
 
     def _process_what_is_new(self, model: Model, program: int) -> None:
@@ -665,7 +666,8 @@ class LedgerMachine(RuleBasedStateMachine):
         crash = self._draw_crash(model, data)
         seen = model.seen()
         found = outcome_of(
-            lambda: replay.plan(self.connection, self.log, model.pipeline, request, origin="cli"), crash
+            lambda: freeze_replay(self.connection, self.log, model.pipeline, request, origin="cli").batch_id,
+            crash,
         )
         self._planned(what, model, found, model.replay(self.log, request, seen=seen), crash)
 
@@ -720,12 +722,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _preview(self, model: Model, request: ReplayRequest) -> None:
         """It tells what the plan does a moment later; that it writes nothing is seen at the end of the step."""
-        found = outcome_of(lambda: replay.preview_replay(self.connection, self.log, model.pipeline, request))
+        found = outcome_of(lambda: preview_replay(self.connection, self.log, model.pipeline, request))
         expected = model.replay(self.log, request)
         if expected.error is not None:
             assert isinstance(found, expected.error), found
         else:
-            assert isinstance(found, replay.Preview), found
+            assert isinstance(found, Preview), found
             assert as_ranges(found.plan.ranges) == expected.ranges
             offsets = {
                 (key, offset)
@@ -780,12 +782,12 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _plan_run(self, name: str, model: Model, mine: ModelRun, crash: str | None) -> None:
         found = outcome_of(
-            lambda: replay.plan_run(
+            lambda: plan_run(
                 self.connection, self.log, model.pipeline, mine.run, mine.request, origin=mine.origin
             ),
             crash,
         )
-        if isinstance(found, replay.RunPlan):
+        if isinstance(found, RunPlan):
             found = found.batch and found.batch.batch_id
         self._planned(name, model, found, model.run(self.log, mine), crash, mine=mine)
 

@@ -35,11 +35,11 @@ from exactbatch.errors import (
     LogWentBackwards,
     TopicMissing,
 )
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client import reader_properties
 from exactbatch.kafka.reader import read_range
 from exactbatch.local import LocalStack
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.settings import Settings
 
 MakeTopic = Callable[..., Topic]
@@ -50,7 +50,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 def test_partitions_say_where_the_log_starts_ends_and_is_stable(
-    make_topic: MakeTopic, kafka_log: KafkaLog, admin: AdminClient
+    make_topic: MakeTopic, kafka_log: KafkaBroker, admin: AdminClient
 ) -> None:
     topic = make_topic(partitions=3)
     topic.produce(*numbered(10), partition=0)
@@ -72,7 +72,7 @@ def test_partitions_say_where_the_log_starts_ends_and_is_stable(
     assert after.last_stable == after.high_watermark == 24
 
 
-def test_partitions_of_several_topics_come_in_order(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+def test_partitions_of_several_topics_come_in_order(make_topic: MakeTopic, kafka_log: KafkaBroker) -> None:
     topics = [make_topic(partitions=12), make_topic(partitions=2)]
     found = [(p.topic, p.partition) for p in kafka_log.partitions([topic.name for topic in topics])]
     assert found == sorted(
@@ -81,7 +81,7 @@ def test_partitions_of_several_topics_come_in_order(make_topic: MakeTopic, kafka
 
 
 def test_the_transactions_that_hold_the_log_back_are_named(
-    make_topic: MakeTopic, kafka_log: KafkaLog
+    make_topic: MakeTopic, kafka_log: KafkaBroker
 ) -> None:
     topic = make_topic()
     topic.produce(b"a")
@@ -98,7 +98,7 @@ def test_the_transactions_that_hold_the_log_back_are_named(
 
 
 def test_a_topic_that_is_created_again_has_another_id(
-    make_topic: MakeTopic, kafka_log: KafkaLog, admin: AdminClient
+    make_topic: MakeTopic, kafka_log: KafkaBroker, admin: AdminClient
 ) -> None:
     topic = make_topic()
     before = kafka_log.topic_ids([topic.name])
@@ -112,7 +112,7 @@ def test_a_topic_that_is_created_again_has_another_id(
     assert kafka_log.topic_ids([topic.name])[topic.name] != before[topic.name]
 
 
-def test_a_missing_topic_is_named(make_topic: MakeTopic, kafka_log: KafkaLog, admin: AdminClient) -> None:
+def test_a_missing_topic_is_named(make_topic: MakeTopic, kafka_log: KafkaBroker, admin: AdminClient) -> None:
     topic, missing = make_topic(), f"missing-{uuid4().hex[:6]}"
     for ask in (kafka_log.partitions, kafka_log.topic_ids):
         with pytest.raises(TopicMissing) as failed:
@@ -135,7 +135,7 @@ def test_a_closed_port_is_an_error_within_seconds() -> None:
         port = closed.getsockname()[1]
     started = time.monotonic()
     with pytest.raises(KafkaUnavailable) as failed:
-        KafkaLog({"bootstrap.servers": f"127.0.0.1:{port}"}).partitions(["t"])
+        KafkaBroker({"bootstrap.servers": f"127.0.0.1:{port}"}).partitions(["t"])
     assert time.monotonic() - started < 10
     assert str(failed.value).startswith(f"expected Kafka at 127.0.0.1:{port} to answer, found: ")
     assert "Check bootstrap.servers and the security properties" in str(failed.value)
@@ -150,11 +150,11 @@ def test_the_time_for_an_answer_can_be_shortened() -> None:
         }
         started = time.monotonic()
         with pytest.raises(KafkaUnavailable):
-            KafkaLog(properties).topic_ids(["t"])
+            KafkaBroker(properties).topic_ids(["t"])
         assert time.monotonic() - started < 5
 
 
-def test_a_group_s_offsets_are_those_that_it_committed(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+def test_a_group_s_offsets_are_those_that_it_committed(make_topic: MakeTopic, kafka_log: KafkaBroker) -> None:
     topic, other, group = make_topic(partitions=3), make_topic(), f"g{uuid4().hex[:6]}"
     topic.produce(*numbered(10))
     consumer = Consumer({**topic.properties, "group.id": group})
@@ -170,7 +170,7 @@ def test_a_group_s_offsets_are_those_that_it_committed(make_topic: MakeTopic, ka
     assert kafka_log.group_offsets(group, [topic.name]) == {(topic.name, 0): 7, (topic.name, 2): 0}
 
 
-def test_a_group_that_committed_nothing_is_refused(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+def test_a_group_that_committed_nothing_is_refused(make_topic: MakeTopic, kafka_log: KafkaBroker) -> None:
     topic, other, group = make_topic(), make_topic(), f"g{uuid4().hex[:6]}"
     kafka_log.commit_group(group, {(other.name, 0): 1})
     for name in (group, "no-such-group"):
@@ -186,7 +186,7 @@ def test_a_group_that_committed_nothing_is_refused(make_topic: MakeTopic, kafka_
 
 
 def test_what_is_committed_to_a_group_is_what_lag_tools_see(
-    make_topic: MakeTopic, kafka_log: KafkaLog
+    make_topic: MakeTopic, kafka_log: KafkaBroker
 ) -> None:
     topic, group = make_topic(partitions=2), f"g{uuid4().hex[:6]}"
     for offset in (3, 9):
@@ -195,7 +195,7 @@ def test_what_is_committed_to_a_group_is_what_lag_tools_see(
         assert kafka_log.group_offsets(group, [topic.name]) == offsets
 
 
-def test_only_topics_that_are_compacted_are_said_to_be(make_topic: MakeTopic, kafka_log: KafkaLog) -> None:
+def test_only_topics_that_are_compacted_are_said_to_be(make_topic: MakeTopic, kafka_log: KafkaBroker) -> None:
     plain, compacted, both = (
         make_topic().name,
         make_topic(cleanup_policy="compact").name,
@@ -205,7 +205,7 @@ def test_only_topics_that_are_compacted_are_said_to_be(make_topic: MakeTopic, ka
     assert kafka_log.compacted([plain]) == set()
 
 
-def read(log: KafkaLog, topic: Topic, from_offset: int, *, leader_epoch: int | None) -> list[int]:
+def read(log: KafkaBroker, topic: Topic, from_offset: int, *, leader_epoch: int | None) -> list[int]:
     """The offsets from one to the end of the log."""
     [partition] = log.partitions([topic.name])
     range_ = partition.range(from_offset, partition.last_stable)
@@ -221,7 +221,7 @@ def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
     Each of the broker's starts raises the leader's epoch.
     """
     broker = own_stack.broker
-    log = KafkaLog(broker.kafka_properties)
+    log = KafkaBroker(broker.kafka_properties)
     cut, whole = (Topic(name, broker.kafka_properties) for name in ("cut", "whole"))
     created = AdminClient(broker.kafka_properties)
     for each in created.create_topics([NewTopic(name, 1, 1) for name in ("cut", "whole")]).values():
@@ -295,10 +295,10 @@ def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
     monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     limits = Limits(max_records=10)
-    pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaLog(settings.kafka)
+    pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaBroker(settings.kafka)
 
     def process() -> int | None:
-        batch_id = plan(connection, log, pipeline, origin="cli")
+        batch_id = freeze_advance(connection, log, pipeline, origin="cli")
         assert batch_id is not None
         return process_batch(spark, pipeline, batch_id, settings).batch.rows
 

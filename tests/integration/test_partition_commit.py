@@ -32,7 +32,7 @@ from exactbatch.errors import (
 )
 from exactbatch.ledger import Ledger
 from exactbatch.operations.status import load_status
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 
@@ -625,7 +625,7 @@ def test_a_batch_all_of_whose_ranges_are_committed_is_finished_or_superseded(
         world.run(pipeline)
     monkeypatch.undo()
     ((batch_id,),) = world.rows("select max(batch_id) from exactbatch.batch")
-    assert plan(world.connection, world.log, pipeline, origin="cli") is None
+    assert freeze_advance(world.connection, world.log, pipeline, origin="cli") is None
     assert status_of(world, batch_id) == "planned"
     assert world.is_exact(pipeline)
     topic.produce(record(8))

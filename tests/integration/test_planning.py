@@ -13,9 +13,9 @@ from exactbatch import Pipeline
 from exactbatch.cli import render as tables
 from exactbatch.errors import ConfigurationError, ReplayRefused
 from exactbatch.kafka import client as kafka_client
-from exactbatch.kafka.broker import KafkaLog, _topic_id
-from exactbatch.planning import freeze_advance as advance
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.kafka.broker import KafkaBroker, _topic_id
+from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
@@ -37,15 +37,15 @@ def day(number: int, days: int = 1) -> ReplayRequest:
 
 
 def test_a_window_that_ends_at_a_record_from_the_future_is_refused(
-    connection: Any, kafka_log: KafkaLog, make_topic: MakeTopic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(retention_ms="-1", message_timestamp_after_max_ms=NO_LIMIT)
     produced(topic, 0.1, 0.5, 3700.25, 1.1, 1.5, 2.2, 3.5)
     pipeline = make_pipeline(topic, start="latest")
-    assert advance.plan(connection, kafka_log, pipeline, origin="cli") is None  # now all of it is history
+    assert freeze_advance(connection, kafka_log, pipeline, origin="cli") is None  # now all of it is history
 
     def planned(request: ReplayRequest) -> list[tuple[int, int]]:
-        batch_id = replay.plan(connection, kafka_log, pipeline, request, origin="cli")
+        batch_id = freeze_replay(connection, kafka_log, pipeline, request, origin="cli").batch_id
         if batch_id is None:
             return []
         with transaction(connection) as cursor:
@@ -73,7 +73,7 @@ def test_a_window_that_ends_at_a_record_from_the_future_is_refused(
 
 
 def test_a_window_without_records_is_empty_and_one_up_to_the_newest_record_is_whole(
-    connection: Any, kafka_log: KafkaLog, make_topic: MakeTopic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     """No alarm without need: sparse records, clocks that run a little ahead, and a last record from the future."""
     topic = make_topic(retention_ms="-1", message_timestamp_after_max_ms=NO_LIMIT)
@@ -82,14 +82,14 @@ def test_a_window_without_records_is_empty_and_one_up_to_the_newest_record_is_wh
     topic.produce(record(1), record(2), timestamp=soon)
     produced(topic, 3700)
     pipeline = make_pipeline(topic, start="latest")
-    assert advance.plan(connection, kafka_log, pipeline, origin="cli") is None
+    assert freeze_advance(connection, kafka_log, pipeline, origin="cli") is None
     for request, empty in ((day(0), False), (day(2), True), (day(5), False), (day(7), True)):
-        batch_id = replay.plan(connection, kafka_log, pipeline, request, origin="cli")
+        batch_id = freeze_replay(connection, kafka_log, pipeline, request, origin="cli").batch_id
         assert (batch_id is None) == empty
 
 
 def test_a_partition_without_a_committed_offset_is_shown_to_start_at_its_earliest(
-    connection: Any, kafka_log: KafkaLog, make_topic: MakeTopic, make_pipeline: MakePipeline
+    connection: Any, kafka_log: KafkaBroker, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2)
     for partition in (0, 1):
@@ -98,7 +98,7 @@ def test_a_partition_without_a_committed_offset_is_shown_to_start_at_its_earlies
     consumer.commit(offsets=[TopicPartition(topic.name, 1, 2)], asynchronous=False)
     consumer.close()
     pipeline = make_pipeline(topic, start=f"group:g{topic.name}")
-    plan, log = advance.preview_advance(connection, kafka_log, pipeline)
+    plan, log = preview_advance(connection, kafka_log, pipeline)
     assert [seed.next_offset for seed in plan.seeds] == [0, 2]
     assert plan.unnamed == ((topic.name, 0),)
     shown = list(tables.plan_table(pipeline, plan, log).columns[1].cells)
@@ -112,7 +112,7 @@ def test_a_broker_without_topic_ids_is_refused(
     properties = kafka_client.admin_properties(settings.kafka)
     # What a broker of that version would answer: Metadata without topic ids.
     monkeypatch.setattr(kafka_client, "admin_properties", lambda _: {**properties, "api_version": (2, 7)})
-    log = KafkaLog(settings.kafka, settle=1)
+    log = KafkaBroker(settings.kafka, settle=1)
     for ask in (log.partitions, log.topic_ids):
         with pytest.raises(
             ConfigurationError, match=f"topic '{topic.name}': the broker gives no topic id.*2.8"

@@ -13,7 +13,7 @@ from exactbatch.batch import job as batch_job
 from exactbatch.cli import app as cli
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
 from exactbatch.operations.status import Status, load_status
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect
 
@@ -35,7 +35,7 @@ def status(world: World, pipeline: Pipeline) -> Status:
 def replay_all(world: World, pipeline: Pipeline) -> int:
     """Plan a replay of the first ten offsets."""
     request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 0, 10),))
-    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     return batch_id
 

@@ -17,11 +17,11 @@ from exactbatch.batch import job as batch_job
 from exactbatch.batch.direct import stage_tasks
 from exactbatch.batch.staging import StageTask
 from exactbatch.errors import PostgresUnavailable, TasksFailed
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 from exactbatch.operations.report import load_report
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
@@ -88,11 +88,11 @@ def test_every_connection_of_a_batch_is_encrypted(
         batch = world.run(pipeline).batch
         assert (batch.records, batch.rows, batch.rejected) == (10, 9, 1)
         request = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 6),))
-        batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+        batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         assert world.process(pipeline, batch_id).batch.rows == 5
         assert all(each.is_exact for each in audit(pipeline, encrypted))
-        load_report(encrypted.postgres, KafkaLog(encrypted.kafka), pipeline, batch_id)
+        load_report(encrypted.postgres, KafkaBroker(encrypted.kafka), pipeline, batch_id)
     finally:
         world.connection.close()
     assert set(proxy.applications) >= {"tests", "exactbatch", "exactbatch task"}, proxy.applications

@@ -31,7 +31,7 @@ from exactbatch.errors import (
 )
 from exactbatch.formats import Json, Text, WithMessage
 from exactbatch.formats.message import UNREADABLE, Unreadable
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client import FetchPosition, HeldBack, Troubles
 from exactbatch.kafka.reader import Records, _read, read_range
 from exactbatch.local import LocalStack
@@ -152,7 +152,7 @@ def test_a_range_of_aborted_records_or_markers_alone_is_empty_and_ends(
 
 
 def test_a_range_up_to_an_open_transaction_is_read_and_no_further(
-    make_topic: MakeTopic, kafka_log: KafkaLog
+    make_topic: MakeTopic, kafka_log: KafkaBroker
 ) -> None:
     topic = make_topic()
     topic.produce(*numbered(5))
@@ -306,7 +306,7 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert "let another replica lead it" in str(error)
     assert values(read(topic, 0, 1)) == [b"before"]
     assert values(read(topic, 2, 3)) == [b"after"]
-    [partition] = KafkaLog(topic.properties).partitions([topic.name])
+    [partition] = KafkaBroker(topic.properties).partitions([topic.name])
     with (
         closing(_LogWindows(topic.properties, partition, 0, 3, None, lambda offsets: offsets)) as auditor,
         pytest.raises(
@@ -333,7 +333,7 @@ def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: Lo
     assert f"{topic.name}[0] offset {2**32 + 1}: a record claims this offset, and the log ends at 2" in str(
         error
     )
-    [partition] = KafkaLog(topic.properties).partitions([topic.name])
+    [partition] = KafkaBroker(topic.properties).partitions([topic.name])
     with (
         closing(_LogWindows(topic.properties, partition, 0, 2, None, lambda offsets: offsets)) as auditor,
         pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
@@ -352,7 +352,7 @@ def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
     started = time.monotonic()
     assert offsets(read(topic, 0, 12, timeout=3, **slow)) == [11]
     assert time.monotonic() - started > 4
-    [partition] = KafkaLog(topic.properties).partitions([topic.name])
+    [partition] = KafkaBroker(topic.properties).partitions([topic.name])
     auditor = _LogWindows({**topic.properties, **slow}, partition, 0, 12, None, lambda offsets: offsets)
     with closing(auditor), pytest.MonkeyPatch.context() as patch:
         patch.setattr(_LogWindows, "_TIMEOUT", 3)

@@ -15,12 +15,13 @@ from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch.publish import Published
 from exactbatch.errors import ExactbatchError, Fenced, OffsetsLost, ReplayRefused
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Run
 from exactbatch.model import LogPartition
-from exactbatch.planning import freeze_advance as advance
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import transaction
 
 __all__ = ["world"]
@@ -50,7 +51,7 @@ class Replays:
 
     def plan(self, pipeline: Pipeline, request: ReplayRequest, **more: Any) -> int | None:
         world = self.world
-        return replay.plan(world.connection, world.log, pipeline, request, origin="cli", **more)
+        return freeze_replay(world.connection, world.log, pipeline, request, origin="cli", **more).batch_id
 
     def run(self, pipeline: Pipeline, request: ReplayRequest) -> Published:
         batch_id = self.plan(pipeline, request)
@@ -148,9 +149,9 @@ def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
     pipeline = make_pipeline(topic, on_loss="record")
     first = world.run(pipeline).batch
     topic.produce(*map(record, range(1, 10)))
-    ask = KafkaLog.partitions
+    ask = KafkaBroker.partitions
     monkeypatch.setattr(
-        KafkaLog,
+        KafkaBroker,
         "partitions",
         lambda log, topics, *_: [replace(each, earliest=5) for each in ask(log, topics)],
     )
@@ -171,7 +172,7 @@ def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
     assert found.lost == 2
 
 
-class SlowLog(KafkaLog):
+class SlowLog(KafkaBroker):
     """A broker that takes its time to answer: something happens meanwhile."""
 
     def __init__(self, properties: Any, meanwhile: Callable[[], Any]) -> None:
@@ -481,7 +482,7 @@ def test_history_before_the_first_batch_can_be_filled_in(
     world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
-    assert advance.plan(world.connection, world.log, pipeline, origin="cli") is None
+    assert freeze_advance(world.connection, world.log, pipeline, origin="cli") is None
     topic.produce(record(100))
     world.run(pipeline)
     replays.run(pipeline, ranges((20, 40), topic=topic))
@@ -509,7 +510,7 @@ def test_rows_without_offsets_are_replaced_by_whole_batches(
     )
     assert columns == [("id,name,batch_id",)]
     assert world.is_exact(pipeline)
-    preview = replay.preview_replay(world.connection, world.log, pipeline, ranges((10, 20), topic=topic))
+    preview = preview_replay(world.connection, world.log, pipeline, ranges((10, 20), topic=topic))
     assert preview.rows == 120
     assert [(each.batch_id, str(each.range)) for each in preview.plan.widened] == [
         (first.batch_id, f"{topic.name}[0] 0..10"),
@@ -568,7 +569,7 @@ def test_what_a_dag_run_gets(
     pipeline = make_pipeline(topic)
 
     def planned(run: Run, request: ReplayRequest | None = None, origin: Any = "schedule") -> Any:
-        return replay.plan_run(world.connection, world.log, pipeline, run, request, origin=origin).batch
+        return plan_run(world.connection, world.log, pipeline, run, request, origin=origin).batch
 
     began = datetime(2026, 1, 1, tzinfo=UTC)
     run = Run("dag", "scheduled__1", 0, began)
@@ -608,12 +609,12 @@ def test_a_backfill_asks_for_its_interval_each_time(
         topic.produce(record(hours), timestamp=at(hours))
     pipeline = make_pipeline(topic)
     run = Run("dag", "scheduled__1", 0, T0)
-    first = replay.plan_run(world.connection, world.log, pipeline, run, None, origin="schedule").batch
+    first = plan_run(world.connection, world.log, pipeline, run, None, origin="schedule").batch
     assert first is not None
     world.process(pipeline, first.batch_id)
     # A backfill that reprocesses takes over the scheduled run of this id.
     for clear_number in (1, 2):
-        batch = replay.plan_run(
+        batch = plan_run(
             world.connection,
             world.log,
             pipeline,

@@ -16,11 +16,11 @@ from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.status import load_status
-from exactbatch.planning import freeze_replay as replay
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -82,12 +82,12 @@ def topic(make_topic: MakeTopic) -> Topic:
 def run(spark: Any, deployment: Deployment, pipeline: Pipeline, request: ReplayRequest | None = None) -> int:
     """A batch from plan to commit, by the job's login."""
     settings = deployment.settings("job")
-    connection, log = connect(settings.postgres, application="tests"), KafkaLog(settings.kafka)
+    connection, log = connect(settings.postgres, application="tests"), KafkaBroker(settings.kafka)
     try:
         if request is None:
-            batch_id = plan(connection, log, pipeline, origin="cli")
+            batch_id = freeze_advance(connection, log, pipeline, origin="cli")
         else:
-            batch_id = replay.plan(connection, log, pipeline, request, origin="cli")
+            batch_id = freeze_replay(connection, log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         process_batch(spark, pipeline, batch_id, settings)
         return batch_id
@@ -118,7 +118,7 @@ def test_each_role_can_do_its_work(spark: Any, deployment: Deployment, topic: To
     found = audit(pipeline, reader)
     assert [(each.is_exact, each.rows, each.rejected) for each in found] == [(True, 6, 1)]
     connection = connect(reader.postgres, application="tests")
-    assert load_status(connection, KafkaLog(reader.kafka), pipeline).partitions[0].stored.next_offset == 7
+    assert load_status(connection, KafkaBroker(reader.kafka), pipeline).partitions[0].stored.next_offset == 7
     connection.close()
 
 

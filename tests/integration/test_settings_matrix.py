@@ -26,7 +26,7 @@ from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, connect_arrow, transaction
 from exactbatch.settings import Settings
@@ -286,7 +286,7 @@ def outcome(place: Place, sink: str, dsn: str) -> list[Any]:
         after_run = rows(place, name)
         ranges = tuple(AskedRange(place.topic.name, partition, 0, 2) for partition in (0, 1))
         request = ReplayRequest(ranges=ranges)
-        batch_id = replay.plan(connection, world.log, pipeline, request, origin="cli")
+        batch_id = freeze_replay(connection, world.log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         assert world.process(pipeline, batch_id).batch.records == len(RECORDS)
         assert rows(place, name) == after_run

@@ -16,7 +16,7 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from conftest import LONG, Topic
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
 from exactbatch.batch.session import PINNED, batch_session, spark_session
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
@@ -145,7 +145,7 @@ def run_and_replay(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     assert found
     request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 1, 4),))
     again = replace(pipeline, max_connections=1)
-    batch_id = replay.plan(world.connection, world.log, again, request, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, again, request, origin="cli").batch_id
     assert batch_id is not None
     world.process(again, batch_id)
     assert contents(world, pipeline) == found

@@ -38,12 +38,12 @@ from exactbatch.errors import (
     TargetMismatch,
     TopicRecreated,
 )
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.model import LogPartition
 from exactbatch.operations.status import load_status
-from exactbatch.planning import freeze_replay as replay
-from exactbatch.planning.freeze_advance import plan
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 from reference import LogRecord, read_log
@@ -128,14 +128,18 @@ class Scene:
             if each.next_offset > 1
         )
         request = ReplayRequest(ranges=asked, available_only=available_only)
-        batch_id = replay.plan(self.world.connection, self.world.log, self.pipeline, request, origin="cli")
+        batch_id = freeze_replay(
+            self.world.connection, self.world.log, self.pipeline, request, origin="cli"
+        ).batch_id
         assert batch_id is not None
         return batch_id
 
     def plan_ranges(self, *ranges: tuple[int, int]) -> int:
         """These offsets of the first partition once more."""
         request = ReplayRequest(ranges=tuple(AskedRange(self.topic.name, 0, *each) for each in ranges))
-        batch_id = replay.plan(self.world.connection, self.world.log, self.pipeline, request, origin="cli")
+        batch_id = freeze_replay(
+            self.world.connection, self.world.log, self.pipeline, request, origin="cli"
+        ).batch_id
         assert batch_id is not None
         return batch_id
 
@@ -513,10 +517,10 @@ def test_a_topic_that_is_created_again_with_more_records_is_never_taken_for_the_
     )
 
 
-class Stale(KafkaLog):
+class Stale(KafkaBroker):
     """A broker whose answer is that of a leader which does not know yet how far its log goes."""
 
-    def __init__(self, log: KafkaLog, last_stable: int, high_watermark: int) -> None:
+    def __init__(self, log: KafkaBroker, last_stable: int, high_watermark: int) -> None:
         super().__init__({}, settle=0)
         self._log, self._ends = log, (last_stable, high_watermark)
 
@@ -537,7 +541,7 @@ def test_an_end_of_log_that_is_stale_never_takes_a_pipeline_backwards(scene: Mak
 
     def plan_with(last_stable: int, high_watermark: int) -> int | None:
         stale = Stale(played.world.log, last_stable, high_watermark)
-        return plan(connection, stale, played.pipeline, origin="cli")
+        return freeze_advance(connection, stale, played.pipeline, origin="cli")
 
     message = played.refused(LogWentBackwards, lambda: plan_with(15, 15))
     assert "expected the log to reach the stored offset 20, found its end at 15" in message
@@ -671,11 +675,13 @@ def test_timestamps_that_go_backwards_or_are_none_or_beyond_all_calendars(
         behind = times[first_at(end) + 1 :]
         if at_end > latest + 3_600_000 and any(0 <= each < latest for each in behind):
             with pytest.raises(ReplayRefused, match="would end there and leave out the latter"):
-                replay.plan(played.world.connection, played.world.log, played.pipeline, request, origin="cli")
+                freeze_replay(
+                    played.world.connection, played.world.log, played.pipeline, request, origin="cli"
+                )
             continue
-        batch_id = replay.plan(
+        batch_id = freeze_replay(
             played.world.connection, played.world.log, played.pipeline, request, origin="cli"
-        )
+        ).batch_id
         # A boundary that was resolved before stands; here the first offsets at or after them never fall.
         if first_at(start) == first_at(end):
             assert batch_id is None

@@ -23,7 +23,7 @@ from exactbatch.errors import (
     TransformFailed,
     TransformRefused,
 )
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
@@ -47,7 +47,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 def replayed(world: World, pipeline: Pipeline, partition: int, start: int, end: int) -> None:
     request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], partition, start, end),))
-    batch_id = replay.plan(world.connection, world.log, pipeline, request, origin="cli")
+    batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     world.process(pipeline, batch_id)
 

@@ -19,7 +19,7 @@ from exactbatch import Debezium, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
 from exactbatch.formats import Decoded
-from exactbatch.planning import freeze_replay as replay
+from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 
 __all__ = ["world"]
@@ -61,7 +61,9 @@ def changes(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 def replayed(world: World, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> None:
     asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
-    batch_id = replay.plan(world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli")
+    batch_id = freeze_replay(
+        world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
+    ).batch_id
     assert batch_id is not None
     world.process(pipeline, batch_id)
 

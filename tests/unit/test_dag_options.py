@@ -12,8 +12,8 @@ from airflow.sdk import Param
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.airflow import pipeline_dag
+from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError
-from exactbatch.pipeline import reference_of
 
 PIPELINE = Pipeline(name="shop", topics=("t",), value=Json("id int"), sink=Append("public.shop"))
 HOSTILE = Pipeline(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from exactbatch import Append, Json, Pipeline, Raw, Upsert
+from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError
-from exactbatch.pipeline import load_pipeline
 from exactbatch.sinks.target import TargetTable
 
 

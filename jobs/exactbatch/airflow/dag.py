@@ -20,9 +20,10 @@ from exactbatch.airflow.errors import errors_of_airflow
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.options import checked_schedule, dag_options
 from exactbatch.airflow.parameters import parameters, replay_of
+from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.translation import all_errors_own
-from exactbatch.pipeline import Pipeline, reference_of
+from exactbatch.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from exactbatch.ledger import Batch
@@ -123,11 +124,11 @@ def _plan_task(
     @task.branch
     def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
         """Plan the run's batch and freeze it in the ledger; skip the run when there is nothing to process."""
-        from exactbatch.kafka.broker import KafkaLog
+        from exactbatch.discovery import load_pipeline
+        from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.kafka.client import check_properties
         from exactbatch.ledger import Ledger, Run, check_schema
-        from exactbatch.pipeline import load_pipeline
-        from exactbatch.planning import freeze_replay as replay
+        from exactbatch.planning.run import plan_run
         from exactbatch.postgres.connection import connect, transaction
 
         _check_no_test(dag_run)
@@ -143,9 +144,9 @@ def _plan_task(
             )
             try:
                 check_schema(connection)
-                found = replay.plan_run(
+                found = plan_run(
                     connection,
-                    KafkaLog(settings.kafka),
+                    KafkaBroker(settings.kafka),
                     pipeline,
                     Run(dag_run.dag_id, dag_run.run_id, dag_run.clear_number, dag_run.start_date),
                     request,
@@ -217,15 +218,15 @@ def _report_task(
 
         The ledger says whether the batch is committed: Airflow's states may have been set by hand.
         """
-        from exactbatch.kafka.broker import KafkaLog
+        from exactbatch.discovery import load_pipeline
+        from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.operations.report import Report, load_report
-        from exactbatch.pipeline import load_pipeline
 
         with errors_of_airflow():
             number, plan = named_batch(batch_id, plan_id)
             plans = [UUID(each) for each in str(missed).split(",") if each]
             pipeline, settings = load_pipeline(reference), connections.settings()
-            kafka = KafkaLog(settings.kafka)
+            kafka = KafkaBroker(settings.kafka)
             report: Report = load_report(settings.postgres, kafka, pipeline, number, plan, plans)
             if report.batch.plan_id not in plans:
                 check_own(report.batch, ti)

@@ -24,7 +24,7 @@ from exactbatch.audit.places import Places, find_places, pipeline_counts_batches
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ReadFailed
 from exactbatch.errors.translation import own_errors
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client import (
     FetchPosition,
     HeldBack,
@@ -196,7 +196,7 @@ def audit(
     connection = connect(settings.postgres, application="exactbatch audit")
     try:
         check_schema(connection)
-        kafka = KafkaLog(settings.kafka)
+        kafka = KafkaBroker(settings.kafka)
         with connect_arrow(
             settings.postgres, application="exactbatch audit", read_only=True
         ) as results_connection:

@@ -30,7 +30,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TooManyRejects
 from exactbatch.errors.translation import own_errors
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, check_schema
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -89,7 +89,7 @@ def _process(
     settings: Settings,
 ) -> Published:
     """Stage all ranges on the executors, and publish them in one transaction."""
-    kafka = KafkaLog(settings.kafka)
+    kafka = KafkaBroker(settings.kafka)
     topics = sorted({each.topic for each in ranges})
     topic_ids, cluster_id = kafka.cluster(topics)
     check_topic_ids(ranges, topic_ids)
@@ -200,7 +200,7 @@ def _process_ranges(
         seen = facts_of(cursor, pipeline.sink)
         left = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if left:
-        topic_ids, cluster_id = KafkaLog(settings.kafka).cluster(sorted({each.topic for each in left}))
+        topic_ids, cluster_id = KafkaBroker(settings.kafka).cluster(sorted({each.topic for each in left}))
         check_topic_ids(left, topic_ids)
         tasks = [
             RangeTask(

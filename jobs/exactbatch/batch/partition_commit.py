@@ -41,7 +41,7 @@ from exactbatch.errors.sqlstates import refuses
 from exactbatch.errors.translation import adbc_said, unexpected
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Decoded, connected
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import Records, read_range
 from exactbatch.ledger import Ledger, batch_lost
 from exactbatch.offsets import OffsetRange
@@ -191,7 +191,7 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
         _copy(cursor, task, reading, patience)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
         with patience.elsewhere():
-            check_topic_ids([task.range], KafkaLog(task.kafka).topic_ids([task.range.topic]))
+            check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
         failpoint("partition.before_locks")
         if not _lock(cursor, task):
             return

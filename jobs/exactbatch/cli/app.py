@@ -18,20 +18,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from exactbatch.cli import render as tables
+from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.exit_status import DIFFERS, exit_status
 from exactbatch.errors.translation import all_errors_own
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client import check_properties
 from exactbatch.ledger import Batch, Ledger, check_schema, migrate
 from exactbatch.local.commands import app as local_app
 from exactbatch.local.stack import LocalStack
 from exactbatch.operations import compact as compaction
 from exactbatch.operations.status import load_status
-from exactbatch.pipeline import Pipeline, load_pipeline
-from exactbatch.planning import freeze_advance as advance
-from exactbatch.planning import freeze_replay as replays
-from exactbatch.planning.freeze_replay import missing_index, preview_replay
+from exactbatch.pipeline import Pipeline
+from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
+from exactbatch.planning.freeze_replay import freeze_replay, missing_index, preview_replay
 from exactbatch.planning.request import (
     ReplayRequest,
     parse_age,
@@ -139,7 +139,7 @@ def plan(reference: Reference, as_json: AsJson = False) -> None:
     """Show what the next run would do. Changes nothing."""
     pipeline, settings = _load(reference)
     with _connection(settings, pipeline) as connection:
-        planned, log = advance.preview_advance(connection, KafkaLog(settings.kafka), pipeline)
+        planned, log = preview_advance(connection, KafkaBroker(settings.kafka), pipeline)
     if as_json:
         _print_json({"pipeline": pipeline.name, **asdict(planned)})
     else:
@@ -155,7 +155,7 @@ def run(
     """Plan the next batch and process it, without Airflow."""
     pipeline, settings = _load(reference)
     with _connection(settings, pipeline) as connection:
-        batch_id = advance.plan(connection, KafkaLog(settings.kafka), pipeline, origin="cli")
+        batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli")
         batch = None if batch_id is None else _batch(connection, batch_id)
     if batch is None:
         _print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
@@ -263,7 +263,7 @@ def _replay(
     as_json: bool,
 ) -> None:
     """Show what a replay would do, ask on a terminal, and do it."""
-    kafka = KafkaLog(settings.kafka)
+    kafka = KafkaBroker(settings.kafka)
     preview = preview_replay(connection, kafka, pipeline, request)
     if dry_run and as_json:
         _print_json({"pipeline": pipeline.name, **asdict(preview)})
@@ -277,7 +277,7 @@ def _replay(
     if not preview.plan.is_empty:
         if not yes:
             _ask("Take back and process again?")
-        batch_id = replays.plan(connection, kafka, pipeline, request, origin="cli")
+        batch_id = freeze_replay(connection, kafka, pipeline, request, origin="cli").batch_id
     if batch_id is not None:
         _process(pipeline, settings, _batch(connection, batch_id), master, as_json=as_json)
     elif as_json:
@@ -307,7 +307,9 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
         spark_session(pipeline, master=master) as spark,
     ):
         process_batch(spark, pipeline, batch.batch_id, settings, batch.plan_id)
-    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, batch.batch_id, batch.plan_id)
+    report = load_report(
+        settings.postgres, KafkaBroker(settings.kafka), pipeline, batch.batch_id, batch.plan_id
+    )
     _print_json(report.as_json()) if as_json else out.print(report.as_table(), highlight=False)
 
 
@@ -372,7 +374,7 @@ def compact(
     if keep:
         until = datetime.now(UTC) - parse_age(keep)
     pipeline, settings = _load(reference)
-    kafka = KafkaLog(settings.kafka)
+    kafka = KafkaBroker(settings.kafka)
     with _connection(settings, pipeline) as connection:
         with err.status("Counting changes …"):
             found = compaction.preview_compaction(connection, kafka, pipeline, before=until)
@@ -394,7 +396,7 @@ def status(reference: Reference, as_json: AsJson = False) -> None:
     """Show where a pipeline stands in each partition, and its newest batches."""
     pipeline, settings = _load(reference)
     with _connection(settings, pipeline) as connection:
-        found = load_status(connection, KafkaLog(settings.kafka), pipeline)
+        found = load_status(connection, KafkaBroker(settings.kafka), pipeline)
     if as_json:
         _print_json(found.as_json())
     else:

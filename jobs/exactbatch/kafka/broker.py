@@ -30,7 +30,7 @@ _SAMPLE_TIMEOUT: Final = 20.0  # seconds
 Answer = TypeVar("Answer")
 
 
-class KafkaLog:
+class KafkaBroker:
     """Asks a broker through kafka-python's admin client, which joins no group and creates no topic.
 
     Each call opens a client and closes it. All raise KafkaUnavailable when the broker does not answer, and
@@ -283,7 +283,7 @@ class KafkaLog:
 
 
 def resolve_start(
-    start: str | Mapping[str, Mapping[int, int]], log: KafkaLog, topics: Sequence[str]
+    start: str | Mapping[str, Mapping[int, int]], log: KafkaBroker, topics: Sequence[str]
 ) -> Start:
     """Turn a pipeline's `start` into what the planner takes, asking the broker for a group's offsets."""
     if isinstance(start, str):

@@ -8,7 +8,7 @@ from typing import Any
 from exactbatch.coverage import covered_parts
 from exactbatch.errors import ConfigurationError
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.model import StoredOffset, TopicPartition
 from exactbatch.offsets import Log, OffsetRange
@@ -50,7 +50,7 @@ class Compaction:
 
 
 def preview_compaction(
-    connection: Any, log: KafkaLog, pipeline: Pipeline, *, before: datetime | None
+    connection: Any, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
     """What compact() would do; nothing is written or locked. Raises what compact() raises."""
     sink, ledger = _sink_of(pipeline), Ledger(connection)
@@ -61,7 +61,7 @@ def preview_compaction(
         return _compaction(below, previous, sink.preview_compact(cursor, below))
 
 
-def compact(connection: Any, log: KafkaLog, pipeline: Pipeline, *, before: datetime | None) -> Compaction:
+def compact(connection: Any, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None) -> Compaction:
     """Drop the changes of an Upsert that only a replay below the new horizons could need, in one transaction.
 
     The horizon of a partition is its stored offset or, with `before`, the first offset there that has a change,
@@ -103,7 +103,7 @@ def _sink_of(pipeline: Pipeline) -> Upsert:
 
 
 def _ask(
-    connection: Any, log: KafkaLog, pipeline: Pipeline, before: datetime | None
+    connection: Any, log: KafkaBroker, pipeline: Pipeline, before: datetime | None
 ) -> tuple[list[StoredOffset], Mapping[TopicPartition, int]]:
     """Where the pipeline stands, and the first record of each partition that is not from before a time.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.model import LogPartition, TopicPartition
 from exactbatch.offsets import OffsetRange
@@ -93,7 +93,7 @@ class Report:
 
 def load_report(
     postgres: str,
-    kafka: KafkaLog,
+    kafka: KafkaBroker,
     pipeline: Pipeline,
     batch_id: int,
     plan_id: UUID | None = None,
@@ -136,7 +136,7 @@ def load_report(
     )
 
 
-def _log_of(kafka: KafkaLog, pipeline: Pipeline) -> tuple[LogPartition, ...]:
+def _log_of(kafka: KafkaBroker, pipeline: Pipeline) -> tuple[LogPartition, ...]:
     """What the broker says now; nothing where it does not answer, for the batch is committed all the same."""
     try:
         return kafka.known_partitions(pipeline.topics)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.pipeline import Pipeline
@@ -114,7 +114,7 @@ class Status:
         }
 
 
-def load_status(connection: Any, kafka: KafkaLog, pipeline: Pipeline) -> Status:
+def load_status(connection: Any, kafka: KafkaBroker, pipeline: Pipeline) -> Status:
     """Ask ledger and broker.
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing.

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from exactbatch.errors import StoredOffsetsMoved
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka.broker import KafkaLog, resolve_start
+from exactbatch.kafka.broker import KafkaBroker, resolve_start
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.ledger import Origin, Run
 from exactbatch.model import LogPartition, Plan, Start, StoredOffset
@@ -13,29 +13,29 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planning.advance import plan_advance
 from exactbatch.postgres.connection import transaction
 
-log_ = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _TRIES: Final = 5
 _SHOWN: Final = 10
 
 
 def preview_advance(
-    connection: Any, log: KafkaLog, pipeline: Pipeline
+    connection: Any, broker: KafkaBroker, pipeline: Pipeline
 ) -> tuple[Plan, tuple[LogPartition, ...]]:
     """What the next advance would do, and what the log holds; nothing is written or locked.
 
-    Raises what plan() raises.
+    Raises what freeze_advance() raises.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
         stored = ledger.stored_offsets(pipeline)
-    partitions = log.processed_partitions(pipeline.topics, stored)
-    return _plan(pipeline, stored, partitions, _start(pipeline, stored, log)), partitions
+    partitions = broker.processed_partitions(pipeline.topics, stored)
+    return _plan(pipeline, stored, partitions, _start(pipeline, stored, broker)), partitions
 
 
-def plan(
-    connection: Any, log: KafkaLog, pipeline: Pipeline, *, origin: Origin, run: Run | None = None
+def freeze_advance(
+    connection: Any, broker: KafkaBroker, pipeline: Pipeline, *, origin: Origin, run: Run | None = None
 ) -> int | None:
     """Plan the next advance and freeze it; return its batch_id, or None when there is nothing new.
 
@@ -51,8 +51,8 @@ def plan(
             ledger.check_registered(pipeline)
             seen = ledger.stored_offsets(pipeline)
         # Kafka is asked before the lock is taken: a slow broker must not hold up a publish.
-        partitions = log.processed_partitions(pipeline.topics, seen)
-        start = _start(pipeline, seen, log)
+        partitions = broker.processed_partitions(pipeline.topics, seen)
+        start = _start(pipeline, seen, broker)
         with transaction(connection):
             ledger.lock(pipeline)
             if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
@@ -66,7 +66,7 @@ def plan(
         failpoint("plan.after_commit")
         if planned.unnamed:
             shown = ", ".join(f"{topic}[{partition}]" for topic, partition in planned.unnamed[:_SHOWN])
-            log_.warning(
+            logger.warning(
                 "%s partitions begin at their earliest offset, because start=%r has none for them: %s",
                 len(planned.unnamed),
                 pipeline.start,
@@ -79,10 +79,10 @@ def plan(
     )
 
 
-def _start(pipeline: Pipeline, stored: tuple[StoredOffset, ...], log: KafkaLog) -> Start:
+def _start(pipeline: Pipeline, stored: tuple[StoredOffset, ...], broker: KafkaBroker) -> Start:
     """Where topics on their first run begin; a group is only asked for when one is."""
     topics = tuple(topic for topic in pipeline.topics if topic not in {each.topic for each in stored})
-    return resolve_start(pipeline.start, log, topics) if topics else "earliest"
+    return resolve_start(pipeline.start, broker, topics) if topics else "earliest"
 
 
 def _plan(

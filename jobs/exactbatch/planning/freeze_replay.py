@@ -9,13 +9,12 @@ from typing import Any, Final
 from exactbatch.coverage import covered_parts
 from exactbatch.errors import OffsetsLost, ReplayRefused
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka.broker import KafkaLog
-from exactbatch.ledger import Batch, Ledger, Run
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger, Run
 from exactbatch.ledger.ledger import NearBoundaries, Origin
 from exactbatch.model import FoundRecord, LogPartition, StoredOffset, TopicPartition
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning import freeze_advance as advance
 from exactbatch.planning.replay import (
     ReplayPlan,
     beyond_ranges,
@@ -37,9 +36,8 @@ from exactbatch.postgres.connection import transaction
 # where there is one.
 _Found = Mapping[datetime, Mapping[TopicPartition, FoundRecord]]
 _BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SHOWN: Final = 6
 
-log_ = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +51,6 @@ class TakenBack:
     batch_ids: tuple[int, ...]
     rows: int | None
     rejects: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """What a DAG run processes: a batch, or nothing, and `because` says why.
-
-    `beyond` is what lies in its window and above the stored offset.
-    """
-
-    batch: Batch | None
-    because: str = ""
-    beyond: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +71,19 @@ def missing_index(cursor: Any, pipeline: Pipeline) -> str | None:
     return pipeline.sink.contributions.tables[0].missing_index(cursor)
 
 
-def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> Preview:
+def preview_replay(
+    connection: Any, broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest
+) -> Preview:
     """What a replay would take back and write again; nothing is written or locked.
 
-    Raises what plan() raises.
+    Raises what freeze_replay() raises.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
         stored, named = _see(ledger, pipeline, request)
-    partitions, found = _ask(log, pipeline, request, stored)
-    compacted = _compacted(log, pipeline, request)
+    partitions, found = _ask(broker, pipeline, request, stored)
+    compacted = _compacted(broker, pipeline, request)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
         _check_compacted(ledger, pipeline, planned, compacted)
@@ -113,153 +101,54 @@ def preview_replay(connection: Any, log: KafkaLog, pipeline: Pipeline, request: 
         return Preview(planned, taken_back, rows, missing_index(cursor, pipeline))
 
 
-def plan(
+@dataclass(frozen=True, slots=True)
+class FrozenReplay:
+    """A replay that is frozen in the ledger.
+
+    `batch_id` is None when there is nothing to process. `beyond` are the offsets of the requested window above the
+    stored offsets, which are for the next advance; it is empty when the run already had its batch.
+    """
+
+    batch_id: int | None
+    beyond: tuple[OffsetRange, ...] = ()
+
+
+def freeze_replay(
     connection: Any,
-    log: KafkaLog,
+    broker: KafkaBroker,
     pipeline: Pipeline,
     request: ReplayRequest,
     *,
     origin: Origin,
     run: Run | None = None,
-) -> int | None:
-    """Plan a replay and freeze it; return its batch_id, or None when there is nothing to process.
+) -> FrozenReplay:
+    """Plan a replay and freeze it in the ledger. A run that already has a batch keeps it.
 
-    A run that was planned before gets the batch that it got then.
-
-    Raises the replay planner's errors, ReplayRefused for batches that have no results, NotRegistered,
-    IdentityChanged, TopicMissing, KafkaUnavailable and PostgresUnavailable.
+    Raises what plan_replay() raises, ReplayRefused for batches without results, NotRegistered, IdentityChanged,
+    TopicMissing, KafkaUnavailable and PostgresUnavailable.
     """
-    batch_id, _ = _freeze(connection, log, pipeline, request, origin=origin, run=run)
-    return batch_id
-
-
-def _freeze(
-    connection: Any,
-    log: KafkaLog,
-    pipeline: Pipeline,
-    request: ReplayRequest,
-    *,
-    origin: Origin,
-    run: Run | None,
-) -> tuple[int | None, ReplayPlan | None]:
-    """As plan(), with the plan unless the batch was there."""
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
         stored, named = _see(ledger, pipeline, request)
-    partitions, found = _ask(log, pipeline, request, stored)
-    compacted = _compacted(log, pipeline, request)
+    partitions, found = _ask(broker, pipeline, request, stored)
+    compacted = _compacted(broker, pipeline, request)
     with transaction(connection):
         ledger.lock(pipeline)
         if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
-            return batch_id, None
+            return FrozenReplay(batch_id)
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=True)
         _check_compacted(ledger, pipeline, planned, compacted)
         if origin == "backfill" and request.window is not None:
             check_whole(planned, request.window)
         if planned.beyond:
-            log_.warning("%s. They are for the next advance.", beyond_text(planned.beyond))
+            logger.warning("%s. The next advance processes them.", beyond_text(planned.beyond))
         if planned.is_empty:
-            return None, planned
+            return FrozenReplay(None, planned.beyond)
         batch_id = ledger.write_replay(pipeline, planned.ranges, origin=origin, run=run)
         failpoint("plan.before_commit")
     failpoint("plan.after_commit")
-    return batch_id, planned
-
-
-def plan_run(
-    connection: Any,
-    log: KafkaLog,
-    pipeline: Pipeline,
-    run: Run,
-    request: ReplayRequest | None,
-    *,
-    origin: Origin,
-) -> RunPlan:
-    """The batch of a DAG run, planned unless it was before.
-
-    A run that was cleared after its batch had committed processes that batch's exact ranges again, whatever
-    else it asks for; but a backfill asks for its interval each time. A run whose batch never committed plans
-    like any other, and an automatic retry keeps its plan.
-
-    Raises what plan() and advance.plan() raise.
-    """
-    ledger = Ledger(connection)
-    with transaction(connection):
-        ledger.check_registered(pipeline)
-        batch_id = ledger.batch_of_run(pipeline, run)
-        if batch_id is None and run.clear_number == 0:
-            # No automatic retry, and no clear: earlier batches of this id are of a run that was deleted.
-            ledger.begin_life(pipeline, run)
-        earlier = ledger.batches_of_life(pipeline, run)
-    planned: ReplayPlan | None = None
-    if batch_id is None:
-        if origin != "backfill" and (done := committed_in_this_life(run, earlier)) is not None:
-            available_only = request is not None and request.available_only
-            origin, request = (
-                "clear",
-                ReplayRequest(batch_ids=(done.batch_id,), available_only=available_only),
-            )
-            log_.info(
-                "the run was cleared: it processes the ranges of batch %s again, which committed at %s UTC; what "
-                "is new is for the next run",
-                done.batch_id,
-                done.committed_at and f"{done.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
-            )
-        if request is None:
-            batch_id = advance.plan(connection, log, pipeline, origin=origin, run=run)
-        else:
-            batch_id, planned = _freeze(connection, log, pipeline, request, origin=origin, run=run)
-    beyond = planned.beyond if planned is not None else ()
-    if batch_id is None:
-        with transaction(connection):
-            return RunPlan(None, _nothing(ledger, pipeline, request), beyond)
-    with transaction(connection):
-        batch = ledger.batch(batch_id)
-    if batch.status == "committed":
-        log_.warning(
-            "batch %s of this very run has committed before: it is told of again, and what is new is for the next "
-            "run. Was this `airflow dags test` with a date that it was given before? Leave the date out",
-            batch_id,
-        )
-    return RunPlan(batch, beyond=beyond)
-
-
-def _nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
-    """Why there is nothing to process."""
-    topics = ", ".join(pipeline.topics)
-    if request is None:
-        return f"nothing new in {topics}: every offset up to the last stable one is stored"
-    if request.window is None:
-        return "nothing to process again: the log holds no offset of what is asked for any more"
-    start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in request.window)
-    kept = ledger.boundaries(pipeline, at=request.window, most=_SHOWN)
-    shown = "; ".join(
-        f"{each.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} is offset {each.offset} of {each.topic}[{each.partition}] "
-        f"(resolved at {each.resolved_at.astimezone(UTC):%Y-%m-%d %H:%M:%S})"
-        for each in kept
-    )
-    return (
-        f"nothing to process again: no processed offset of {topics} lies in the window {start} to {end} UTC"
-        + (f": {shown}" if shown else ", and there is no record from its start on")
-        + ". `exactbatch boundaries` shows what times were resolved to, and forgets it."
-    )
-
-
-def committed_in_this_life(run: Run, batches: Sequence[Batch]) -> Batch | None:
-    """The newest committed batch of a run since it was created, of all batches of its id, newest first.
-
-    A run that is deleted and created again begins with clear_number 0, and each clear adds one: the batches
-    of its life are the newest ones, down to where that number no longer falls.
-    """
-    number = run.clear_number
-    for each in batches:
-        if each.clear_number >= number:
-            return None
-        if each.status == "committed":
-            return each
-        number = each.clear_number
-    return None
+    return FrozenReplay(batch_id, planned.beyond)
 
 
 def _see(
@@ -281,23 +170,23 @@ def _see(
 
 
 def _ask(
-    log: KafkaLog, pipeline: Pipeline, request: ReplayRequest, stored: Sequence[StoredOffset]
+    broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest, stored: Sequence[StoredOffset]
 ) -> tuple[tuple[LogPartition, ...], _Found]:
     """What the log holds, and where the times of a window begin in it.
 
     The ends of the log come first: a record that is late for a time, and comes between the two questions,
     then lies beyond the offset that stands for the time.
     """
-    partitions = log.processed_partitions(pipeline.topics, stored)
+    partitions = broker.processed_partitions(pipeline.topics, stored)
     if request.window is None:
         return partitions, {}
-    found = {at: log.records_at(partitions, at) for at in (*request.window, _BEGINNING)}
-    _check_times(log, partitions, stored, request.window, found[request.window[1]])
+    found = {at: broker.records_at(partitions, at) for at in (*request.window, _BEGINNING)}
+    _check_times(broker, partitions, stored, request.window, found[request.window[1]])
     return partitions, found
 
 
 def _check_times(
-    log: KafkaLog,
+    broker: KafkaBroker,
     partitions: Sequence[LogPartition],
     stored: Sequence[StoredOffset],
     window: tuple[datetime, datetime],
@@ -311,14 +200,14 @@ def _check_times(
     of_log = {(each.topic, each.partition): each for each in partitions}
     for each, record in may_hide(stored, ends, window[1]):
         partition = of_log[each.topic, each.partition]
-        behind = log.first_before(partition, record.offset + 1, each.next_offset, window[1])
+        behind = broker.first_before(partition, record.offset + 1, each.next_offset, window[1])
         if behind is not None:
             raise hidden(each, record, behind, window)
 
 
-def _compacted(log: KafkaLog, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
+def _compacted(broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest) -> set[str]:
     """The topics whose records may be gone although results still come from them, unless that was accepted."""
-    return set() if request.available_only else log.compacted(pipeline.topics)
+    return set() if request.available_only else broker.compacted(pipeline.topics)
 
 
 def _check_compacted(ledger: Ledger, pipeline: Pipeline, planned: ReplayPlan, compacted: Set[str]) -> None:

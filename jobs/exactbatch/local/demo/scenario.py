@@ -14,14 +14,15 @@ from rich.console import Console
 
 from exactbatch.audit.audit import audit
 from exactbatch.cli import render as tables
+from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
-from exactbatch.kafka.broker import KafkaLog
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.demo.flights import COUNT, create_topic, find_archive, flights, send
 from exactbatch.local.stack import LocalStack
 from exactbatch.operations.report import load_report
-from exactbatch.pipeline import Pipeline, load_pipeline
+from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
@@ -117,7 +118,7 @@ def _process(
     assert newest.run_id is not None
     state = airflow.wait_for_run(pipeline.name, newest.run_id)
     tries = airflow.task_states(pipeline.name, newest.run_id)["process_batch"][1]
-    report = load_report(settings.postgres, KafkaLog(settings.kafka), pipeline, newest.batch_id)
+    report = load_report(settings.postgres, KafkaBroker(settings.kafka), pipeline, newest.batch_id)
     _say(f"run {newest.run_id}: {state}, process_batch in {tries} {'try' if tries == 1 else 'tries'}")
     console.print(report.as_table(), markup=False)
 
