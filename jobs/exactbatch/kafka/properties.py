@@ -22,18 +22,18 @@ class Fixed:
 
 
 FIXED: Final[Mapping[str, Fixed]] = {
-    "auto.offset.reset": Fixed(
-        "error", "with any other value a read jumps over records that are gone, and says nothing"
-    ),
+    "auto.offset.reset": Fixed("error", "any other value makes a read skip missing records silently"),
     "isolation.level": Fixed("read_committed", "records of aborted transactions would become rows"),
-    "check.crcs": Fixed(True, "a record that a disk or the network has damaged would be stored as it came"),
+    "check.crcs": Fixed(True, "a record damaged by a disk or the network would be stored as it is"),
     "enable.partition.eof": Fixed(
-        True, "without it a range that ends in records that are not visible has no end"
+        True, "without it, a read of a range that ends in invisible records never ends"
     ),
-    "enable.auto.commit": Fixed(False, "the ledger alone keeps how far a pipeline has come"),
-    "enable.auto.offset.store": Fixed(False, "the ledger alone keeps how far a pipeline has come"),
-    "allow.auto.create.topics": Fixed(False, "a topic that was deleted would come back, empty"),
-    "statistics.interval.ms": Fixed(1000, "a read sees by it that it gets ahead where no record is visible"),
+    "enable.auto.commit": Fixed(False, "only the ledger records how far a pipeline has come"),
+    "enable.auto.offset.store": Fixed(False, "only the ledger records how far a pipeline has come"),
+    "allow.auto.create.topics": Fixed(False, "a deleted topic would be created again, empty"),
+    "statistics.interval.ms": Fixed(
+        1000, "a read uses the statistics to detect progress where no record is visible"
+    ),
 }
 # Another name of a fixed property.
 _ALIASES_OF_FIXED: Final[Mapping[str, str]] = {"auto.commit.enable": "enable.auto.commit"}
@@ -179,22 +179,24 @@ UNUSED: Final[frozenset[str]] = frozenset(
     }
 )
 
-_FUNCTION: Final = "it is a function of the program, which exactbatch sets itself or does without"
-_OLD_PROTOCOL: Final = "librdkafka would speak a protocol without transactions and leader epochs"
-_OWN_OFFSETS: Final = "the ledger alone keeps how far a pipeline has come"
-_INTERNAL: Final = "it is librdkafka's own"
-_MOCK: Final = "it puts a made-up cluster in the place of the brokers"
+_FUNCTION: Final = (
+    "it is a callback or another object of the program, which exactbatch sets itself or does not use"
+)
+_OLD_PROTOCOL: Final = "librdkafka would use a protocol without transactions and leader epochs"
+_OWN_OFFSETS: Final = "only the ledger records how far a pipeline has come"
+_INTERNAL: Final = "it is internal to librdkafka"
+_MOCK: Final = "it replaces the brokers with a mock cluster"
 # What a connection may not have, and why.
 REFUSED: Final[Mapping[str, str]] = {
     "metadata.broker.list": (
-        "kafka-python, which plans, does not know this name, and could plan from other brokers than those that "
-        "are read; name the brokers in bootstrap.servers"
+        "kafka-python, which plans, does not know this name and could plan from brokers other than those that "
+        "librdkafka reads from; list the brokers in bootstrap.servers"
     ),
-    "default.topic.config": "what it holds goes before the properties that make a read exact",
-    "default_topic_conf": "what it holds goes before the properties that make a read exact",
+    "default.topic.config": "its contents take precedence over the properties that make a read exact",
+    "default_topic_conf": "its contents take precedence over the properties that make a read exact",
     "plugin.library.paths": "a plugin can change, drop and add records",
     "interceptors": "an interceptor can change, drop and add records",
-    "topic.blacklist": "a topic of a pipeline would look as if it had been deleted",
+    "topic.blacklist": "a topic of the pipeline would look deleted",
     "test.mock.num.brokers": _MOCK,
     "test.mock.broker.rtt": _MOCK,
     "offset.store.method": _OWN_OFFSETS,
@@ -203,10 +205,10 @@ REFUSED: Final[Mapping[str, str]] = {
     "api.version.request": _OLD_PROTOCOL,
     "api.version.fallback.ms": _OLD_PROTOCOL,
     "broker.version.fallback": _OLD_PROTOCOL,
-    "socket.max.fails": "with any other value than its default, 1, client and broker can lose step",
-    "enabled_events": "events would be kept in memory, and nobody would fetch them",
-    "log.queue": "log lines would be kept in memory, and nobody would fetch them",
-    "builtin.features": "it says what librdkafka was built with, and sets nothing",
+    "socket.max.fails": "with any value other than its default, 1, client and broker can get out of step",
+    "enabled_events": "events would accumulate in memory, because nothing consumes them",
+    "log.queue": "log lines would accumulate in memory, because nothing consumes them",
+    "builtin.features": "it describes how librdkafka was built, and sets nothing",
     "internal.termination.signal": _INTERNAL,
     "opaque": _INTERNAL,
     "ssl_ca": _INTERNAL,
