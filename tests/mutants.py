@@ -308,8 +308,8 @@ MUTANTS: Final = (
     Mutant(
         "a transaction of the driver does not have its settings",
         "postgres/connection.py",
-        "                super().execute(connection.pins)\n",
-        "                pass\n",
+        "                super().execute(connection.pins)",
+        "                pass",
         (f"{_SETTINGS}::test_a_function_that_changes_the_session_changes_one_transaction[connect]",),
     ),
     Mutant(

@@ -36,8 +36,9 @@ from exactbatch.ledger import Batch, Ledger, Run, migrate
 from exactbatch.ledger.schema import migrations
 from exactbatch.operations.report import load_report
 from exactbatch.planning.request import ReplayRequest
-from exactbatch.postgres import connection as connections
-from exactbatch.postgres.connection import connect, connect_arrow, transaction
+from exactbatch.postgres import dsn as connection_strings
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -337,7 +338,7 @@ def silent_host() -> Iterator[int]:
 def test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones(
     pair: Pair, make_life: MakeLife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "CONNECT_TIMEOUT", 2)
+    monkeypatch.setattr(connection_strings, "CONNECT_TIMEOUT", 2)
     life = make_life("append")
     pair.attach(synchronous=False)
     with silent_host() as silent:

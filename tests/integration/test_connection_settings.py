@@ -19,7 +19,8 @@ from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagingTables
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres import session_settings
-from exactbatch.postgres.connection import connect, connect_arrow, transaction
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.postgres.session_settings import SessionSettings
 from exactbatch.settings import Settings
 

@@ -315,7 +315,7 @@ def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(co
     with (
         pytest.raises(PostgresUnavailable, match="was lost: server closed the connection"),
         transaction(connection),
-        connection.answered(),
+        connection.deadline(),
     ):
         raise psycopg2.DatabaseError("server closed the connection")
     with pytest.raises(psycopg2.ProgrammingError), transaction(connection) as cursor:

@@ -16,7 +16,8 @@ from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagingTables
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.ledger import Ledger
-from exactbatch.postgres.connection import connect, connect_arrow, transaction
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 DROPPED: Final = "ignore_startup_parameters = options"

@@ -28,7 +28,8 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
-from exactbatch.postgres.connection import connect, connect_arrow, transaction
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 
 TEXTS: Final = ("Müller €", "zażółć", "漢字 🐘", 'it\'s \\n "q"')

@@ -38,7 +38,8 @@ from exactbatch.ledger import Ledger, check_schema
 from exactbatch.model import Covered, LogPartition
 from exactbatch.offsets import Log
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import connect, connect_arrow, transaction
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import Aggregate, Upsert
 

@@ -171,7 +171,8 @@ class ExpectedValues:
         groups = [each.of_row if isinstance(each, Window) else _of_row(columns[each]) for each in sink.by]
         values = [
             measure.over_rows(
-                None if measure.column is None else _of_row(columns[measure.column]), measure.type_of(columns)
+                sql.SQL("*") if measure.column is None else _of_row(columns[measure.column]),
+                measure.type_of(columns),
             )
             for measure in measures.values()
         ]

@@ -46,8 +46,9 @@ from exactbatch.kafka.reader import Records, read_range
 from exactbatch.ledger import Ledger, batch_lost
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, guards_of
-from exactbatch.postgres.connection import connect_arrow, transaction
+from exactbatch.postgres.connection import transaction
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.writes import WRITES_OF, Writes

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from adbc_driver_manager import Error as AdbcError
 from psycopg2 import sql
 
-import exactbatch.postgres.arrow  # noqa: F401 - connect_arrow() would import it while the server's time runs
 from exactbatch.batch.watchdog import Patience, within
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TransformFailed
@@ -29,7 +28,7 @@ from exactbatch.formats.message import UNREADABLE, Unreadable, read_headers
 from exactbatch.formats.storable import NUL, check_storable
 from exactbatch.kafka.reader import Records, read_range
 from exactbatch.offsets import OffsetRange
-from exactbatch.postgres.connection import connect_arrow
+from exactbatch.postgres.arrow import connect_arrow
 
 SCHEMA: Final = "exactbatch_staging"
 APPLICATION: Final = "exactbatch task"  # what pg_stat_activity shows of a task

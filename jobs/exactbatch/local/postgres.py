@@ -124,7 +124,7 @@ class Postgres(Server):
             raise NotReady(str(error).strip()) from error
         with closing(connection), connection.cursor() as cursor:
             cursor.execute("show data_directory")
-            found = cursor.fetchone()[0]
+            ((found,),) = cursor.fetchall()
         if Path(found) != self.data_dir.resolve():
             raise NotReady(f"another Postgres, with its data in {found}, answers on port {self.port}")
 

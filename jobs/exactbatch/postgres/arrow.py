@@ -1,11 +1,33 @@
-"""ADBC connections with the settings of session_settings, for executors and the auditor."""
+"""ADBC connections, which send and receive Arrow batches, for executors and the auditor."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import adbc_driver_postgresql
 from adbc_driver_manager import AdbcConnection, AdbcStatement, dbapi
+from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.postgres.session_settings import FOUND, Found, SessionSettings
+from exactbatch.errors.translation import adbc_said, own_error
+from exactbatch.postgres.dsn import complete_dsn, connecting_errors
+from exactbatch.postgres.session_settings import (
+    FOUND,
+    Found,
+    SessionSettings,
+    milliseconds,
+    refused_option,
+)
+
+if TYPE_CHECKING:
+
+    class ArrowCursor(dbapi.Cursor):
+        """A cursor of an ArrowConnection. Rows are tuples, typed `Any`: their fields depend on the statement."""
+
+        def fetchone(self) -> Any:
+            """Return the next row, or None."""
+
+        def fetchall(self) -> list[Any]:
+            """Return all remaining rows."""
+else:
+    ArrowCursor = dbapi.Cursor
 
 
 class ArrowConnection(dbapi.Connection):
@@ -15,7 +37,7 @@ class ArrowConnection(dbapi.Connection):
     _pinned = True
 
     def begin_with(self, pins: str) -> None:
-        """Begin a new transaction by these statements, and each from now on."""
+        """Begin a new transaction with these statements, and every later one, too."""
         self._pins = pins
         self.rollback()
 
@@ -28,26 +50,58 @@ class ArrowConnection(dbapi.Connection):
             statement.close()
         self._pinned = True
 
-    def cursor(self, **arguments: Any) -> Any:
+    def cursor(self, **arguments: Any) -> ArrowCursor:
         """As dbapi's own."""
         if not self._pinned:
             self._pin()
-        return super().cursor(**arguments)
+        return super().cursor(**arguments)  # type: ignore[return-value]  # ArrowCursor only narrows its types
 
     def commit(self) -> None:
         """As dbapi's own."""
         super().commit()
-        self._pinned = False  # not at once: what fails now would look like a commit that has failed
+        self._pinned = False  # pin later: an error now would look like a commit that failed
 
     def rollback(self) -> None:
-        """As dbapi's own; cursors that are open go on with the settings."""
+        """As dbapi's own; open cursors keep the settings."""
         super().rollback()
         self._pin()
 
 
-def open_arrow(dsn: str, settings: SessionSettings) -> ArrowConnection:
-    """Connect, set and verify. Raises ConfigurationError, and ADBC's own errors."""
-    connection = _connected(dsn)
+def connect_arrow(
+    dsn: str,
+    *,
+    application: str,
+    timeout: float = 60.0,
+    statement_timeout: float = 0,
+    read_only: bool = False,
+) -> ArrowConnection:
+    """Open an ADBC connection with the settings of exactbatch, and verify that they took effect.
+
+    `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
+    server sets no limit: a COPY lasts as long as it takes to read what it copies, and batch/watchdog.py limits the
+    waits for the server alone. With `read_only` the connection writes only temporary tables, and its transaction
+    may sit idle for as long as other work takes: nothing waits for its locks.
+
+    Raises as connect() does; statements raise ADBC's own errors.
+    """
+    settings = SessionSettings(
+        lock_timeout=milliseconds(timeout),
+        statement_timeout=milliseconds(statement_timeout) if statement_timeout else 0,
+        idle_in_transaction=0 if read_only else milliseconds(timeout),
+        read_only=read_only,
+    )
+    with connecting_errors():
+        complete = complete_dsn(dsn, settings, application=application, timeout=timeout)
+        try:
+            return _open(complete, settings)
+        except AdbcError as error:
+            if (refusal := refused_option(adbc_said(error)) or own_error(error)) is None:
+                raise
+            raise refusal from None
+
+
+def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:
+    connection = _connect(dsn)
     try:
         version = _server_version(connection)
         connection.begin_with(settings.statements(version))
@@ -68,9 +122,9 @@ def _server_version(connection: ArrowConnection) -> int:
         return int(cursor.fetchone()[0])
 
 
-def _connected(dsn: str) -> ArrowConnection:
+def _connect(dsn: str) -> ArrowConnection:
     database = adbc_driver_postgresql.connect(dsn)
-    connection: Any = None
+    connection = None
     try:
         connection = AdbcConnection(database)
         return ArrowConnection(database, connection)

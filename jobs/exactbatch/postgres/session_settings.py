@@ -226,6 +226,11 @@ def refused_option(said: str) -> ConfigurationError | None:
     )
 
 
+def milliseconds(seconds: float) -> int:
+    """Seconds as a server setting has them; at least 1, because 0 would be no limit."""
+    return max(1, round(seconds * 1000))
+
+
 def _at_startup(name: str) -> str:
     return "default_transaction_isolation" if name == "transaction_isolation" else name
 

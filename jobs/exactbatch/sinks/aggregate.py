@@ -358,8 +358,11 @@ class Aggregate:
                 left=sql.SQL("select count(*) from {} t, {}").format(self.table, gone) if guards else None,
             )
         # A row that stays as it is, is not written, and no revision is counted.
-        changes = [sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written]
-        own, values = sql.SQL(""), sql.SQL("")
+        changes: list[sql.Composable] = [
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written
+        ]
+        own: sql.Composable = sql.SQL("")
+        values: sql.Composable = sql.SQL("")
         if self.finality is not None:
             changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
             own = sql.SQL(", final, revisions")

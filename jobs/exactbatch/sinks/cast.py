@@ -136,6 +136,7 @@ class Cast:
             invalid = sql.SQL("({} is null or {})").format(name, invalid)
         # The order matters: what is no valid input cannot be cast to see whether it stays the same.
         changed = self._changed_elements if self.column.element else _changed(self._staged, self.target, name)
+        condition: sql.Composable
         if changed is None:
             condition = invalid
         elif self.target.kind == "base" and self.target.name in _LIMITED_BY_LENGTH:

@@ -40,9 +40,9 @@ class Count:
             _column(self.column, columns, str(self))
         return "bigint"
 
-    def over_rows(self, value: sql.Composable | None, _type: str) -> sql.Composable:
+    def over_rows(self, value: sql.Composable, _type: str) -> sql.Composable:
         """The partial result, over the value of the column in staged rows."""
-        return sql.SQL("count({})").format(value or sql.SQL("*"))
+        return sql.SQL("count({})").format(value)
 
     def over_partials(self, partial: sql.Composable, _type: str) -> sql.Composable:
         """The result, over partial ones."""

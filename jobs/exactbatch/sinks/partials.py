@@ -86,7 +86,8 @@ class Partials:
         groups = [each.of_row if isinstance(each, Window) else _value(found[each]) for each in self.by]
         measures = [
             measure.over_rows(
-                None if measure.column is None else _value(found[measure.column]), measure.type_of(found)
+                sql.SQL("*") if measure.column is None else _value(found[measure.column]),
+                measure.type_of(found),
             )
             for measure in self.measures.values()
         ]
