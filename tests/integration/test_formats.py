@@ -114,9 +114,9 @@ def test_avro_with_a_registry_is_loaded_exactly(
     pipeline = make_pipeline(topic, value=value, max_rejects=2)
     batch_id = world.plan(pipeline)
     # Without the secret, and without the registry, the batch fails, and nothing is a reject.
-    assert "found HTTP status 401" in world.refused(ConfigurationError, pipeline, batch_id)
+    assert "answered HTTP status 401" in world.refused(ConfigurationError, pipeline, batch_id)
     gone = replace(pipeline, value=replace(value, registry="http://127.0.0.1:1"))
-    assert "to tell schema 7, found ConnectError" in world.refused(TasksFailed, gone, batch_id)
+    assert "cannot be reached for schema 7: ConnectError" in world.refused(TasksFailed, gone, batch_id)
     world.settings.kafka["schema.registry.basic.auth.user.info"] = "me:secret"  # type: ignore[index]
     batch = world.process(pipeline, batch_id).batch
     assert (batch.records, batch.rows, batch.rejected) == (102, 100, 2)

@@ -3,8 +3,10 @@
 import io
 import json
 import pickle
+import ssl
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
@@ -20,9 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_values import decode, reason, rows
 
+from certificates import Authority
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
-from exactbatch.formats import Avro, Text, WithMessage, connected
-from exactbatch.formats.storable import EARLIEST_TIMESTAMP
+from exactbatch.formats import Avro, Text, WithMessage, with_registry
+from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 
 
 def body(schema: Any, value: Any) -> bytes:
@@ -30,11 +33,12 @@ def body(schema: Any, value: Any) -> bytes:
     return stream.getvalue()
 
 
-def record(*fields: tuple[str, Any]) -> dict[str, Any]:
+def record(*fields: tuple[str, Any], name: str = "R", **more: Any) -> dict[str, Any]:
     return {
         "type": "record",
-        "name": "R",
-        "fields": [{"name": name, "type": type_} for name, type_ in fields],
+        "name": name,
+        **more,
+        "fields": [{"name": field, "type": type_} for field, type_ in fields],
     }
 
 
@@ -306,20 +310,23 @@ class Registry:
     """A schema registry over HTTP, as far as a reader sees it."""
 
     address: str
-    answers: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
     def has(self, schema_id: int, schema: Any, **more: Any) -> None:
-        self.answers[schema_id] = (200, {"schema": json.dumps(schema), **more})
+        self.answers[f"/schemas/ids/{schema_id}"] = (200, {"schema": json.dumps(schema), **more})
+
+    def answers_with(self, schema_id: int, status: int, answer: Any) -> None:
+        self.answers[f"/schemas/ids/{schema_id}"] = (status, answer)
 
 
-@pytest.fixture
-def registry() -> Iterator[Registry]:
+@contextmanager
+def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            told.asked.append((self.path, self.headers.get("Authorization")))
-            none = (404, {"error_code": 40403, "message": "Schema not found"})
-            status, answer = told.answers.get(int(self.path.rpartition("/")[2]), none)
+            registry.asked.append((self.path, self.headers.get("Authorization")))
+            unknown = (404, {"error_code": 40403, "message": "Schema not found"})
+            status, answer = registry.answers.get(self.path, unknown)
             self.send_response(status)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
@@ -328,11 +335,19 @@ def registry() -> Iterator[Registry]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    told = Registry(f"http://127.0.0.1:{server.server_port}")
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    registry = Registry(f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}")
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield told
+    yield registry
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with registry_server() as server:
+        yield server
 
 
 def framed(schema_id: int, its_body: bytes) -> bytes:
@@ -376,35 +391,183 @@ def test_values_without_a_schema_of_the_registry_are_refused(registry: Registry)
     )
 
 
+NO_RETRIES = {"schema.registry.max.retries": 0}
+
+
 def test_a_registry_that_does_not_answer_is_no_reject(registry: Registry) -> None:
     value = framed(1, body("int", 5))
-    for status in (429, 500, 503):
-        registry.answers[1] = (status, {})
-        with pytest.raises(RegistryUnavailable, match=f"found HTTP status {status}"):
-            decode(Avro(registry=registry.address, columns="a int"), value)
-    with pytest.raises(RegistryUnavailable, match="to tell schema 1, found ConnectError"):
-        decode(Avro(registry="http://127.0.0.1:1", columns="a int"), value)
+    avro = with_registry(Avro(registry=registry.address, columns="a int"), NO_RETRIES)
+    for status in (408, 429, 500, 503, 507):
+        registry.answers_with(1, status, {})
+        with pytest.raises(RegistryUnavailable, match=f"answered HTTP status {status} for schema 1"):
+            decode(avro, value)
+    with pytest.raises(RegistryUnavailable, match="cannot be reached for schema 1: ConnectError"):
+        decode(replace(avro, registry="http://127.0.0.1:1"), value)
     registry.has(1, record(("a", "int")))
-    assert rows(Avro(registry=registry.address, columns="a int"), value) == [{"a": 5}]
+    assert rows(avro, value) == [{"a": 5}]
 
 
-def test_a_registry_that_refuses_or_is_none_ends_the_batch(registry: Registry) -> None:
-    answers = (
-        (401, {"error_code": 40101}),
-        (404, {"error_code": 404}),
-        (200, {}),
-        (200, {"schema": "message A {}", "schemaType": "PROTOBUF"}),
-        (200, {"schema": '"int"', "references": [{"name": "x", "subject": "x", "version": 1}]}),
-        (200, {"schema": "{}"}),
-    )
-    for schema_id, answer in enumerate(answers):
-        registry.answers[schema_id] = answer
-        with pytest.raises(
-            ConfigurationError, match="expected (the schema registry|schema 4 of|schema 3 of|an Avro)"
-        ):
-            decode(Avro(registry=registry.address, columns="a int"), framed(schema_id, b"\x02"))
-    with pytest.raises(ConfigurationError, match="expected to ask the schema registry"):
+def test_a_registry_is_asked_again_before_a_batch_fails(registry: Registry) -> None:
+    registry.answers_with(1, 503, {})
+    properties = {"schema.registry.max.retries": 2, "schema.registry.retries.wait.ms": 1}
+    with pytest.raises(RegistryUnavailable):
+        decode(
+            with_registry(Avro(registry=registry.address, columns="a int"), properties),
+            framed(1, body("int", 5)),
+        )
+    assert len(registry.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "message"),
+    [
+        (401, {"error_code": 40101}, "answered HTTP status 401 for schema 1"),
+        (404, {"error_code": 404}, "answered HTTP status 404 for schema 1"),
+        (404, "not found", "answered HTTP status 404 for schema 1"),
+        (200, {}, "sent no schema text for schema 1"),
+        (200, "a page", "did not answer as a schema registry does when asked for schema 1"),
+        (200, {"schema": "message A {}", "schemaType": "PROTOBUF"}, "is not an Avro schema but PROTOBUF"),
+        (200, {"schema": "{}"}, "expected an Avro schema"),
+    ],
+)
+def test_a_registry_that_refuses_or_is_none_ends_the_batch(
+    registry: Registry, status: int, answer: Any, message: str
+) -> None:
+    registry.answers_with(1, status, answer)
+    with pytest.raises(ConfigurationError, match=message):
+        decode(Avro(registry=registry.address, columns="a int"), framed(1, b"\x02"))
+
+
+def test_an_address_that_is_none_ends_the_batch() -> None:
+    with pytest.raises(
+        ConfigurationError, match="client of the schema registry at 'no address' cannot start"
+    ):
         decode(Avro(registry="no address", columns="a int"), framed(1, b""))
+
+
+CUSTOMER = record(("name", "string"), ("home", "shop.Address"), name="Customer", namespace="shop")
+ADDRESS = record(("city", "string"), name="Address", namespace="shop")
+ORDER = record(
+    ("id", "long"), ("customer", "shop.Customer"), ("to", "shop.Address"), name="Order", namespace="shop"
+)
+
+
+def reference(name: str, subject: str, version: int) -> dict[str, Any]:
+    return {"name": name, "subject": subject, "version": version}
+
+
+def test_a_schema_with_references_decodes_as_the_whole(registry: Registry) -> None:
+    customer, address = reference("shop.Customer", "customers", 3), reference("shop.Address", "addresses", 1)
+    registry.has(1, ORDER, references=[customer, address])
+    path = "/subjects/{subject}/versions/{version}?deleted=true"
+    registry.answers[path.format(**customer)] = (
+        200,
+        {
+            "subject": "customers",
+            "version": 3,
+            "id": 8,
+            "schema": json.dumps(CUSTOMER),
+            "references": [address],
+        },
+    )
+    registry.answers[path.format(**address)] = (
+        200,
+        {"subject": "addresses", "version": 1, "id": 9, "schema": json.dumps(ADDRESS)},
+    )
+    whole = record(
+        ("id", "long"),
+        (
+            "customer",
+            record(("name", "string"), ("home", ADDRESS), name="Customer", namespace="shop"),
+        ),
+        ("to", "shop.Address"),
+        name="Order",
+        namespace="shop",
+    )
+    order = {"id": 7, "customer": {"name": "Ada", "home": {"city": "London"}}, "to": {"city": "Turin"}}
+    avro = Avro(registry=registry.address, columns="id bigint, customer jsonb, to jsonb")
+    assert rows(avro, framed(1, body(whole, order))) == [
+        {"id": 7, "customer": '{"name":"Ada","home":{"city":"London"}}', "to": '{"city":"Turin"}'}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "message"),
+    [
+        (404, {"error_code": 40401}, "answered HTTP status 404 for schema 1"),
+        (200, {"id": 8, "schema": "{}"}, "and its references .shop.Customer. do not form an Avro schema"),
+        (200, {"id": 8, "schema": "x", "schemaType": "JSON"}, "reference shop.Customer of the registry"),
+    ],
+)
+def test_a_reference_that_is_no_avro_schema_ends_the_batch(
+    registry: Registry, status: int, answer: Any, message: str
+) -> None:
+    registry.has(1, ORDER, references=[reference("shop.Customer", "customers", 3)])
+    registry.answers["/subjects/customers/versions/3?deleted=true"] = (status, answer)
+    with pytest.raises(ConfigurationError, match=message):
+        decode(Avro(registry=registry.address, columns="id bigint"), framed(1, b"\x02"))
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        (
+            {"schema.registry.password": "x"},
+            r"unsupported property of the schema registry: schema\.registry\.password",
+        ),
+        ({"schema.registry.url": "x"}, "unsupported"),
+        ({"schema.registry.bearer.auth.credentials.source": "CUSTOM"}, "unsupported"),
+        ({"schema.registry.ssl.ca.location": False}, "expected text, found bool"),
+        ({"schema.registry.timeout": "10"}, "expected a number, found str"),
+    ],
+)
+def test_properties_that_the_registry_does_not_have_are_refused(
+    properties: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        with_registry(Avro(registry="http://x", columns="a int"), properties)
+
+
+def test_a_user_without_a_password_is_refused(registry: Registry) -> None:
+    avro = with_registry(
+        Avro(registry=registry.address, columns="a int"), {"schema.registry.basic.auth.user.info": "me"}
+    )
+    with pytest.raises(ConfigurationError, match="cannot start: basic.auth.user.info must be in the form"):
+        decode(avro, framed(1, b""))
+
+
+def test_a_client_certificate_reaches_the_registry(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.issue("127.0.0.1", ["127.0.0.1"])
+    own, own_key = authority.issue("client", password="k3y")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_cert_chain(certificate, key)
+    with registry_server(context) as registry:
+        registry.has(1, "int")
+        properties = {
+            **NO_RETRIES,
+            "schema.registry.ssl.ca.location": str(authority.certificate),
+            "schema.registry.ssl.certificate.location": str(own),
+            "schema.registry.ssl.key.location": str(own_key),
+            "schema.registry.ssl.key.password": "k3y",
+        }
+        value, plain = framed(1, body("int", 5)), Avro(registry=registry.address, columns="a int")
+        with pytest.raises(RegistryUnavailable):
+            decode(with_registry(plain, dict(list(properties.items())[:2])), value)
+        assert rows(with_registry(plain, properties), value) == [{"a": 5}]
+
+
+def test_a_bearer_token_reaches_the_registry(registry: Registry) -> None:
+    registry.has(1, "int")
+    properties = {
+        "schema.registry.bearer.auth.credentials.source": "STATIC_TOKEN",
+        "schema.registry.bearer.auth.token": "t0ken",
+        "schema.registry.bearer.auth.logical.cluster": "lsrc-1",
+    }
+    avro = with_registry(Avro(registry=registry.address, columns="a int"), properties)
+    assert rows(avro, framed(1, body("int", 5))) == [{"a": 5}]
+    assert registry.asked == [("/schemas/ids/1", "Bearer t0ken")]
 
 
 def test_secrets_of_the_registry_come_from_the_kafka_properties(registry: Registry) -> None:
@@ -412,19 +575,17 @@ def test_secrets_of_the_registry_come_from_the_kafka_properties(registry: Regist
     avro = Avro(registry=registry.address, columns="a text")
     properties = {"bootstrap.servers": "x:1", "schema.registry.basic.auth.user.info": "me:se:cret"}
     for format_ in (
-        connected(avro, properties),
-        connected(WithMessage(Text(), key=avro), properties).key,
-        connected(WithMessage(avro), properties).value,
-        connected(WithMessage(Text(), header={"h": avro}), properties).header["h"],
+        with_registry(avro, properties),
+        with_registry(WithMessage(Text(), key=avro), properties).key,
+        with_registry(WithMessage(avro), properties).value,
+        with_registry(WithMessage(Text(), header={"h": avro}), properties).header["h"],
     ):
         assert "se:cret" not in repr(format_)
         assert format_ == avro
         assert format_.properties == {"schema.registry.basic.auth.user.info": "me:se:cret"}
-    assert rows(pickle.loads(pickle.dumps(connected(avro, properties))), framed(1, body("string", "x")))
+    assert rows(pickle.loads(pickle.dumps(with_registry(avro, properties))), framed(1, body("string", "x")))
     assert registry.asked == [("/schemas/ids/1", "Basic bWU6c2U6Y3JldA==")]
-    with pytest.raises(ConfigurationError, match=r"found schema\.registry\.password"):
-        connected(avro, {"schema.registry.password": "x"})
-    assert connected(Text(), properties) == Text()
+    assert with_registry(Text(), properties) == Text()
 
 
 def test_no_value_and_only_broken_ones_give_no_row(registry: Registry) -> None:

@@ -10,7 +10,7 @@ from test_values import decode, rows
 
 from exactbatch.errors import ConfigurationError, ReadFailed, TasksFailed
 from exactbatch.formats import Custom
-from exactbatch.formats.storable import EARLIEST_TIMESTAMP
+from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 
 Returned = tuple[pa.RecordBatch, Mapping[int, str]]
 

@@ -12,7 +12,7 @@ from test_values import OBJECTS, VALUES, decode, reason, rows, value_of
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Json
-from exactbatch.formats.storable import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
+from exactbatch.formats.postgres_limits import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
 
 
 def why_not(type_: str, written: str) -> str:

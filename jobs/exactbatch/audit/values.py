@@ -15,9 +15,9 @@ from psycopg2 import sql
 from exactbatch.audit.derived import different
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import WithMessage, as_changes, connected
+from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.message import read_headers
-from exactbatch.formats.storable import EARLIEST_TIMESTAMP
+from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks import Aggregate, Sum, Window
@@ -54,7 +54,7 @@ class ExpectedValues:
                 f"audit of values needs, found a transform or lineage='batch'. Audit it without --values."
             )
         self._results, self._connection, self._pipeline = results, connection, pipeline
-        self._value, self._key = connected(pipeline.value, kafka), connected(pipeline.key, kafka)
+        self._value, self._key = with_registry(pipeline.value, kafka), with_registry(pipeline.key, kafka)
         self._columns = sink.staged_columns(pipeline.value.columns)
         self._window: _Window | None = None  # where the records lie that were added since the last comparison
         self._schema = pa.schema(

@@ -12,7 +12,7 @@ from exactbatch.batch.spark_errors import cause, setting_refused, settings_of
 from exactbatch.batch.staging import ChangesOf, StagedBatch, StageTask, StagingTables, dump, load, stage
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, TasksFailed
-from exactbatch.formats import connected
+from exactbatch.formats import with_registry
 from exactbatch.offsets import OffsetRange, deal, split
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
@@ -105,7 +105,7 @@ def stage_tasks(
     if not pipeline.is_transformed:
         parts = min(parts, parallelism)
     first_offsets = {(each.topic, each.partition, each.from_offset) for each in ranges}
-    value, key = connected(pipeline.value, settings.kafka), connected(pipeline.key, settings.kafka)
+    value, key = with_registry(pipeline.value, settings.kafka), with_registry(pipeline.key, settings.kafka)
     return [
         StageTask(
             range=piece,

@@ -40,7 +40,7 @@ from exactbatch.errors import (
 from exactbatch.errors.sqlstates import refuses
 from exactbatch.errors.translation import adbc_said, unexpected
 from exactbatch.failpoints import failpoint
-from exactbatch.formats import Decoded, connected
+from exactbatch.formats import Decoded, with_registry
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import Records, read_range
 from exactbatch.ledger import Ledger, batch_lost
@@ -278,7 +278,7 @@ class _Reading:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Rows with all their lineage, until there are more rejects than the range may have."""
         task, pipeline = self._task, self._task.pipeline
-        value = connected(pipeline.value, task.kafka)
+        value = with_registry(pipeline.value, task.kafka)
         # Of a share, the most that there can be: no range has more records than offsets.
         most = pipeline.rejects_allowed(len(task.range))
         records = read_range(

@@ -25,7 +25,7 @@ from exactbatch.errors.translation import adbc_detail, adbc_said, unexpected
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes, headers_as_json
 from exactbatch.formats.message import UNREADABLE, Unreadable, read_headers
-from exactbatch.formats.storable import NUL, check_storable
+from exactbatch.formats.postgres_limits import NUL, check_storable
 from exactbatch.kafka.reader import Records, read_range
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.arrow import connect_arrow

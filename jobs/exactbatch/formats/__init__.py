@@ -1,8 +1,6 @@
 """How value bytes become columns: one file for each format."""
 
 from exactbatch.formats.avro import Avro
-from exactbatch.formats.changes import as_changes
-from exactbatch.formats.connected import connected
 from exactbatch.formats.csv import Csv
 from exactbatch.formats.custom import Custom
 from exactbatch.formats.debezium import Debezium
@@ -11,6 +9,8 @@ from exactbatch.formats.json import Json
 from exactbatch.formats.message import WithMessage, headers_as_json
 from exactbatch.formats.raw import Raw
 from exactbatch.formats.text import Text
+from exactbatch.formats.upsert_changes import as_changes
+from exactbatch.formats.with_registry import with_registry
 
 __all__ = [
     "Avro",
@@ -24,6 +24,6 @@ __all__ = [
     "Text",
     "WithMessage",
     "as_changes",
-    "connected",
     "headers_as_json",
+    "with_registry",
 ]

@@ -19,11 +19,11 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_logical import InvalidAvro, register
 from exactbatch.formats.avro_schema import AvroField, checked, fields_of
 from exactbatch.formats.epoch import from_epoch
-from exactbatch.formats.fields import json_texts
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, positions
 from exactbatch.formats.json import stored_schema
+from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.registry import writer_schema
-from exactbatch.formats.storable import check_rows
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

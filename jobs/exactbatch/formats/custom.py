@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
-from exactbatch.formats.storable import check_rows
+from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from exactbatch.columns import Column, parse_columns
 from exactbatch.formats.decimals import has_decimals, refuse_tiny_fields, without_wrapping
 from exactbatch.formats.epoch import check_epoch, from_epoch
-from exactbatch.formats.fields import check_names, fields_as_text, is_kept_as_text
 from exactbatch.formats.format import Decoded, decode_present
-from exactbatch.formats.storable import check_storable, refuse_infinity
+from exactbatch.formats.postgres_limits import check_storable, refuse_infinity
+from exactbatch.formats.raw_json_fields import check_names, fields_as_text, is_kept_as_text
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

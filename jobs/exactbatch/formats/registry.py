@@ -1,100 +1,213 @@
-"""Confluent's schema registry: which schema a value was written with."""
+"""Confluent's schema registry: which schema a value was written with.
+
+confluent-kafka's SchemaRegistryClient sends the requests: it retries them, and knows TLS client certificates,
+basic and bearer authentication.
+"""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 
-PREFIX: Final = "schema.registry."
-_USER: Final = "schema.registry.basic.auth.user.info"
-_CERTIFICATES: Final = "schema.registry.ssl.ca.location"
-_TIMEOUT: Final = 10.0  # seconds
-_UNKNOWN_SCHEMA: Final = 40403  # the registry's own code: it is there, and has no such schema
+if TYPE_CHECKING:
+    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
-# A schema never changes under its id: each is fetched once for each process.
-_fetched: dict[tuple[str, int], str] = {}
+PREFIX: Final = "schema.registry."
+# Left out are properties of the client that are Python functions, or that a reader of schemas does not use.
+_PROPERTIES: Final = frozenset(
+    {
+        "basic.auth.user.info",
+        "bearer.auth.client.id",
+        "bearer.auth.client.secret",
+        "bearer.auth.credentials.source",
+        "bearer.auth.identity.pool.id",
+        "bearer.auth.issuer.endpoint.query",
+        "bearer.auth.issuer.endpoint.url",
+        "bearer.auth.logical.cluster",
+        "bearer.auth.scope",
+        "bearer.auth.token",
+        "max.retries",
+        "proxy",
+        "retries.max.wait.ms",
+        "retries.wait.ms",
+        "ssl.ca.location",
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.key.password",
+        "timeout",
+    }
+)
+_NUMBERS: Final = frozenset({"max.retries", "retries.max.wait.ms", "retries.wait.ms", "timeout"})
+_TIMEOUT: Final = 10.0  # seconds for each request
+_UNKNOWN_SCHEMA: Final = 40403  # the registry answers, and has no schema with this id
+_CUSTOM: Final = "CUSTOM"  # takes the token from a Python function
+_WHOLE: Final = "exactbatch:schema"  # Avro does not allow this name, so that no reference has it
 
 
 def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the Kafka client properties that are about the registry.
+    """Return the Kafka client properties that configure the registry's client.
 
-    Raises ConfigurationError for one that is not known.
+    Raises ConfigurationError for an unknown property, and for a value of the wrong type.
     """
-    found = {name: value for name, value in properties.items() if name.startswith(PREFIX)}
-    if unknown := sorted(found.keys() - {_USER, _CERTIFICATES}):
-        raise ConfigurationError(
-            f"expected {_USER} and {_CERTIFICATES} as properties of a schema registry, found "
-            f"{', '.join(unknown)}. Correct the Kafka connection."
-        )
-    return found
+    own = {name: value for name, value in properties.items() if name.startswith(PREFIX)}
+    for name, value in sorted(own.items()):
+        short = name.removeprefix(PREFIX)
+        if short not in _PROPERTIES or (short, value) == ("bearer.auth.credentials.source", _CUSTOM):
+            raise ConfigurationError(
+                f"The Kafka connection has an unsupported property of the schema registry: {name}. "
+                f"Supported are {', '.join(PREFIX + supported for supported in sorted(_PROPERTIES))}."
+            )
+        type_ = (int, float) if short in _NUMBERS else str
+        if isinstance(value, bool) or not isinstance(value, type_):
+            expected = "a number" if short in _NUMBERS else "text"
+            raise ConfigurationError(
+                f"Property {name} of the Kafka connection: expected {expected}, found {type(value).__name__}."
+            )
+    return own
 
 
 def writer_schema(registry: str, schema_id: int, properties: Mapping[str, Any]) -> str | None:
-    """The Avro schema, as JSON text, that the registry has under an id; None where it knows no such id.
+    """Return the Avro schema, as JSON text, that the registry has under an id; None if it has no such id.
 
-    Raises RegistryUnavailable where the registry does not answer, and ConfigurationError where it refuses, is
-    none, or has something else than a whole Avro schema under this id.
+    Schemas that it references are part of the text. A schema never changes under its id, so that each process
+    fetches it once. Raises RegistryUnavailable if the registry cannot be reached, and ConfigurationError if it
+    refuses the request, is not a schema registry, or has something other than an Avro schema under this id.
     """
-    if (registry, schema_id) not in _fetched:
-        schema = _fetch(registry, schema_id, properties)
-        if schema is None:
-            return None
-        _fetched[registry, schema_id] = schema
-    return _fetched[registry, schema_id]
+    return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id)
 
 
-def _fetch(registry: str, schema_id: int, properties: Mapping[str, Any]) -> str | None:
-    import ssl
-
-    import httpx
-
-    address = f"{registry.rstrip('/')}/schemas/ids/{schema_id}"
-    user = properties.get(_USER)
-    name, _, secret = str(user).partition(":")
-    certificates = properties.get(_CERTIFICATES)
-    try:
-        answer = httpx.get(
-            address,
-            auth=None if user is None else (name, secret),
-            verify=True if certificates is None else ssl.create_default_context(cafile=certificates),
-            timeout=_TIMEOUT,
-        )
-    except (httpx.UnsupportedProtocol, httpx.InvalidURL, OSError) as error:
-        raise ConfigurationError(
-            f"expected to ask the schema registry at {registry!r}, found: {error}. Correct its address, or "
-            f"{_CERTIFICATES}."
-        ) from error
-    except httpx.TransportError as error:
-        raise RegistryUnavailable(
-            f"expected the schema registry at {registry} to tell schema {schema_id}, found "
-            f"{type(error).__name__}: {error}. Check that it is up, and its address."
-        ) from error
-    if answer.status_code == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
-        raise RegistryUnavailable(
-            f"expected the schema registry at {registry} to tell schema {schema_id}, found HTTP status "
-            f"{answer.status_code}. Try again."
-        )
-    found = _object(answer.text)
-    if answer.status_code == httpx.codes.NOT_FOUND and found.get("error_code") == _UNKNOWN_SCHEMA:
-        return None
-    if not answer.is_success or not isinstance(found.get("schema"), str):
-        raise ConfigurationError(
-            f"expected the schema registry at {registry} to tell schema {schema_id}, found HTTP status "
-            f"{answer.status_code} from {address}. Correct its address, or {_USER} in the Kafka connection."
-        )
-    if found.get("schemaType", "AVRO") != "AVRO" or found.get("references"):
-        raise ConfigurationError(
-            f"expected schema {schema_id} of the registry at {registry} to be an Avro schema without references, "
-            f"found {found.get('schemaType', 'AVRO')} with {len(found.get('references', ()))} references. Decode "
-            f"such values by a function with Custom."
-        )
-    return str(found["schema"])
+@cache
+def _reader(registry: str, properties: tuple[tuple[str, Any], ...]) -> "_Reader":
+    return _Reader(registry, dict(properties))
 
 
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+class _Reader:
+    """Reads schemas from one registry."""
+
+    def __init__(self, registry: str, properties: Mapping[str, Any]) -> None:
+        self._registry = registry
+        self._client = self._connect(properties)
+        self._schemas: dict[int, str] = {}
+
+    def schema(self, schema_id: int) -> str | None:
+        if schema_id not in self._schemas:
+            schema = self._get(schema_id)
+            if schema is None:
+                return None
+            self._schemas[schema_id] = schema
+        return self._schemas[schema_id]
+
+    def _connect(self, properties: Mapping[str, Any]) -> "SchemaRegistryClient":
+        from confluent_kafka.schema_registry import SchemaRegistryClient
+
+        own = {name.removeprefix(PREFIX): value for name, value in properties.items()}
+        try:
+            return SchemaRegistryClient({"timeout": _TIMEOUT, **own, "url": self._registry})
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigurationError(
+                f"The client of the schema registry at {self._registry!r} cannot start: {error}. Correct the "
+                f"registry's address in the pipeline, or the {PREFIX}* properties of the Kafka connection."
+            ) from error
+
+    def _get(self, schema_id: int) -> str | None:
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        what = f"schema {schema_id}"
+        with self._errors(what):
+            try:
+                schema = self._client.get_schema(schema_id)
+            except SchemaRegistryError as error:
+                if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code == _UNKNOWN_SCHEMA:
+                    return None
+                raise
+            return self._text_of(schema, what)
+
+    def _text_of(self, schema: "Schema", what: str) -> str:
+        """Return an Avro schema with the schemas that it references, as JSON text."""
+        text = self._checked(schema, what)
+        if not schema.references:
+            return text
+        from fastavro.repository.base import AbstractSchemaRepository
+        from fastavro.schema import load_schema
+
+        referenced = dict(self._referenced(schema, what))
+
+        class Fetched(AbstractSchemaRepository):
+            def load(self, name: str) -> Any:
+                return json.loads(text if name == _WHOLE else referenced[name])
+
+        try:
+            parsed = load_schema(_WHOLE, repo=Fetched())
+        except Exception as error:  # fastavro's errors about a schema have no common base
+            raise ConfigurationError(
+                f"{what} of the registry at {self._registry} and its references "
+                f"({', '.join(sorted(referenced))}) do not form an Avro schema: {type(error).__name__}: {error}. "
+                f"Correct the schema in the registry, or decode the values with Custom."
+            ) from error
+        if isinstance(parsed, dict):  # without what fastavro notes for itself
+            parsed = {key: value for key, value in parsed.items() if not key.startswith("__")}
+        return json.dumps(parsed)
+
+    def _referenced(self, schema: "Schema", what: str) -> Iterator[tuple[str, str]]:
+        """Yield the name and text of every schema that a schema references, directly or not."""
+        for reference in schema.references or ():
+            part = f"{what}'s reference {reference.name}"
+            # A version that was deleted since is still the one that the values were written with.
+            version = self._client.get_version(
+                str(reference.subject), reference.version or "latest", deleted=True
+            )
+            yield str(reference.name), self._checked(version.schema, part)
+            yield from self._referenced(version.schema, part)
+
+    def _checked(self, schema: "Schema", what: str) -> str:
+        if not isinstance(schema.schema_str, str):
+            raise ConfigurationError(
+                f"The registry at {self._registry} sent no schema text for {what}. Check that the address is "
+                f"that of a schema registry."
+            )
+        if (schema.schema_type or "AVRO") != "AVRO":
+            raise ConfigurationError(
+                f"{what} of the registry at {self._registry} is not an Avro schema but {schema.schema_type}. "
+                f"Decode such values with Custom."
+            )
+        return schema.schema_str
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Raise the client's errors as RegistryUnavailable or ConfigurationError."""
+        from confluent_kafka.schema_registry.common._httpx_compat import httpx
+        from confluent_kafka.schema_registry.common.schema_registry_client import is_retriable
+        from confluent_kafka.schema_registry.error import OAuthTokenError, SchemaRegistryError
+
+        try:
+            yield
+        except SchemaRegistryError as error:
+            status = error.http_status_code
+            if is_retriable(status) or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise RegistryUnavailable(
+                    f"The schema registry at {self._registry} answered HTTP status {status} for {what}. Try again."
+                ) from error
+            raise ConfigurationError(
+                f"The schema registry at {self._registry} answered HTTP status {status} for {what}. Correct its "
+                f"address in the pipeline, or the credentials in {PREFIX}basic.auth.user.info or "
+                f"{PREFIX}bearer.auth.* of the Kafka connection."
+            ) from error
+        except httpx.HTTPError as error:
+            raise RegistryUnavailable(
+                f"The schema registry at {self._registry} cannot be reached for {what}: {type(error).__name__}: "
+                f"{error}. Check that it is up, and its address."
+            ) from error
+        except OAuthTokenError as error:
+            raise RegistryUnavailable(
+                f"The token for the schema registry at {self._registry} cannot be fetched: {error.message}. Check "
+                f"{PREFIX}bearer.auth.* in the Kafka connection."
+            ) from error
+        except (ValueError, KeyError, AttributeError, httpx.InvalidURL) as error:
+            raise ConfigurationError(
+                f"The server at {self._registry} did not answer as a schema registry does when asked for {what}: "
+                f"{type(error).__name__}: {error}. Correct the registry's address in the pipeline."
+            ) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.storable import NUL
+from exactbatch.formats.postgres_limits import NUL
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,7 +12,7 @@ from exactbatch.formats.registry import registry_properties
 AnyFormat = TypeVar("AnyFormat", bound=Format | WithMessage | None)
 
 
-def connected(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyFormat:
+def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyFormat:
     """A format that knows those of the Kafka client properties that are about the schema registry.
 
     Raises ConfigurationError for a property of the registry that is not known.
@@ -23,9 +23,9 @@ def connected(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyFormat:
         case WithMessage():
             return replace(
                 format_,
-                value=connected(format_.value, properties),
-                key=connected(format_.key, properties),
-                header={name: connected(each, properties) for name, each in format_.header.items()},
+                value=with_registry(format_.value, properties),
+                key=with_registry(format_.key, properties),
+                header={name: with_registry(each, properties) for name, each in format_.header.items()},
             )
         case _:
             return format_
