@@ -238,7 +238,7 @@ def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(
 
 def table() -> str:
     """The table of the documentation, as the code makes it."""
-    lines = ["| SQLSTATE | what you see | error | tried again | what to do |", "|---|---|---|---|---|"]
+    lines = ["| SQLSTATE | what you see | error | retryable | what to do |", "|---|---|---|---|---|"]
     places: dict[int, list[str]] = {}
     found: dict[int, Meaning] = {}
     for code, each in itertools.chain(MEANINGS.items(), [("none", LOST), ("any other", UNLISTED)]):
@@ -255,7 +255,7 @@ def table() -> str:
 
 def classes() -> str:
     """The table of the error classes, as the code makes it."""
-    lines = ["| error | meaning | tried again |", "|---|---|---|"]
+    lines = ["| error | meaning | retryable |", "|---|---|---|"]
     for name, each in vars(errors).items():
         if isinstance(each, type) and issubclass(each, ExactbatchError) and each.__subclasses__() == []:
             meaning_ = " ".join((each.__doc__ or "").split())
