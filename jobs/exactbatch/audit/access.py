@@ -1,12 +1,13 @@
 """Can the auditor see everything, and can the tables keep what is committed?"""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks import Aggregate, Append
 
 _LEDGER: Final = (
@@ -31,7 +32,7 @@ def tables_of(pipeline: Pipeline) -> list[sql.Composable]:
     return tables
 
 
-def check_visible(cursor: Any, pipeline: Pipeline, *, values: bool) -> None:
+def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
     """Raise an error unless this login sees all rows of target and ledger.
 
     TargetMismatch where a table is not there; ConfigurationError where row security hides rows, a privilege is
@@ -70,7 +71,7 @@ def check_visible(cursor: Any, pipeline: Pipeline, *, values: bool) -> None:
         _check_temporary(cursor)
 
 
-def _check_temporary(cursor: Any) -> None:
+def _check_temporary(cursor: Cursor) -> None:
     cursor.execute(
         "select pg_is_in_recovery(), has_database_privilege(current_database(), 'temporary'), current_user, "
         "current_database()"
@@ -89,7 +90,7 @@ def _check_temporary(cursor: Any) -> None:
         )
 
 
-def unsafe_tables(cursor: Any, pipeline: Pipeline) -> Sequence[str]:
+def unsafe_tables(cursor: Cursor, pipeline: Pipeline) -> Sequence[str]:
     """What is said of each table that can lose committed rows, or commit without its transaction."""
     names = [table.as_string(cursor) for table in tables_of(pipeline)]
     cursor.execute(

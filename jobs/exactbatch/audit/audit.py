@@ -38,8 +38,8 @@ from exactbatch.ledger import Ledger, check_schema
 from exactbatch.model import Covered, LogPartition
 from exactbatch.offsets import Log
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import connect_arrow
-from exactbatch.postgres.connection import connect, transaction
+from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
+from exactbatch.postgres.connection import Connection, Cursor, connect, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import Aggregate, Upsert
 
@@ -288,7 +288,7 @@ def _whole_batches(
     return sorted({each.batch_id for each in coverage if each.batch_id is not None} - cut)
 
 
-def _share_snapshot(cursor: Any, results: Any) -> None:
+def _share_snapshot(cursor: Cursor, results: ArrowConnection) -> None:
     """Let the connection that reads the results see what this transaction sees, for as long as it lasts."""
     cursor.execute("select pg_export_snapshot()")
     (snapshot,) = cursor.fetchone()
@@ -299,8 +299,8 @@ def _share_snapshot(cursor: Any, results: Any) -> None:
 
 
 def _compare_batches(
-    results: Any,
-    connection: Any,
+    results: ArrowConnection,
+    connection: Connection,
     pipeline: Pipeline,
     coverage: Sequence[Covered],
     found: list[PartitionAudit],
@@ -364,7 +364,7 @@ class _Audit:
         self,
         pipeline: Pipeline,
         settings: Settings,
-        connection: Any,
+        connection: Connection,
         log: LogPartition,
         coverage: list[Covered],
         head: int,
@@ -390,7 +390,7 @@ class _Audit:
         """How many offsets there are to compare."""
         return self.result.until_offset - self.result.from_offset
 
-    def run(self, results: Any, sharing: Sequence[str]) -> Iterator[int]:
+    def run(self, results: ArrowConnection, sharing: Sequence[str]) -> Iterator[int]:
         """Compare window by window, each time telling how many offsets that was.
 
         `sharing` are the pipelines whose rows may lie in the same table.
@@ -416,7 +416,7 @@ class _Audit:
                 start = end
             log.check_cluster()
 
-    def _end_of_gap(self, results: Any, start: int, record: int) -> int:
+    def _end_of_gap(self, results: ArrowConnection, start: int, record: int) -> int:
         """Where the next record, row or reject stands from `start` on; `record` is the next record of the log.
 
         Between them nothing but offsets that are recorded as lost is left to count.
@@ -427,7 +427,7 @@ class _Audit:
         self.result.lost += self._lost(start, record)
         return record
 
-    def _outside(self, results: Any, begin: int, head: int) -> None:
+    def _outside(self, results: ArrowConnection, begin: int, head: int) -> None:
         """Nothing may lie below where the pipeline began, or at or past its stored offset."""
         for low, high in ((0, begin), (head, np.iinfo(np.int64).max)):
             for query in (self._rows, self._rejects):
@@ -443,7 +443,9 @@ class _Audit:
                 self.result.gaps.count += start - end
                 self.result.gaps.first += range(end, min(start, end + _SHOWN - len(self.result.gaps.first)))
 
-    def _compare(self, start: int, end: int, records: Offsets, nulls: Offsets, results: Any) -> int:
+    def _compare(
+        self, start: int, end: int, records: Offsets, nulls: Offsets, results: ArrowConnection
+    ) -> int:
         """Compare the offsets of a window; return how many records, rows and rejects it holds."""
         result, earliest = self.result, max(start, min(self._log.earliest, end))
         rows, row_batches = self._rows(results, start, end)
@@ -494,7 +496,9 @@ class _Audit:
         value = self._pipeline.value
         return value.null_is_tombstone and not (value.tombstone_deletes and self._pipeline.sink.keeps_deletes)
 
-    def _rows(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
+    def _rows(
+        self, results: ArrowConnection, start: int, end: int, form: str = "{}"
+    ) -> tuple[Offsets, Offsets]:
         """Offset and batch of the rows, but those that another pipeline with this target may have written, and
         those of an earlier life of the topic; none where rows do not tell their offsets."""
         if self._pipeline.sink.lineage == "batch":
@@ -513,7 +517,9 @@ class _Audit:
             results, query, (self._log.topic, self._log.partition, start, end, *identity), form
         )
 
-    def _rejects(self, results: Any, start: int, end: int, form: str = "{}") -> tuple[Offsets, Offsets]:
+    def _rejects(
+        self, results: ArrowConnection, start: int, end: int, form: str = "{}"
+    ) -> tuple[Offsets, Offsets]:
         """Offset and batch of the records that this pipeline rejected in this life of the topic."""
         query = sql.SQL(
             'select "offset", batch_id from exactbatch.rejected_record where pipeline = $1 '
@@ -523,7 +529,7 @@ class _Audit:
         return self._fetch(results, query, (*identity, self._log.partition, start, end), form)
 
     def _fetch(
-        self, results: Any, query: sql.Composable, parameters: tuple[Any, ...], form: str
+        self, results: ArrowConnection, query: sql.Composable, parameters: tuple[Any, ...], form: str
     ) -> tuple[Offsets, Offsets]:
         with results.cursor() as cursor:
             cursor.execute(sql.SQL(form).format(query).as_string(self._connection), parameters)

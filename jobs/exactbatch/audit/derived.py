@@ -6,12 +6,14 @@ constraint does; the groups of an Aggregate are compared by that alone.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow import ArrowConnection
+from exactbatch.postgres.connection import Connection
 from exactbatch.sinks import Aggregate, Upsert
 from exactbatch.sinks.finality import Finality
 from exactbatch.sinks.groups import listed, same_group
@@ -27,7 +29,7 @@ _DIFFERENT: Final = (
 _THERE: Final = sql.Identifier("exactbatch there")
 
 
-def stale_rows(results: Any, connection: Any, pipeline: Pipeline) -> int:
+def stale_rows(results: ArrowConnection, connection: Connection, pipeline: Pipeline) -> int:
     """How many keys have a row in an Upsert's target that is not their latest change, or lack one.
 
     The pipeline's own columns are compared: a target may have others, which the pipeline writes no more, or
@@ -68,7 +70,7 @@ def stale_rows(results: Any, connection: Any, pipeline: Pipeline) -> int:
     return _count(results, connection, query)
 
 
-def stale_aggregates(results: Any, connection: Any, pipeline: Pipeline) -> int:
+def stale_aggregates(results: ArrowConnection, connection: Connection, pipeline: Pipeline) -> int:
     """How many groups have a row in an Aggregate's target that their partial results do not make, or lack one."""
     sink = pipeline.sink
     assert isinstance(sink, Aggregate)
@@ -169,13 +171,15 @@ def _is_final(finality: Finality) -> sql.Composable:
     )
 
 
-def _common_columns(results: Any, connection: Any, sink: Upsert) -> list[tuple[str, str]]:
+def _common_columns(results: ArrowConnection, connection: Connection, sink: Upsert) -> list[tuple[str, str]]:
     """The columns that the target has from the changes, with their types in the target."""
     changes = dict(_columns_of(results, connection, sink.contributions.table))
     return [(name, type_) for name, type_ in _columns_of(results, connection, sink.table) if name in changes]
 
 
-def _columns_of(results: Any, connection: Any, table: sql.Composable) -> list[tuple[str, str]]:
+def _columns_of(
+    results: ArrowConnection, connection: Connection, table: sql.Composable
+) -> list[tuple[str, str]]:
     """Name and type of each column of a table."""
     with results.cursor() as cursor:
         cursor.execute(
@@ -186,7 +190,7 @@ def _columns_of(results: Any, connection: Any, table: sql.Composable) -> list[tu
         return list(cursor.fetchall())
 
 
-def _count(results: Any, connection: Any, query: sql.Composable) -> int:
+def _count(results: ArrowConnection, connection: Connection, query: sql.Composable) -> int:
     with results.cursor() as cursor:
         cursor.execute(query.as_string(connection))
         return int(cursor.fetchone()[0])

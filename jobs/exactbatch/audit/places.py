@@ -12,6 +12,8 @@ from typing import Any, Final
 from psycopg2 import sql
 
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow import ArrowConnection
+from exactbatch.postgres.connection import Connection
 from exactbatch.sinks import Aggregate
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.watermark import Watermark
@@ -102,7 +104,7 @@ class Places:
 
 
 def find_places(
-    results: Any, connection: Any, pipeline: Pipeline, audited: Collection[tuple[str, int]]
+    results: ArrowConnection, connection: Connection, pipeline: Pipeline, audited: Collection[tuple[str, int]]
 ) -> Places:
     """Look at all rows, wherever they claim to be.
 
@@ -152,12 +154,12 @@ def pipeline_counts_batches(pipeline: Pipeline) -> bool:
     return pipeline.sink.lineage == "batch" or pipeline.is_transformed
 
 
-def sharing_pipelines(results: Any, pipeline: Pipeline) -> list[str]:
+def sharing_pipelines(results: ArrowConnection, pipeline: Pipeline) -> list[str]:
     """The names of the other pipelines whose rows may lie in the same table."""
     return [name for name, _ in _sharing(results, pipeline)]
 
 
-def _sharing(results: Any, pipeline: Pipeline) -> list[tuple[str, str]]:
+def _sharing(results: ArrowConnection, pipeline: Pipeline) -> list[tuple[str, str]]:
     """Name and lineage of the other pipelines that are registered with the same target and sink."""
     with results.cursor() as cursor:
         cursor.execute(
@@ -300,7 +302,7 @@ def _told(
 
 
 def _fetch(
-    results: Any, connection: Any, query: sql.Composable, parameters: tuple[Any, ...] = ()
+    results: ArrowConnection, connection: Connection, query: sql.Composable, parameters: tuple[Any, ...] = ()
 ) -> list[tuple[Any, ...]]:
     with results.cursor() as cursor:
         cursor.execute(query.as_string(connection), parameters)

@@ -19,7 +19,8 @@ from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.message import read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.arrow import ArrowConnection
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks import Aggregate, Sum, Window
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.groups import listed, same_group
@@ -46,7 +47,9 @@ class ExpectedValues:
     Append that works by batch, whose rows name no record.
     """
 
-    def __init__(self, results: Any, connection: Any, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
+    def __init__(
+        self, results: ArrowConnection, connection: Connection, pipeline: Pipeline, kafka: Mapping[str, Any]
+    ) -> None:
         sink = pipeline.sink
         if pipeline.is_transformed or (sink.lineage == "batch" and not isinstance(sink, Aggregate)):
             raise ConfigurationError(
@@ -204,7 +207,7 @@ class ExpectedValues:
         )
         return int(self._fetch(query)[0][0])
 
-    def _misfits(self, cursor: Any) -> list[sql.Composable]:
+    def _misfits(self, cursor: Cursor) -> list[sql.Composable]:
         """What is true of a record whose values the columns cannot hold as they are."""
         columns = self._pipeline.value.columns
         found = self._pipeline.sink.misfits(cursor, columns, batch_id=0)

@@ -15,6 +15,7 @@ from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.formats import with_registry
 from exactbatch.offsets import OffsetRange, deal, split
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection
 from exactbatch.settings import Settings
 
 
@@ -42,7 +43,7 @@ class Direct:
         self._most = pipeline.max_connections
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
-    def stage(self, _connection: Any) -> StagedBatch:
+    def stage(self, _connection: Connection) -> StagedBatch:
         """Stage every range on the executors; return what the attempts did that Spark accepted.
 
         Raises TasksFailed, and what a task found that no retry can mend.

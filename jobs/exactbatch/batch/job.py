@@ -4,7 +4,7 @@ import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import psycopg2
@@ -34,7 +34,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, check_schema
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import clear_errors, connect, transaction
+from exactbatch.postgres.connection import Connection, Cursor, clear_errors, connect, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import Aggregate, Append
 
@@ -81,7 +81,7 @@ def process_batch(
 
 def _process(
     spark: SparkSession,
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     batch: Batch,
     ranges: Sequence[OffsetRange],
@@ -130,7 +130,7 @@ def _process(
         )
 
 
-def _check_results_there(cursor: Any, ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
+def _check_results_there(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
     """Raise TargetMismatch when a table is gone that earlier batches have committed into: a new one would lack
     their rows. A replay may make it anew."""
     if batch.kind == "replay" or not ledger.has_results(pipeline):
@@ -169,7 +169,7 @@ def _failure_noted(settings: Settings, batch: Batch) -> Iterator[None]:
 
 
 def _load(
-    connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
+    connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID | None
 ) -> tuple[Batch, tuple[OffsetRange, ...], Mapping[tuple[str, int], int | None]]:
     """The batch, its ranges, and the leader epoch up to which each partition's log was processed."""
     ledger = Ledger(connection)
@@ -185,7 +185,7 @@ def _load(
 
 def _process_ranges(
     spark: SparkSession,
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     batch: Batch,
     epochs: Mapping[tuple[str, int], int | None],
@@ -222,7 +222,7 @@ def _process_ranges(
     return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)
 
 
-def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Any:
+def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Connection:
     return connect(
         settings.postgres,
         application=application,
@@ -233,7 +233,7 @@ def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Any:
 
 @contextmanager
 def _launch(
-    connection: Any,
+    connection: Connection,
     settings: Settings,
     pipeline: Pipeline,
     tables: StagingTables,
@@ -259,14 +259,14 @@ def _launch(
         holder.close()
 
 
-def _hold(holder: Any, ledger: Ledger, launch: int) -> None:
+def _hold(holder: Connection, ledger: Ledger, launch: int) -> None:
     """Begin the transaction that is the launch; the driver says nothing in it while executors read."""
     ledger.try_lock_launch(launch)
     with holder.cursor() as cursor:
         cursor.execute("set local idle_in_transaction_session_timeout to 0")
 
 
-def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
+def _drop_leftovers(holder: Connection, ledger: Ledger) -> None:
     """Drop the tables of launches whose transaction is gone."""
     by_launch: dict[int, list[str]] = {}
     for table in ledger.staging_tables():
@@ -279,7 +279,7 @@ def _drop_leftovers(holder: Any, ledger: Ledger) -> None:
     holder.rollback()
 
 
-def _drop(holder: Any, *tables: str) -> None:
+def _drop(holder: Connection, *tables: str) -> None:
     """End the transaction that is open, and drop staging tables in one of their own. What Postgres prevents, by a
     lock or a lost connection, is left to the next launch."""
     try:
@@ -293,7 +293,7 @@ def _drop(holder: Any, *tables: str) -> None:
 
 
 def _without_misfits(
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     tables: StagingTables,
     columns: Sequence[Column],
@@ -321,7 +321,7 @@ def _without_misfits(
 
 
 def _check_rejects(
-    connection: Any, pipeline: Pipeline, tables: StagingTables, staged: StagedBatch, allowed: int
+    connection: Connection, pipeline: Pipeline, tables: StagingTables, staged: StagedBatch, allowed: int
 ) -> None:
     """Raise TooManyRejects, naming the first bad records, when there are more than the pipeline allows."""
     if staged.rejected <= allowed:

@@ -46,9 +46,9 @@ from exactbatch.kafka.reader import Records, read_range
 from exactbatch.ledger import Ledger, batch_lost
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor, connect_arrow
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, guards_of
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks import Append
 from exactbatch.sinks.append import LINEAGE
 from exactbatch.sinks.writes import WRITES_OF, Writes
@@ -158,7 +158,7 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     return None
 
 
-def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UUID) -> Published:
+def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID) -> Published:
     """Mark a batch committed, all of whose ranges are, with the sums of their counts.
 
     Raises Fenced when it was superseded, BatchLost when it is another plan's, and TasksFailed, retryable, when a
@@ -182,7 +182,7 @@ def commit_batch(connection: Any, pipeline: Pipeline, batch_id: int, plan_id: UU
         return Published(ledger.batch(batch_id, plan_id), wrote=True)
 
 
-def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) -> None:
+def _commit(connection: ArrowConnection, task: RangeTask, attempt: int, patience: Patience) -> None:
     """Leaves without a commit, and so without a trace, where the range turns out to be committed already."""
     with connection.cursor() as cursor:
         if _is_committed(cursor, task):
@@ -208,7 +208,7 @@ def _commit(connection: Any, task: RangeTask, attempt: int, patience: Patience) 
     failpoint("partition.after_commit")
 
 
-def _is_committed(cursor: Any, task: RangeTask) -> bool:
+def _is_committed(cursor: ArrowCursor, task: RangeTask) -> bool:
     """Whether this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost."""
     status, committed = _of_this_plan(cursor, task, _STATE, task.key)
     if status == "superseded":
@@ -216,7 +216,7 @@ def _is_committed(cursor: Any, task: RangeTask) -> bool:
     return bool(committed)
 
 
-def _lock(cursor: Any, task: RangeTask) -> bool:
+def _lock(cursor: ArrowCursor, task: RangeTask) -> bool:
     """Hold the batch as it is and the stored offset where the plan found it, until the commit.
 
     Returns False when another attempt has committed the range, and raises Fenced when the batch may not.
@@ -238,7 +238,7 @@ def _lock(cursor: Any, task: RangeTask) -> bool:
 
 
 def _of_this_plan(
-    cursor: Any, task: RangeTask, statement: str, parameters: tuple[Any, ...]
+    cursor: ArrowCursor, task: RangeTask, statement: str, parameters: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """What the ledger says of the batch, after its plan_id. Raises BatchLost when another plan has its number.
 
@@ -334,7 +334,7 @@ class _Reading:
         return pa.RecordBatch.from_arrays([*decoded.rows.columns, *lineage], schema=self.schema)
 
 
-def _copy(cursor: Any, task: RangeTask, reading: _Reading, patience: Patience) -> None:
+def _copy(cursor: ArrowCursor, task: RangeTask, reading: _Reading, patience: Patience) -> None:
     """COPY the rows of a range into the target, and check that they have arrived; rejects go into a temporary
     table."""
     assert isinstance(task.pipeline.sink, Append)  # the pipeline takes no other
@@ -400,7 +400,7 @@ def _raise_refused(task: RangeTask, error: Exception) -> None:
         ) from error
 
 
-def _check_seen(cursor: Any, task: RangeTask, named: str) -> None:
+def _check_seen(cursor: ArrowCursor, task: RangeTask, named: str) -> None:
     """The target is what it was when the batch began; what was copied into it keeps it from being changed now."""
     sink = task.pipeline.sink
     cursor.execute(FACTS_OF.format("$1", "$1"), (named,))
@@ -421,7 +421,7 @@ def _expect(task: RangeTask, what: str, found: tuple[Any, ...], expected: tuple[
         )
 
 
-def _row(cursor: Any, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+def _row(cursor: ArrowCursor, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
     """The one row that a statement gives. ADBC tells no row count of a statement with parameters."""
     cursor.execute(statement, parameters)
     (row,) = cursor.fetchall()

@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 from uuid import UUID
 
 import psycopg2.errors
@@ -26,7 +25,7 @@ from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.replay import check_above_horizons
 from exactbatch.postgres.catalog import Fact, check_kinds, check_unchanged
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks import Sink, Upsert
 
 
@@ -47,7 +46,7 @@ class Published:
 
 
 def publish(
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     *,
     plan_id: UUID,
@@ -112,18 +111,20 @@ def publish(
         return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
 
 
-def check_shared(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], others: Sequence[str]) -> None:
+def check_shared(
+    cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], others: Sequence[str]
+) -> None:
     """Raise TargetMismatch when others share an Upsert's target, and its changes have more columns than these."""
     if others and isinstance(pipeline.sink, Upsert):
         pipeline.sink.check_shared(cursor, columns, others)
 
 
-def facts_of(cursor: Any, sink: Sink) -> tuple[Fact, ...]:
+def facts_of(cursor: Cursor, sink: Sink) -> tuple[Fact, ...]:
     """What the database says of the target and the tables beside it."""
     return tuple(fact for table in sink.tables for fact in table.facts(cursor))
 
 
-def _hold(cursor: Any, sink: Sink, seen: Sequence[Fact]) -> None:
+def _hold(cursor: Cursor, sink: Sink, seen: Sequence[Fact]) -> None:
     """Let nobody change the target or the tables beside it from now on, unless somebody has."""
     if sink.kind != "append":
         # Its rows are computed from what all pipelines have committed that share it.
@@ -199,7 +200,7 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
 
 
 def _take_back(
-    cursor: Any, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
+    cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
 ) -> None:
     """Take back what the ranges had produced: rows, rejects and coverage."""
     covered = ledger.covering(batch)
@@ -234,7 +235,7 @@ def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) 
         )
 
 
-def _check_staged(cursor: Any, table: str, expected: Mapping[int, int]) -> None:
+def _check_staged(cursor: Cursor, table: str, expected: Mapping[int, int]) -> None:
     """The rows of each accepted attempt are all there, and no more.
 
     This catches an unlogged table that a crash has emptied, and a COPY that was never committed.
@@ -271,7 +272,9 @@ def _check_inserted(pipeline: Pipeline, staged: StagedBatch, *, rows: int, rejec
         )
 
 
-def _insert_rejects(cursor: Any, pipeline: Pipeline, tables: StagingTables, attempts: Sequence[int]) -> int:
+def _insert_rejects(
+    cursor: Cursor, pipeline: Pipeline, tables: StagingTables, attempts: Sequence[int]
+) -> int:
     cursor.execute(
         sql.SQL(
             "insert into exactbatch.rejected_record "

@@ -28,7 +28,8 @@ from exactbatch.formats.message import UNREADABLE, Unreadable, read_headers
 from exactbatch.formats.postgres_limits import NUL, check_storable
 from exactbatch.kafka.reader import Records, read_range
 from exactbatch.offsets import OffsetRange
-from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor, connect_arrow
+from exactbatch.postgres.connection import Cursor
 
 SCHEMA: Final = "exactbatch_staging"
 APPLICATION: Final = "exactbatch task"  # what pg_stat_activity shows of a task
@@ -201,23 +202,23 @@ def by_attempt(pieces: Iterable[Staged], what: Literal["rows", "rejects"]) -> di
     return dict(counts)
 
 
-def create_rejects(cursor: Any, tables: StagingTables) -> None:
+def create_rejects(cursor: Cursor, tables: StagingTables) -> None:
     """Create a launch's table of rejects."""
     _create(cursor, tables.rejects, [_definition(each) for each in REJECT])
 
 
-def create_rows(cursor: Any, tables: StagingTables, columns: Sequence[Column]) -> None:
+def create_rows(cursor: Cursor, tables: StagingTables, columns: Sequence[Column]) -> None:
     """Create a launch's table of rows. Columns have the types of the Arrow data, never the target's: binary COPY
     into another type corrupts silently."""
     _create(cursor, tables.rows, [*map(_definition, _LINEAGE), *((c.name, c.staged_type) for c in columns)])
 
 
-def create_lineage(cursor: Any, tables: StagingTables) -> None:
+def create_lineage(cursor: Cursor, tables: StagingTables) -> None:
     """Create a launch's table of what was decoded."""
     _create(cursor, tables.lineage, [_definition(each) for each in _LINEAGE])
 
 
-def _create(cursor: Any, table: str, columns: Sequence[tuple[str, str]]) -> None:
+def _create(cursor: Cursor, table: str, columns: Sequence[tuple[str, str]]) -> None:
     definitions = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(n), sql.SQL(t)) for n, t in columns
     )
@@ -661,13 +662,15 @@ def decode_records(value: Format | WithMessage, records: Records, values: pa.Bin
     return value.decode(values, records) if isinstance(value, WithMessage) else value.decode(values)
 
 
-def _copy(connection: Any, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+def _copy(
+    connection: ArrowConnection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> None:
     with connection.cursor() as cursor:
         ingest(cursor, table, schema, batches, mode="append", db_schema_name=SCHEMA)
 
 
 def ingest(
-    cursor: Any, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], **options: Any
+    cursor: ArrowCursor, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], **options: Any
 ) -> int:
     """COPY batches into a table; return how many rows were sent.
 

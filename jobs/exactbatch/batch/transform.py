@@ -55,7 +55,7 @@ from exactbatch.errors import (
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import OUTCOME, Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.transforms.allowed_plan import Finding, findings, marked
 
 VIEW: Final = "records"
@@ -123,7 +123,7 @@ class Transformed:
             self._read.unpersist()
             raise
 
-    def stage(self, connection: Any) -> StagedBatch:
+    def stage(self, connection: Connection) -> StagedBatch:
         """Read, transform and stage; return what the attempts did that Spark accepted.
 
         Raises TransformFailed, with the record where there is one, TransformRefused for rows that are of no
@@ -202,7 +202,7 @@ class Transformed:
         loaded(bytes(each.failed) for each in outcomes if each.failed is not None)
         return {each.attempt: each.rows for each in outcomes}
 
-    def _check_lineage(self, connection: Any, attempts: Sequence[int], decoded: int) -> None:
+    def _check_lineage(self, connection: Connection, attempts: Sequence[int], decoded: int) -> None:
         """Raise TransformRefused unless the staged rows have the lineage of records that were decoded."""
         tables = self._tasks[0].tables
         with transaction(connection) as cursor:
@@ -272,7 +272,7 @@ class Transformed:
         except (PySparkException, Py4JJavaError) as error:
             raise tasks_failed(self._spark, error, "stage the lineage of") from error
 
-    def _records_with_rows(self, connection: Any, staged: StagedBatch) -> int:
+    def _records_with_rows(self, connection: Connection, staged: StagedBatch) -> int:
         """How many records the staged rows, and those that could not be staged, come from. Raises
         TransformRefused for one that was not read."""
         tables = self._tasks[0].tables

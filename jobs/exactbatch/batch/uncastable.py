@@ -30,7 +30,7 @@ from exactbatch.errors import LogEndedEarly, TargetMismatch
 from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import Misfit, Upsert
 
@@ -63,7 +63,7 @@ class _Unfit:
 
 
 def sift(
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     *,
     tables: StagingTables,
@@ -97,7 +97,7 @@ def sift(
 
 
 def _rejected(
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     tables: StagingTables,
     ranges: Sequence[OffsetRange],
@@ -131,7 +131,7 @@ def _rejected(
     )
 
 
-def _misfits(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[Misfit]:
+def _misfits(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[Misfit]:
     misfits = pipeline.sink.misfits(cursor, columns, batch_id=batch_id)
     if pipeline.is_transformed and pipeline.sink.keeps_deletes:
         # Without a transform the decoder has seen to it.
@@ -152,7 +152,7 @@ def _misfits(cursor: Any, pipeline: Pipeline, columns: Sequence[Column], batch_i
 
 
 def _note(
-    cursor: Any,
+    cursor: Cursor,
     misfits: Sequence[Misfit],
     tables: StagingTables,
     staged: StagedBatch,
@@ -174,7 +174,7 @@ def _note(
         cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
 
 
-def _any_noted(cursor: Any, tables: StagingTables, staged: StagedBatch) -> bool:
+def _any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bool:
     """Whether records are to be rejected. Raises TargetMismatch where a row does not tell its record."""
     cursor.execute(
         sql.SQL(
@@ -192,7 +192,7 @@ def _any_noted(cursor: Any, tables: StagingTables, staged: StagedBatch) -> bool:
     return True
 
 
-def _noted(connection: Any, tables: StagingTables, staged: StagedBatch) -> Iterator[_Unfit]:
+def _noted(connection: Connection, tables: StagingTables, staged: StagedBatch) -> Iterator[_Unfit]:
     """The records that are noted to be rejected, each once, by topic, partition and offset."""
     last = ("", 0, 0)
     while True:
@@ -205,7 +205,7 @@ def _noted(connection: Any, tables: StagingTables, staged: StagedBatch) -> Itera
 
 
 def _noted_after(
-    cursor: Any, tables: StagingTables, staged: StagedBatch, last: tuple[str, int, int] = ("", 0, 0)
+    cursor: Cursor, tables: StagingTables, staged: StagedBatch, last: tuple[str, int, int] = ("", 0, 0)
 ) -> list[_Unfit]:
     cursor.execute(
         sql.SQL(
@@ -250,7 +250,7 @@ def _cases(misfits: Sequence[Misfit]) -> sql.Composable:
     )
 
 
-def _function(cursor: Any, misfits: Sequence[Misfit], tables: StagingTables) -> sql.Composable:
+def _function(cursor: Cursor, misfits: Sequence[Misfit], tables: StagingTables) -> sql.Composable:
     """A function that gives the reason why a staged row does not fit, also where Postgres raises it.
 
     Each row costs it a subtransaction for each column with a check.
@@ -345,7 +345,7 @@ def _messages(
         yield from records.messages
 
 
-def _delete(cursor: Any, tables: StagingTables, staged: StagedBatch) -> dict[int, int]:
+def _delete(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> dict[int, int]:
     """Delete the staged rows of rejected records; return how many that was, by task attempt."""
     cursor.execute(
         sql.SQL(

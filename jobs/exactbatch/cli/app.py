@@ -40,7 +40,7 @@ from exactbatch.planning.request import (
     ranges_of_offsets,
     request_of,
 )
-from exactbatch.postgres.connection import connect, transaction
+from exactbatch.postgres.connection import Connection, connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
 P = ParamSpec("P")
@@ -252,7 +252,7 @@ def rejects(
 
 
 def _replay(
-    connection: Any,
+    connection: Connection,
     pipeline: Pipeline,
     settings: Settings,
     request: ReplayRequest,
@@ -290,7 +290,7 @@ def _ask(question: str) -> None:
         raise typer.Abort
 
 
-def _batch(connection: Any, batch_id: int) -> Batch:
+def _batch(connection: Connection, batch_id: int) -> Batch:
     with transaction(connection):
         return Ledger(connection).batch(batch_id)
 
@@ -457,7 +457,7 @@ def _settings() -> Settings:
 
 
 @contextmanager
-def _connection(settings: Settings, pipeline: Pipeline, *, ledger: bool = True) -> Iterator[Any]:
+def _connection(settings: Settings, pipeline: Pipeline, *, ledger: bool = True) -> Iterator[Connection]:
     connection = connect(
         settings.postgres,
         application="exactbatch cli",

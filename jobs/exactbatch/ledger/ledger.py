@@ -30,6 +30,7 @@ from exactbatch.ledger.definition import (
 from exactbatch.model import Covered, LogPartition, Plan, StoredOffset, TopicPartition
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection
 
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
 
@@ -185,7 +186,7 @@ class NearBoundaries:
 class Ledger:
     """Reads and writes the ledger through one psycopg2 connection; the caller owns the transaction."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def register(

@@ -2,12 +2,11 @@
 
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
 
 import psycopg2.errors
 
 from exactbatch.errors import ConfigurationError, NotRegistered
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 
 _MIGRATIONS = resources.files("exactbatch.ledger") / "migrations"
 _OLDEST_POSTGRES = 160000  # pg_input_is_valid() came with 16
@@ -19,7 +18,7 @@ def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
     return sorted((int(file.name.split("_")[0]), file.read_text(encoding="utf-8")) for file in files)
 
 
-def migrate(connection: Any, folder: Traversable = _MIGRATIONS) -> list[int]:
+def migrate(connection: Connection, folder: Traversable = _MIGRATIONS) -> list[int]:
     """Bring the ledger to the newest version, in one transaction; return the versions that were applied.
 
     Raises ConfigurationError for a Postgres older than 16, and NotRegistered for a ledger of a newer program.
@@ -49,7 +48,7 @@ def migrate(connection: Any, folder: Traversable = _MIGRATIONS) -> list[int]:
     return applied
 
 
-def check_schema(connection: Any) -> None:
+def check_schema(connection: Connection) -> None:
     """Raise NotRegistered unless the database has a ledger of the version that this program knows."""
     expected = migrations()[-1][0]
     with transaction(connection) as cursor:
@@ -76,6 +75,6 @@ def _newer(expected: int, found: int) -> NotRegistered:
     )
 
 
-def _version(cursor: Any) -> int:
+def _version(cursor: Cursor) -> int:
     cursor.execute("select coalesce(max(version), 0) from exactbatch.schema_version")
     return int(cursor.fetchone()[0])

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from exactbatch.coverage import covered_parts
 from exactbatch.errors import ConfigurationError
@@ -13,7 +12,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.model import StoredOffset, TopicPartition
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks import Upsert
 from exactbatch.sinks.append import Part
 from exactbatch.sinks.upsert import Compacted
@@ -50,7 +49,7 @@ class Compaction:
 
 
 def preview_compaction(
-    connection: Any, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
+    connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
     """What compact() would do; nothing is written or locked. Raises what compact() raises."""
     sink, ledger = _sink_of(pipeline), Ledger(connection)
@@ -61,7 +60,9 @@ def preview_compaction(
         return _compaction(below, previous, sink.preview_compact(cursor, below))
 
 
-def compact(connection: Any, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None) -> Compaction:
+def compact(
+    connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
+) -> Compaction:
     """Drop the changes of an Upsert that only a replay below the new horizons could need, in one transaction.
 
     The horizon of a partition is its stored offset or, with `before`, the first offset there that has a change,
@@ -103,7 +104,7 @@ def _sink_of(pipeline: Pipeline) -> Upsert:
 
 
 def _ask(
-    connection: Any, log: KafkaBroker, pipeline: Pipeline, before: datetime | None
+    connection: Connection, log: KafkaBroker, pipeline: Pipeline, before: datetime | None
 ) -> tuple[list[StoredOffset], Mapping[TopicPartition, int]]:
     """Where the pipeline stands, and the first record of each partition that is not from before a time.
 
@@ -121,7 +122,7 @@ def _ask(
 
 
 def _below(
-    cursor: Any,
+    cursor: Cursor,
     ledger: Ledger,
     pipeline: Pipeline,
     sink: Upsert,

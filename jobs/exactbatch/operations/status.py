@@ -9,7 +9,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
 
 _BATCHES: Final = 5  # how many of the newest are shown
 _UNFINISHED_AFTER: Final = 3600.0  # seconds; a replay may take that long
@@ -114,7 +114,7 @@ class Status:
         }
 
 
-def load_status(connection: Any, kafka: KafkaBroker, pipeline: Pipeline) -> Status:
+def load_status(connection: Connection, kafka: KafkaBroker, pipeline: Pipeline) -> Status:
     """Ask ledger and broker.
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing.

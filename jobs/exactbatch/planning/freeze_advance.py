@@ -1,7 +1,7 @@
 """Planning an advance: ask Kafka, lock the pipeline, plan, and freeze the plan in the ledger."""
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 from exactbatch.errors import StoredOffsetsMoved
 from exactbatch.failpoints import failpoint
@@ -11,7 +11,7 @@ from exactbatch.ledger.ledger import Origin, Run
 from exactbatch.model import LogPartition, Plan, Start, StoredOffset
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.advance import plan_advance
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ _SHOWN: Final = 10
 
 
 def preview_advance(
-    connection: Any, broker: KafkaBroker, pipeline: Pipeline
+    connection: Connection, broker: KafkaBroker, pipeline: Pipeline
 ) -> tuple[Plan, tuple[LogPartition, ...]]:
     """What the next advance would do, and what the log holds; nothing is written or locked.
 
@@ -35,7 +35,7 @@ def preview_advance(
 
 
 def freeze_advance(
-    connection: Any, broker: KafkaBroker, pipeline: Pipeline, *, origin: Origin, run: Run | None = None
+    connection: Connection, broker: KafkaBroker, pipeline: Pipeline, *, origin: Origin, run: Run | None = None
 ) -> int | None:
     """Plan the next advance and freeze it; return its batch_id, or None when there is nothing new.
 

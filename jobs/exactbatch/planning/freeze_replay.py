@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from exactbatch.coverage import covered_parts
 from exactbatch.errors import OffsetsLost, ReplayRefused
@@ -30,7 +30,7 @@ from exactbatch.planning.replay import (
     window_ranges,
 )
 from exactbatch.planning.request import AskedRange, ReplayRequest
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 
 # For each of the two times of a window, and for the beginning of all times, the first record at or after it,
 # where there is one.
@@ -66,13 +66,13 @@ class Preview:
     missing_index: str | None = None
 
 
-def missing_index(cursor: Any, pipeline: Pipeline) -> str | None:
+def missing_index(cursor: Cursor, pipeline: Pipeline) -> str | None:
     """The statement that creates an index for replays, where the table with lineage is there and has none."""
     return pipeline.sink.contributions.tables[0].missing_index(cursor)
 
 
 def preview_replay(
-    connection: Any, broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest
+    connection: Connection, broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest
 ) -> Preview:
     """What a replay would take back and write again; nothing is written or locked.
 
@@ -114,7 +114,7 @@ class FrozenReplay:
 
 
 def freeze_replay(
-    connection: Any,
+    connection: Connection,
     broker: KafkaBroker,
     pipeline: Pipeline,
     request: ReplayRequest,

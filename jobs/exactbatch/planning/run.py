@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
-from typing import Any, Final
+from typing import Final
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, Run
@@ -14,7 +14,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class RunPlan:
 
 
 def plan_run(
-    connection: Any,
+    connection: Connection,
     broker: KafkaBroker,
     pipeline: Pipeline,
     run: Run,

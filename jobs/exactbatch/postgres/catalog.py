@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
+from exactbatch.postgres.connection import Cursor
 
 # {} is the table as text, in double quotes, once as each of two parameters.
 FACTS_OF: Final = """
@@ -101,7 +102,7 @@ class Fact:
         return f"{self.what} {self.name} ({found[1]}{statement})"
 
 
-def read_facts(cursor: Any, tables: Iterable[str]) -> tuple[Fact, ...]:
+def read_facts(cursor: Cursor, tables: Iterable[str]) -> tuple[Fact, ...]:
     """The facts of tables, each given as quoted text, and of their partitions; none of a table that is missing."""
     facts: list[Fact] = []
     for table in tables:

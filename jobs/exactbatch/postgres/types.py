@@ -9,6 +9,7 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import ConfigurationError
+from exactbatch.postgres.connection import Cursor
 
 # How pg_type.typtype names them, and "array", which it does not.
 Kind = Literal["base", "array", "composite", "domain", "enum", "multirange", "pseudo", "range"]
@@ -111,7 +112,7 @@ class PgType:
         return self.kind == "domain" and (bool(self.details) or self.parts[0].has_constraints)
 
 
-def pg_types(cursor: Any, wanted: Iterable[_Pair]) -> dict[_Pair, PgType]:
+def pg_types(cursor: Cursor, wanted: Iterable[_Pair]) -> dict[_Pair, PgType]:
     """The types of these pairs of an oid and a modifier, by two queries of the catalogs."""
     wanted = set(wanted)
     cursor.execute(_TYPES, ([oid for oid, _ in wanted],))
@@ -124,7 +125,7 @@ def pg_types(cursor: Any, wanted: Iterable[_Pair]) -> dict[_Pair, PgType]:
     return {pair: _type(pair, found, written) for pair in wanted}
 
 
-def type_written(cursor: Any, written: str) -> PgType:
+def type_written(cursor: Cursor, written: str) -> PgType:
     """A type as a pipeline writes it, as "numeric(50,2)" or "public.mood".
 
     Raises ConfigurationError where the database has no such type.
@@ -144,7 +145,7 @@ def type_written(cursor: Any, written: str) -> PgType:
     return pg_types(cursor, {(oid, modifier)})[oid, modifier]
 
 
-def refusal_of_null(cursor: Any, type_: PgType) -> str | None:
+def refusal_of_null(cursor: Cursor, type_: PgType) -> str | None:
     """What Postgres says when null is made one of a type; None where it may be null."""
     if not type_.has_constraints:
         return None

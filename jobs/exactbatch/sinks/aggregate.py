@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 import psycopg2
 from psycopg2 import sql
@@ -13,6 +13,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
 from exactbatch.options import check_types
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.append import LINEAGE, Append, Part
 from exactbatch.sinks.cast import Misfit, misfits, own_casts
 from exactbatch.sinks.finality import FINAL, REVISIONS, Finality
@@ -176,7 +177,7 @@ class Aggregate:
         """What a staged row has beside its lineage."""
         return tuple(columns)
 
-    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
+    def misfits(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
         """What is true of a batch's staged rows that do not fit.
 
         A row has no time of the event, holds text that its column's type does not take, or comes late where
@@ -190,7 +191,7 @@ class Aggregate:
             found.append(self.finality.late(batch_id))
         return found
 
-    def prepare(self, cursor: Any, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create target and the tables beside it when they are missing, and otherwise check their columns.
 
         Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
@@ -224,7 +225,7 @@ class Aggregate:
         if self.finality is not None:
             self.finality.prepare(cursor, self._target)
 
-    def leave_topics(self, cursor: Any, pipeline: str, topics: Sequence[str]) -> None:
+    def leave_topics(self, cursor: Cursor, pipeline: str, topics: Sequence[str]) -> None:
         """Let windows wait no longer for topics that were taken out of the pipeline, which now has these."""
         if self.watermark is None or not (left := self.watermark.left_topics(cursor, pipeline, topics)):
             return
@@ -234,19 +235,19 @@ class Aggregate:
         if self.finality is not None:
             self.finality.mark(cursor, self._target)
 
-    def check_replay(self, cursor: Any) -> None:
+    def check_replay(self, cursor: Cursor) -> None:
         """Raise TargetMismatch when a replay would change tables that refer to the partial results."""
         self.contributions.check_replay(cursor)
 
-    def counts(self, cursor: Any, parts: Sequence[Part]) -> list[int | None]:
+    def counts(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
         """None for each part: partial results do not tell which records they are of."""
         return self.contributions.counts(cursor, parts)
 
-    def count(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """How many rows the partial results are of that take_back() would delete."""
         return self._partials.count(cursor, parts)
 
-    def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def take_back(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete the partial results of the batches that stand for ranges; return how many rows they are of."""
         self._begin(cursor)
         if self.watermark is not None:
@@ -255,7 +256,7 @@ class Aggregate:
 
     def insert_staged(
         self,
-        cursor: Any,
+        cursor: Cursor,
         *,
         staging: sql.Composable,
         columns: Sequence[Column],
@@ -282,7 +283,7 @@ class Aggregate:
             self.finality.mark(cursor, self._target)
         return inserted
 
-    def _begin(self, cursor: Any) -> None:
+    def _begin(self, cursor: Cursor) -> None:
         # Pipelines may share a target; two that merge the same group at once would each miss the other's part.
         self._target.lock(cursor)
         create_touched(cursor, self.contributions, self.by_names)
@@ -291,7 +292,7 @@ class Aggregate:
 
     def _check_fits(
         self,
-        cursor: Any,
+        cursor: Cursor,
         staging: sql.Composable,
         columns: Sequence[Column],
         batch_id: int,
@@ -321,7 +322,7 @@ class Aggregate:
                 f"between. Nothing was written; the retry rejects it."
             )
 
-    def _derive(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def _derive(self, cursor: Cursor, columns: Sequence[Column]) -> None:
         """Let the touched rows of the target be those that their partial results make."""
         results = self._partials.results(columns)
         # Equal values of a group can look different; the row has the one that stands for them all.
@@ -383,7 +384,7 @@ class Aggregate:
         if guards:
             self._check_derived(cursor, results, guards)
 
-    def _check_derived(self, cursor: Any, results: Sequence[Column], guards: str) -> None:
+    def _check_derived(self, cursor: Cursor, results: Sequence[Column], guards: str) -> None:
         """The touched groups' rows are those that were computed."""
         cursor.execute(
             sql.SQL(

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from psycopg2 import sql
 
@@ -12,6 +12,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 from exactbatch.options import check_types
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.cast import Cast, Misfit, misfits
 from exactbatch.sinks.refusal import candidates
 from exactbatch.sinks.stored import check_stored
@@ -102,7 +103,7 @@ class Append:
                 f"pipeline's own: rename them"
             )
 
-    def prepare(self, cursor: Any, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> bool:
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> bool:
         """Create the target when it is missing, and otherwise check its columns; return whether it was missing.
 
         Raises TargetMismatch, which names the column and both types.
@@ -121,17 +122,17 @@ class Append:
             )
         return created
 
-    def check_replay(self, cursor: Any) -> None:
+    def check_replay(self, cursor: Cursor) -> None:
         """Raise TargetMismatch when a replay would change other tables by foreign keys that are not allowed."""
         self._target.check_cascades(cursor, self.cascade)
 
-    def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def check_copied_into(self, cursor: Cursor, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch unless ranges can be copied into the target by transactions of their own."""
         self._target.check_copied_into(cursor, (*columns, *self.lineage_columns))
 
     def insert_staged(
         self,
-        cursor: Any,
+        cursor: Cursor,
         *,
         staging: sql.Composable,
         columns: Sequence[Column],
@@ -173,15 +174,15 @@ class Append:
             )
         return written
 
-    def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
+    def casts(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[Cast, ...]:
         """How staged columns become columns of the target."""
         return self._target.casts(cursor, columns)
 
-    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:  # noqa: ARG002
+    def misfits(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:  # noqa: ARG002
         """What is true of staged rows that the target's types cannot hold; of whatever batch."""
         return misfits(self.casts(cursor, columns))
 
-    def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def take_back(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete what batches have written in ranges; return how many rows that was.
 
         Each part is a range and the batches that cover some of it. With lineage="batch" all rows of these
@@ -197,7 +198,7 @@ class Append:
             left=sql.SQL("select count(*) from {} t, {} where {}").format(self.table, source, condition),
         )
 
-    def count(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """How many rows take_back() would delete; none while there is no target."""
         if (found := self.found(parts)) is None or not self._target.exists(cursor):
             return 0
@@ -207,7 +208,7 @@ class Append:
         )
         return int(cursor.fetchone()[0])
 
-    def counts(self, cursor: Any, parts: Sequence[Part]) -> list[int | None]:
+    def counts(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
         """How many rows take_back() would delete of each part; None where rows do not tell their record."""
         if self.lineage == "batch":
             return [None] * len(parts)

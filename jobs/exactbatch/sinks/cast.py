@@ -7,12 +7,13 @@ or the pair is not possible at all.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
+from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import PgType, refusal_of_null, type_written
 from exactbatch.sinks.spelling import SPELLINGS
 
@@ -210,7 +211,7 @@ def misfits(casts: Iterable[Cast]) -> list[Misfit]:
     return [misfit for cast in casts if (misfit := cast.misfit) is not None]
 
 
-def own_casts(cursor: Any, columns: Iterable[Column]) -> Iterator[Cast]:
+def own_casts(cursor: Cursor, columns: Iterable[Column]) -> Iterator[Cast]:
     """How staged columns become values of the types that the pipeline itself gives them.
 
     Raises ConfigurationError for a type that the database does not have or that text cannot become.

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.cast import Misfit
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.watermark import Watermark
@@ -37,7 +38,7 @@ class Finality:
         """Whether the window of a row of the target was final before the transaction."""
         return self._is_final(sql.Identifier(self.window.start.name), self.watermark.before)
 
-    def prepare(self, cursor: Any, target: TargetTable) -> None:
+    def prepare(self, cursor: Cursor, target: TargetTable) -> None:
         """Let windows that are not final be found fast in a new target."""
         cursor.execute(
             sql.SQL("create index on {} ({}) where not final").format(
@@ -45,7 +46,7 @@ class Finality:
             )
         )
 
-    def check_target(self, cursor: Any, target: TargetTable) -> None:
+    def check_target(self, cursor: Cursor, target: TargetTable) -> None:
         """Raise TargetMismatch when a target that is there lacks the columns, or could hold null in them."""
         if not target.exists(cursor):
             return
@@ -61,7 +62,7 @@ class Finality:
                 f"final boolean not null default false, add column revisions bigint not null default 0;"
             )
 
-    def mark(self, cursor: Any, target: TargetTable) -> None:
+    def mark(self, cursor: Cursor, target: TargetTable) -> None:
         """Let `final` follow the watermark, which goes back where a replay or a new partition brings it back."""
         parts = {"target": target.identifier, "is_final": self.is_final}
         target.execute(

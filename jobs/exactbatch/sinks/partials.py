@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.append import LINEAGE, Append, Part
 from exactbatch.sinks.groups import group_hash, has_one_image, listed, same_group
 from exactbatch.sinks.measures import Measure
@@ -45,7 +46,7 @@ class Partials:
             *(Column(name, measure.type_of(found)) for name, measure in self.measures.items()),
         )
 
-    def prepare(self, cursor: Any, columns: Sequence[Column], *, evolve: Evolve) -> None:
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve) -> None:
         """Create the table when it is missing, and otherwise check its columns."""
         if self.table.prepare(cursor, (*self.results(columns), RECORDS), evolve=evolve):
             # Nulls are equal in a record's hash, and in no other index that a join can look into.
@@ -55,7 +56,7 @@ class Partials:
 
         self._stored.check_plain(cursor)
 
-    def count(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """How many rows the partial results are of that take_back() would delete."""
         if (found := self.table.found(parts)) is None or not self._stored.exists(cursor):
             return 0
@@ -65,13 +66,13 @@ class Partials:
         )
         return int(cursor.fetchone()[0])
 
-    def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def take_back(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete the partial results of the batches that stand for ranges; return how many rows they are of."""
         return take_back_touching(cursor, self.table, parts, self.by_names, count=_ROWS)
 
     def insert_staged(
         self,
-        cursor: Any,
+        cursor: Cursor,
         *,
         staging: sql.Composable,
         columns: Sequence[Column],
@@ -117,7 +118,7 @@ class Partials:
             ),
         )
 
-    def merge(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def merge(self, cursor: Cursor, columns: Sequence[Column]) -> None:
         """Merge the partial results of the touched groups into the temporary table MERGED."""
         found = staged_values(columns)
         shown = [

@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import psycopg2_said
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.cast import Cast
 
 _SHOWN: Final = 5  # offsets
@@ -19,7 +20,7 @@ _KEY: Final = re.compile(r"\((?P<columns>.+?)\) ?= ?\((?P<values>.*?)\)(?: |\.$)
 
 
 def refusal(
-    cursor: Any, target: str, error: psycopg2.Error, candidates: sql.Composable | None
+    cursor: Cursor, target: str, error: psycopg2.Error, candidates: sql.Composable | None
 ) -> TargetMismatch:
     """The error that says what a target refuses, and of which records.
 
@@ -38,7 +39,7 @@ def refusal(
     )
 
 
-def _deferrable(cursor: Any, target: str, error: psycopg2.Error) -> str:
+def _deferrable(cursor: Cursor, target: str, error: psycopg2.Error) -> str:
     """How rows can exchange their values, where a unique constraint is checked row by row."""
     if not isinstance(error, psycopg2.errors.UniqueViolation):
         return ""
@@ -55,7 +56,7 @@ def _deferrable(cursor: Any, target: str, error: psycopg2.Error) -> str:
     )
 
 
-def _missing_privilege(cursor: Any, target: str, error: psycopg2.Error) -> TargetMismatch:
+def _missing_privilege(cursor: Cursor, target: str, error: psycopg2.Error) -> TargetMismatch:
     said = psycopg2_said(error)
     cursor.execute(
         "select quote_ident(current_user), relname from pg_class where oid = to_regclass(%s)", (target,)
@@ -86,7 +87,7 @@ def candidates(casts: Sequence[Cast], staging: sql.Composable, attempts: Sequenc
     )
 
 
-def _columns_of_domain(cursor: Any, target: str, error: psycopg2.Error) -> list[str]:
+def _columns_of_domain(cursor: Cursor, target: str, error: psycopg2.Error) -> list[str]:
     """The columns of the target whose domain refuses a value: Postgres names the domain alone."""
     if error.diag.datatype_name is None or error.diag.column_name is not None:
         return []
@@ -99,7 +100,9 @@ def _columns_of_domain(cursor: Any, target: str, error: psycopg2.Error) -> list[
     return [name for (name,) in cursor.fetchall()]
 
 
-def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable, columns: Sequence[str]) -> str:
+def _offenders(
+    cursor: Cursor, error: psycopg2.Error, candidates: sql.Composable, columns: Sequence[str]
+) -> str:
     condition = _condition(cursor, error, columns)
     if condition is None:
         return ""
@@ -124,7 +127,7 @@ def _offenders(cursor: Any, error: psycopg2.Error, candidates: sql.Composable, c
     return f"; {found[0][3]} rows of the batch are such, the first at {shown}"
 
 
-def _condition(cursor: Any, error: psycopg2.Error, of_domain: Sequence[str]) -> sql.Composable | None:
+def _condition(cursor: Cursor, error: psycopg2.Error, of_domain: Sequence[str]) -> sql.Composable | None:
     """What is true of the candidates that break the constraint, as far as Postgres tells."""
     diag = error.diag
     if isinstance(error, psycopg2.errors.NotNullViolation):
@@ -151,7 +154,7 @@ def _condition(cursor: Any, error: psycopg2.Error, of_domain: Sequence[str]) -> 
     return None
 
 
-def _too_long(cursor: Any, diag: Any) -> sql.Composable | None:
+def _too_long(cursor: Cursor, diag: Any) -> sql.Composable | None:
     """What is true of the candidates whose values do not fit into an index."""
     cursor.execute(
         "select a.attname from pg_index i join pg_class x on x.oid = i.indexrelid "

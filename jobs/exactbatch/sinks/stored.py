@@ -1,11 +1,12 @@
 """What is stored after a write, compared with what was to be stored, where triggers or rules could alter it."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.target import TargetTable
 
@@ -13,7 +14,7 @@ _COLUMNS_SHOWN: Final = 3
 
 
 def check_stored(
-    cursor: Any,
+    cursor: Cursor,
     target: TargetTable,
     casts: Sequence[Cast],
     lineage: Sequence[str],
@@ -61,7 +62,7 @@ def check_stored(
 
 
 def _difference(
-    cursor: Any, wanted: sql.Composable, stored: sql.Composable, names: Sequence[str]
+    cursor: Cursor, wanted: sql.Composable, stored: sql.Composable, names: Sequence[str]
 ) -> tuple[int, int, int]:
     """How many rows are in one of two queries and not in the other, the greater of both numbers; how many
     are wanted, and how many are there."""

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import psycopg2
 from psycopg2 import sql
@@ -14,6 +14,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
 from exactbatch.errors.sqlstates import refuses
 from exactbatch.postgres.catalog import Fact, changers_of, check_kinds, check_schema, guards_of, read_facts
+from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import WRITTEN, WRITTEN_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.refusal import refusal
@@ -159,7 +160,7 @@ class TargetTable:
 
     def prepare(
         self,
-        cursor: Any,
+        cursor: Cursor,
         columns: Sequence[Column],
         *,
         lineage: Sequence[Column] = (),
@@ -207,7 +208,7 @@ class TargetTable:
         self._check_columns(cursor, (*columns, *lineage), exact=exact)
         return True
 
-    def _create(self, cursor: Any, definitions: Sequence[sql.Composable], key: Sequence[str]) -> None:
+    def _create(self, cursor: Cursor, definitions: Sequence[sql.Composable], key: Sequence[str]) -> None:
         create = sql.SQL("create table {} ({})").format(self.identifier, sql.SQL(", ").join(definitions))
         cursor.execute("savepoint create_table")
         try:
@@ -225,7 +226,7 @@ class TargetTable:
             # A table without a key could not be deleted from once a publication has it.
             cursor.execute(sql.SQL("alter table {} replica identity full").format(self.identifier))
 
-    def check_copied_into(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def check_copied_into(self, cursor: Cursor, columns: Sequence[Column]) -> None:
         """Check that rows can be copied into the table by several transactions at once, with no cast between.
 
         Raises TargetMismatch, which names the column, whose type must be exactly the one that is written, or
@@ -269,27 +270,27 @@ class TargetTable:
                 f"(track_counts = on, the default), found it off. Switch it on, or use commit='batch'."
             )
 
-    def lock(self, cursor: Any) -> None:
+    def lock(self, cursor: Cursor) -> None:
         """Wait until no other transaction holds this table's name, and hold it to the end of this one."""
         cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),))
 
-    def exists(self, cursor: Any) -> bool:
+    def exists(self, cursor: Cursor) -> bool:
         """Whether there is such a table. Raises TargetMismatch when something else bears its name."""
         return bool(self._columns_found(cursor))
 
-    def columns(self, cursor: Any) -> list[str]:
+    def columns(self, cursor: Cursor) -> list[str]:
         """The names of the table's columns; none where there is no table."""
         return list(self._columns_found(cursor))
 
-    def facts(self, cursor: Any) -> tuple[Fact, ...]:
+    def facts(self, cursor: Cursor) -> tuple[Fact, ...]:
         """What the database says of the table and its partitions; nothing while there is no such table."""
         return read_facts(cursor, [self.identifier.as_string(cursor)])
 
-    def guards(self, cursor: Any) -> str:
+    def guards(self, cursor: Cursor) -> str:
         """The triggers and rules that may alter what is written; empty where there are none."""
         return guards_of(self.facts(cursor))
 
-    def check_plain(self, cursor: Any) -> None:
+    def check_plain(self, cursor: Cursor) -> None:
         """Raise TargetMismatch where a trigger or a rule is on the table, which is exactbatch's own."""
         if guards := self.guards(cursor):
             raise TargetMismatch(
@@ -297,7 +298,7 @@ class TargetTable:
                 f"written. Drop it, or put it on the target."
             )
 
-    def check_key(self, cursor: Any, key: Sequence[str], other: "TargetTable") -> None:
+    def check_key(self, cursor: Cursor, key: Sequence[str], other: "TargetTable") -> None:
         """Raise TargetMismatch where the two tables do not agree on which keys are equal.
 
         They do where the types of the columns compare alike, and collations take only the same texts for equal.
@@ -313,7 +314,7 @@ class TargetTable:
         for table in (self, other):
             table.check_collations(cursor, key)
 
-    def check_collations(self, cursor: Any, key: Sequence[str]) -> None:
+    def check_collations(self, cursor: Cursor, key: Sequence[str]) -> None:
         """Raise TargetMismatch where a collation takes different keys for equal."""
         cursor.execute(
             "select a.attname::text, c.collname::text "
@@ -328,7 +329,7 @@ class TargetTable:
                 f"deterministic collation."
             )
 
-    def check_operators(self, cursor: Any, key: Sequence[str]) -> None:
+    def check_operators(self, cursor: Cursor, key: Sequence[str]) -> None:
         """Raise TargetMismatch where `=` of a key's type is one that the login's search_path does not find.
 
         Postgres would take that of another type then, as text's for citext, which an index of the key does not.
@@ -343,7 +344,7 @@ class TargetTable:
                 f"pipeline or audits it: alter role … set search_path = public, {_quoted(schema)};"
             )
 
-    def check_cascades(self, cursor: Any, allowed: Sequence[str] = ()) -> None:
+    def check_cascades(self, cursor: Cursor, allowed: Sequence[str] = ()) -> None:
         """Raise TargetMismatch when deleting rows would change tables that are not `allowed`.
 
         Foreign keys with on delete cascade, set null or set default carry a delete on, table by table.
@@ -361,7 +362,7 @@ class TargetTable:
                 + ("." if own else f", or allow it: Append(…, cascade=({written!r},)).")
             )
 
-    def delete(self, cursor: Any, statement: sql.Composable, *, left: sql.Composable | None) -> int:
+    def delete(self, cursor: Cursor, statement: sql.Composable, *, left: sql.Composable | None) -> int:
         """Run a statement that deletes from the table; return the number of deleted rows.
 
         A statement may return a row instead: the number that this is to return, and at last that of the rows.
@@ -395,7 +396,7 @@ class TargetTable:
             raise self._meddled(cursor, f"a statement deleted {rows} rows", done)
         return gone
 
-    def _check_gone(self, cursor: Any, left: sql.Composable) -> None:
+    def _check_gone(self, cursor: Cursor, left: sql.Composable) -> None:
         cursor.execute(left)
         if remaining := int(cursor.fetchone()[0]):
             cause = self.guards(cursor) or "a trigger, a rule or a policy of the table"
@@ -404,11 +405,11 @@ class TargetTable:
                 f"They would be there twice, or for good. Nothing was written. Let this login delete them."
             )
 
-    def _writes(self, cursor: Any) -> Writes:
+    def _writes(self, cursor: Cursor) -> Writes:
         cursor.execute(PSYCOPG2_WRITES, (self.identifier.as_string(cursor),) * 2)
         return Writes(*cursor.fetchone())
 
-    def _writes_where_watched(self, cursor: Any) -> Writes | None:
+    def _writes_where_watched(self, cursor: Cursor) -> Writes | None:
         """What this transaction has done to the table; None where only its own statements can change a row."""
         if not (changers := changers_of(self.facts(cursor))):
             return None
@@ -421,7 +422,7 @@ class TargetTable:
             )
         return self._writes(cursor)
 
-    def _meddled(self, cursor: Any, statement: str, done: Writes) -> TargetMismatch:
+    def _meddled(self, cursor: Cursor, statement: str, done: Writes) -> TargetMismatch:
         return TargetMismatch(
             f"target {self.written}: {statement}, and Postgres counts {done}: {changers_of(self.facts(cursor))} "
             f"changes rows of the target beside those. Nothing was written. Drop it, or let it write into other "
@@ -429,7 +430,7 @@ class TargetTable:
         )
 
     @contextmanager
-    def untouched(self, cursor: Any, *, by: "TargetTable") -> Iterator[None]:
+    def untouched(self, cursor: Cursor, *, by: "TargetTable") -> Iterator[None]:
         """Raise TargetMismatch where what is written into another table within changes rows of this one.
 
         Triggers of that table do so, at once or when their constraint is checked.
@@ -443,11 +444,11 @@ class TargetTable:
                 f"it write into other tables only."
             )
 
-    def lock_writers(self, cursor: Any) -> None:
+    def lock_writers(self, cursor: Cursor) -> None:
         """Let nobody change the table's definition to the end of this transaction; others may write."""
         cursor.execute(sql.SQL("lock table {} in row exclusive mode").format(self.identifier))
 
-    def missing_index(self, cursor: Any) -> str | None:
+    def missing_index(self, cursor: Cursor) -> str | None:
         """The statement that creates an index for replays, where the table is there and has none."""
         cursor.execute(
             """
@@ -463,7 +464,7 @@ class TargetTable:
         row = cursor.fetchone()
         return None if row is None or row[0] else f"create index concurrently on {self.written} (batch_id);"
 
-    def check_unique(self, cursor: Any, key: Sequence[str], *, nulls_once: bool = False) -> None:
+    def check_unique(self, cursor: Cursor, key: Sequence[str], *, nulls_once: bool = False) -> None:
         """Raise TargetMismatch unless no two rows can have the same key.
 
         With `nulls_once` a null in the key counts as a value like any other.
@@ -490,7 +491,7 @@ class TargetTable:
         )
 
     def execute(
-        self, cursor: Any, statement: sql.Composable, *, candidates: sql.Composable | None = None
+        self, cursor: Cursor, statement: sql.Composable, *, candidates: sql.Composable | None = None
     ) -> int:
         """Run a statement that writes into the table; return the number of written rows.
 
@@ -516,7 +517,7 @@ class TargetTable:
             raise self._meddled(cursor, f"a statement wrote {rows} rows", done)
         return written
 
-    def casts(self, cursor: Any, columns: Sequence[Column]) -> tuple[Cast, ...]:
+    def casts(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[Cast, ...]:
         """How each staged column becomes a column of the table, which prepare() has seen.
 
         Casts that are made of the same columns later are equal to these unless a type has changed.
@@ -524,7 +525,7 @@ class TargetTable:
         return tuple(self._casts(cursor, columns, self._columns_found(cursor)))
 
     def _casts(
-        self, cursor: Any, columns: Sequence[Column], found: "Mapping[str, _FoundColumn]"
+        self, cursor: Cursor, columns: Sequence[Column], found: "Mapping[str, _FoundColumn]"
     ) -> Iterator[Cast]:
         if absent := [column.name for column in columns if column.name not in found]:
             raise TargetMismatch(
@@ -537,7 +538,7 @@ class TargetTable:
             type_ = types[its.its_type]
             yield Cast(column, type_, refusal_of_null(cursor, type_), its.collation)
 
-    def _add(self, cursor: Any, columns: Sequence[Column]) -> None:
+    def _add(self, cursor: Cursor, columns: Sequence[Column]) -> None:
         there = self._columns_found(cursor)
         added = [
             sql.SQL("add column {} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
@@ -548,7 +549,7 @@ class TargetTable:
             statement = sql.SQL("alter table {} {}").format(self.identifier, sql.SQL(", ").join(added))
             self._change(cursor, statement)
 
-    def _change(self, cursor: Any, statement: sql.Composable) -> None:
+    def _change(self, cursor: Cursor, statement: sql.Composable) -> None:
         """Run a statement that needs the table for itself, without holding up readers for long.
 
         Raises PostgresUnavailable, retryable, when others hold the table.
@@ -581,7 +582,7 @@ class TargetTable:
             f"readers. Nothing was written. Try again when these sessions of pg_stat_activity have ended."
         )
 
-    def _check_replicated(self, cursor: Any) -> None:
+    def _check_replicated(self, cursor: Cursor) -> None:
         """Raise TargetMismatch when a publication has the table, and no row of it could be deleted for that."""
         cursor.execute(_NOT_REPLICATED, (self.identifier.as_string(cursor),) * 2)
         if (found := cursor.fetchone()) is None:
@@ -603,7 +604,7 @@ class TargetTable:
             f"{lacking}, so Postgres refuses them. Nothing was written. {remedy}"
         )
 
-    def _check_columns(self, cursor: Any, columns: Sequence[Column], *, exact: bool) -> None:
+    def _check_columns(self, cursor: Cursor, columns: Sequence[Column], *, exact: bool) -> None:
         there = self._columns_found(cursor)
         for column in columns:
             actual = there.get(column.name)
@@ -634,7 +635,7 @@ class TargetTable:
                     f"Add it to the pipeline's schema, or give it a default."
                 )
 
-    def _columns_found(self, cursor: Any) -> "dict[str, _FoundColumn]":
+    def _columns_found(self, cursor: Cursor) -> "dict[str, _FoundColumn]":
         cursor.execute(COLUMNS_OF.format("%s", "%s"), self.name)
         rows = cursor.fetchall()
         if rows and rows[0][0] not in ("r", "p"):
@@ -659,7 +660,7 @@ class _FoundColumn:
         return self.oid, self.modifier
 
 
-def _numbers(cursor: Any) -> tuple[int, int]:
+def _numbers(cursor: Cursor) -> tuple[int, int]:
     """What a statement returns first, and how many rows it wrote; both the same where it returns no row."""
     found = cursor.fetchone() if cursor.description else (cursor.rowcount,)
     return int(found[0]), int(found[-1])

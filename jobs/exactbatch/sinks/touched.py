@@ -1,16 +1,17 @@
 """The keys whose row in a derived target has to be computed again; they last as long as the transaction."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.append import Append, Part
 
 TOUCHED: Final = sql.Identifier("exactbatch_touched")
 
 
-def create_touched(cursor: Any, contributions: Append, key: Sequence[str]) -> None:
+def create_touched(cursor: Cursor, contributions: Append, key: Sequence[str]) -> None:
     """Create the table of touched keys, which may hold a key several times, unless it is there."""
     cursor.execute(
         sql.SQL(
@@ -20,7 +21,7 @@ def create_touched(cursor: Any, contributions: Append, key: Sequence[str]) -> No
 
 
 def take_back_touching(
-    cursor: Any, contributions: Append, parts: Sequence[Part], key: Sequence[str], *, count: sql.Composable
+    cursor: Cursor, contributions: Append, parts: Sequence[Part], key: Sequence[str], *, count: sql.Composable
 ) -> int:
     """Delete the contributions of batches in ranges, and note their keys.
 

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch
 from exactbatch.options import check_types
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.append import Append, Part
 from exactbatch.sinks.cast import Cast, Misfit, check_on_the_way, misfits
 from exactbatch.sinks.groups import differs, has_one_image, listed
@@ -109,7 +110,7 @@ class Upsert:
         """What a staged row has beside its lineage: a change has one column more."""
         return (*columns, DELETED)
 
-    def prepare(self, cursor: Any, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create target and table of changes when they are missing, and otherwise check their columns.
 
         Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
@@ -130,7 +131,7 @@ class Upsert:
             self._target.casts(cursor, columns),
         )
 
-    def check_shared(self, cursor: Any, columns: Sequence[Column], others: Sequence[str]) -> None:
+    def check_shared(self, cursor: Cursor, columns: Sequence[Column], others: Sequence[str]) -> None:
         """Raise TargetMismatch when the changes have columns that this pipeline does not write, and others do.
 
         A replay would write its records' changes anew without them.
@@ -144,26 +145,26 @@ class Upsert:
                 f"them different targets."
             )
 
-    def check_replay(self, cursor: Any) -> None:
+    def check_replay(self, cursor: Cursor) -> None:
         """Raise TargetMismatch when a replay would change tables that refer to the changes."""
         self.contributions.check_replay(cursor)
 
-    def counts(self, cursor: Any, parts: Sequence[Part]) -> list[int | None]:
+    def counts(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
         """How many changes take_back() would delete of each part."""
         return self.contributions.counts(cursor, parts)
 
-    def take_back(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def take_back(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete the changes that batches have written in ranges; return how many that was."""
         self._target.lock(cursor)
         create_touched(cursor, self.contributions, self.key)
         with self._target.untouched(cursor, by=self.contributions.tables[0]):
             return take_back_touching(cursor, self.contributions, parts, self.key, count=sql.SQL("count(*)"))
 
-    def count(self, cursor: Any, parts: Sequence[Part]) -> int:
+    def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """How many changes take_back() would delete."""
         return self.contributions.count(cursor, parts)
 
-    def first_since(self, cursor: Any, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
+    def first_since(self, cursor: Cursor, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
         """The offset of the first change that is not from before a time, by its Kafka timestamp, in each
         (topic, partition) that has one; a change without a timestamp may be from any time."""
         if (some := self._any_of(parts)) is None:
@@ -176,7 +177,7 @@ class Upsert:
         )
         return {(topic, partition): offset for topic, partition, offset in cursor.fetchall()}
 
-    def preview_compact(self, cursor: Any, parts: Sequence[Part]) -> Compacted:
+    def preview_compact(self, cursor: Cursor, parts: Sequence[Part]) -> Compacted:
         """What compact() would return; nothing is dropped."""
         return self._count_compacted(
             cursor,
@@ -184,7 +185,7 @@ class Upsert:
             sql.SQL("select kafka_topic, kafka_partition from judged where goes"),
         )
 
-    def compact(self, cursor: Any, parts: Sequence[Part]) -> Compacted:
+    def compact(self, cursor: Cursor, parts: Sequence[Part]) -> Compacted:
         """Drop the changes in these parts that nothing that comes later, and no replay beyond them, can make a
         row again. Returns how many were dropped and kept, by (topic, partition). The target stays as it is.
         """
@@ -197,7 +198,7 @@ class Upsert:
             ).format(change=self.contributions.table),
         )
 
-    def _count_compacted(self, cursor: Any, parts: Sequence[Part], gone: sql.Composable) -> Compacted:
+    def _count_compacted(self, cursor: Cursor, parts: Sequence[Part], gone: sql.Composable) -> Compacted:
         if (below := self._any_of(parts)) is None:
             return {}
         cursor.execute(
@@ -254,7 +255,7 @@ class Upsert:
 
     def insert_staged(
         self,
-        cursor: Any,
+        cursor: Cursor,
         *,
         staging: sql.Composable,
         columns: Sequence[Column],
@@ -302,7 +303,7 @@ class Upsert:
             self._derive(cursor, casts, staged)
         return inserted
 
-    def misfits(self, cursor: Any, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
+    def misfits(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
         """What is true of staged changes that the types of the changes or of the target cannot hold."""
         return [
             *self.contributions.misfits(cursor, self.staged_columns(columns), batch_id=batch_id),
@@ -310,7 +311,7 @@ class Upsert:
         ]
 
     def check_one_change(
-        self, cursor: Any, columns: Sequence[Column], *, staging: sql.Composable, attempts: Sequence[int]
+        self, cursor: Cursor, columns: Sequence[Column], *, staging: sql.Composable, attempts: Sequence[int]
     ) -> None:
         """Raise TargetMismatch when a staged record gives two changes of a key between which nothing decides."""
         ordered = [*self.key, *([] if self.version is None else [self.version])]
@@ -346,7 +347,7 @@ class Upsert:
                 f"transform give one change for each key and record, or changes whose version differs."
             )
 
-    def _check_partitions(self, cursor: Any) -> None:
+    def _check_partitions(self, cursor: Cursor) -> None:
         # The names of the key need not be such as a Python tuple could have.
         aliased = sql.SQL(", ").join(
             sql.SQL("{} as {}").format(_id(name), _id(f"key_{index}")) for index, name in enumerate(self.key)
@@ -375,7 +376,7 @@ class Upsert:
                 f"column that orders them, version=…, or let producers send a key to one partition."
             )
 
-    def _derive(self, cursor: Any, casts: Sequence[Cast], staged: sql.Composable) -> None:
+    def _derive(self, cursor: Cursor, casts: Sequence[Cast], staged: sql.Composable) -> None:
         """Compute the touched keys' rows from all their changes; `staged` are those of this batch."""
         names = [each.column.name for each in casts]
         # Equal keys can look different: the row has the key as its latest change writes it.
@@ -439,7 +440,7 @@ class Upsert:
 
     def _check_derived(
         self,
-        cursor: Any,
+        cursor: Cursor,
         casts: Sequence[Cast],
         parts: Mapping[str, sql.Composable],
         gone: sql.Composable,

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
+from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.append import Append, Part
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.window import TIMESTAMPTZ
@@ -57,7 +58,7 @@ class Watermark:
         """The watermark that remember() saw, as a scalar subquery."""
         return sql.SQL("(select reached from {})").format(_BEFORE)
 
-    def prepare(self, cursor: Any) -> None:
+    def prepare(self, cursor: Cursor) -> None:
         """Create the table when it is missing, and otherwise check its columns."""
         names = [column.name for column in _COLUMNS]
         if self._table.prepare(cursor, _COLUMNS, required=names, key=names[:3]):
@@ -70,7 +71,7 @@ class Watermark:
         """The table, in the order in which tables are locked."""
         return (self._table,)
 
-    def remember(self, cursor: Any) -> None:
+    def remember(self, cursor: Cursor) -> None:
         """Note the watermark as the transaction finds it, unless that is done."""
         cursor.execute(
             sql.SQL("create temporary table if not exists {} on commit drop as select {} as reached").format(
@@ -78,7 +79,7 @@ class Watermark:
             )
         )
 
-    def left_topics(self, cursor: Any, pipeline: str, topics: Sequence[str]) -> list[str]:
+    def left_topics(self, cursor: Cursor, pipeline: str, topics: Sequence[str]) -> list[str]:
         """The topics whose event times are kept although they were taken out of the pipeline.
 
         A topic that another pipeline with the same target has processed is none of them.
@@ -109,19 +110,19 @@ class Watermark:
         )
         return [row[0] for row in cursor.fetchall()]
 
-    def forget(self, cursor: Any, topics: Sequence[str]) -> None:
+    def forget(self, cursor: Cursor, topics: Sequence[str]) -> None:
         """Forget the event times of topics."""
         cursor.execute(
             sql.SQL("delete from {} where topic = any({})").format(self.table, sql.Literal(list(topics)))
         )
 
-    def take_back(self, cursor: Any, parts: Sequence[Part]) -> None:
+    def take_back(self, cursor: Cursor, parts: Sequence[Part]) -> None:
         """Forget the event times of the batches that stand for these ranges."""
         Append(self.written, lineage="batch").take_back(cursor, parts)
 
     def insert_staged(
         self,
-        cursor: Any,
+        cursor: Cursor,
         *,
         staging: sql.Composable,
         batch_id: int,
@@ -143,7 +144,7 @@ class Watermark:
             ),
         )
 
-    def went_back(self, cursor: Any) -> bool:
+    def went_back(self, cursor: Cursor) -> bool:
         """Whether the watermark is lower than remember() saw it."""
         cursor.execute(
             sql.SQL("select {0} is not null and ({1} is null or {1} < {0})").format(self.before, self.reached)
