@@ -59,10 +59,10 @@ test-long: java pgbouncer ## all tests with servers in their long form: a day's 
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
 faults: java ## every fault at every moment with every sink → docs/faults.md; ARGS=rest for what is left of a run
-	@PYTHONPATH=tests:tests/integration:tests/faults $(BIN)/python tests/faults/faults.py $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m support.faults.run_matrix $(ARGS)
 
 soak: java ## random faults for MINUTES=30, by SEED=…; exit status 0 only when every record is accounted for exactly once
-	@PYTHONPATH=tests $(BIN)/python tests/faults/soak.py $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 mutants: java ## break a copy of the program in one place at a time: the tests have to go red each time
 	@$(BIN)/python tests/mutants.py $(ARGS)

@@ -1,25 +1,19 @@
 """Real servers for the tests: one Kafka broker, one Postgres and one Spark session for the whole run."""
 
 import fcntl
-import json
 import os
-import secrets
 import signal
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
 import psycopg2
 import pytest
-from confluent_kafka import KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from exactbatch import Append, Json, Pipeline
@@ -28,18 +22,16 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from jvm import quick_kafka, quick_spark
+from support.environment import HOME, LONG, TESTS
+from support.jvm import quick_kafka, quick_spark
+from support.topics import Topic, await_leaders
 
 # A run that is told to end stops its servers, as one that is interrupted does.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-pytest_plugins = ["one_airflow"]
-HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent / ".local"))
 # Whoever imports Airflow writes a folder: not into the home of the user.
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
 
-
-LONG = bool(os.environ.get("EXACTBATCH_LONG"))
 # `make test` tries the same each time, `make test-long` something new.
 hypothesis.settings.register_profile("exactbatch", derandomize=not LONG)
 # What fails need not be made small: for tests/mutants.py, which wants to know only that it fails.
@@ -69,13 +61,6 @@ class _ByFile(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
     """Let `pytest -n 3` deal out whole files."""
     return _ByFile(config, log)
-
-
-def draw_seed() -> int:
-    """EXACTBATCH_SEED where it is set; else another seed each time in the long form, and always the same one."""
-    seed = int(os.environ.get("EXACTBATCH_SEED") or (secrets.randbits(32) if LONG else 20261121))
-    print(f"EXACTBATCH_SEED={seed}")  # noqa: T201 - is shown when the test fails
-    return seed
 
 
 @contextmanager
@@ -125,59 +110,6 @@ def admin(stack: LocalStack) -> AdminClient:
     return AdminClient(dict(stack.kafka_properties))
 
 
-@dataclass(frozen=True)
-class Topic:
-    """A topic of one test."""
-
-    name: str
-    properties: dict[str, Any]
-
-    @cached_property
-    def _producer(self) -> Producer:
-        """One request at a time keeps the order where none is tried again, as none is of a partition whose leader
-        is there; it begins half a second sooner than idempotence."""
-        return Producer(
-            {
-                **self.properties,
-                "linger.ms": 0,
-                "message.max.bytes": 10_485_760,
-                "max.in.flight.requests.per.connection": 1,
-            }
-        )
-
-    def produce(self, *values: bytes | None, partition: int = 0, **message: Any) -> None:
-        """Append one record for each value, in their order."""
-        for value in values:
-            self._producer.produce(self.name, value, partition=partition, **message)
-            self._producer.poll(0)
-        assert self._producer.flush(30) == 0
-
-    def transaction(self, *values: bytes, partition: int = 0, end: str = "commit") -> Producer:
-        """Append records in a transaction that ends by commit or abort, or stays open."""
-        producer = Producer({**self.properties, "transactional.id": uuid.uuid4().hex})
-        producer.init_transactions(30)
-        producer.begin_transaction()
-        for value in values:
-            producer.produce(self.name, value, partition=partition)
-        producer.flush(30)
-        if end in ("commit", "abort"):
-            self.end_transaction(producer, end, partition)
-        return producer
-
-    def end_transaction(self, producer: Producer, end: str, partition: int = 0) -> None:
-        """Commit or abort. The broker answers before it has written the marker: wait for that, too."""
-        log = KafkaBroker(self.properties)
-        before = log.partitions([self.name])[partition].high_watermark
-        if end == "commit":
-            producer.commit_transaction(30)
-        else:
-            producer.abort_transaction(30)
-        deadline = time.monotonic() + 30
-        while log.partitions([self.name])[partition].high_watermark == before:
-            assert time.monotonic() < deadline, "the broker has written no marker"
-            time.sleep(0.02)
-
-
 @pytest.fixture
 def make_topic(make_topic_once: Callable[..., Topic]) -> Callable[..., Topic]:
     """Create a topic with a name of its own: make_topic(partitions=4, **config)."""
@@ -192,28 +124,10 @@ def make_topic_once(stack: LocalStack, admin: AdminClient) -> Callable[..., Topi
         name = name or f"t{uuid.uuid4().hex[:12]}"
         new = NewTopic(name, partitions, 1, config={k.replace("_", "."): v for k, v in config.items()})
         admin.create_topics([new])[name].result(30)
-        _await_leaders(admin, name, partitions)
+        await_leaders(admin, name, partitions)
         return Topic(name, dict(stack.kafka_properties))
 
     return make
-
-
-def _await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
-    """The controller has created a topic; the broker learns a moment later of it, and then to lead it."""
-    deadline = time.monotonic() + 30
-    while topic not in admin.list_topics(timeout=30).topics:
-        assert time.monotonic() < deadline, f"the broker does not know {topic}"
-        time.sleep(0.05)
-    asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in range(partitions)}
-    while True:
-        try:
-            for each in admin.list_offsets(asked, request_timeout=2).values():
-                each.result()
-            return
-        except KafkaException:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 @pytest.fixture
@@ -273,7 +187,7 @@ def spark() -> Iterator[Any]:
     """One Spark session with two task slots, which tries a failed task once more."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Its workers are forked from a daemon that has imported the program: an error ends a worker.
-    path = [str(Path(__file__).parent / "faults"), os.environ.get("PYTHONPATH")]
+    path = [str(TESTS), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     from pyspark.sql import SparkSession
 
@@ -281,7 +195,7 @@ def spark() -> Iterator[Any]:
         SparkSession.builder.master("local[2, 2]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.daemon.module", "warm_daemon")
+        .config("spark.python.daemon.module", "support.warm_daemon")
         .config("spark.driver.extraJavaOptions", quick_spark(HOME))
         .getOrCreate()
     )
@@ -296,8 +210,3 @@ def _execute(dsn: str, statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
     connection.close()
-
-
-def record(number: int, name: str | None = "x") -> bytes:
-    """A JSON value that the tests' pipelines decode."""
-    return json.dumps({"id": number, "name": name}).encode()

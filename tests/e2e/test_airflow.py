@@ -14,10 +14,7 @@ import httpx
 import psutil
 import psycopg2
 import pytest
-from one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, register
 
-from certificates import Authority
-from conftest import HOME
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
@@ -25,9 +22,12 @@ from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.demo.flights import create_topic, flights, send
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from logins import asked_for_password
 from pipelines.flights import flights as pipeline
-from secure_broker import secure_broker
+from support.certificates import Authority
+from support.environment import HOME
+from support.logins import asked_for_password
+from support.one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, register
+from support.secure_broker import secure_broker
 
 SENT = 2000
 WRONG_PASSWORD = "planted-wr0ngword"

@@ -17,14 +17,14 @@ import pytest
 import tenacity
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from one_airflow import HOURLY, register
 
-from conftest import LONG
 from exactbatch.audit.audit import audit
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.errors import LocalStackError
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.environment import LONG
+from support.one_airflow import HOURLY, register
 
 pytestmark = pytest.mark.timeout(1500)
 

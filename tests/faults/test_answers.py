@@ -18,10 +18,8 @@ from typing import Any, ClassVar, Final
 import psycopg2
 import psycopg2.errorcodes
 import pytest
-from answers import SAID, Answers, Asked
 from psycopg2.extensions import make_dsn
 
-from conftest import LONG, Topic
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import direct, partition_commit, staging
@@ -44,6 +42,9 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.environment import LONG
+from support.faults.answers import SAID, Answers, Asked
+from support.topics import Topic
 
 CODES: Final = sorted(
     code

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
-from cases import SINKS, Case
-from cluster import SparkCluster
-from drivers import wait_for
 from test_lost_executors import make_case
 
-from conftest import LONG
 from exactbatch.errors import StagedRowsDiffer, TasksFailed
+from support.environment import LONG
+from support.faults.cases import SINKS, Case
+from support.faults.cluster import SparkCluster
+from support.faults.drivers import wait_for
 
 __all__ = ["make_case"]
 pytestmark = pytest.mark.timeout(900)

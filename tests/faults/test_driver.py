@@ -9,12 +9,12 @@ from typing import Any
 
 import psutil
 import pytest
-from drivers import SECRET, World, load, wait_for
 
-from conftest import Topic
 from exactbatch import Json, Pipeline
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.settings import Settings
+from support.faults.drivers import SECRET, World, load, wait_for
+from support.topics import Topic
 
 MakeLoaded = Callable[..., Pipeline]
 

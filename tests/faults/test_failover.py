@@ -17,14 +17,8 @@ from uuid import UUID
 
 import psycopg2
 import pytest
-from drivers import wait_for
-from exactbatch.planning.run import plan_run
-from failover import ANY_TIME, BY_RANGE, PLANNING, STAGED, Life
-from held import held
 from psycopg2.extensions import make_dsn
-from replicas import Pair
 
-from conftest import HOME, LONG, Topic
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.batch import partition_commit
 from exactbatch.batch.job import process_batch
@@ -36,10 +30,17 @@ from exactbatch.ledger import Batch, Ledger, Run, migrate
 from exactbatch.ledger.schema import migrations
 from exactbatch.operations.report import load_report
 from exactbatch.planning.request import ReplayRequest
+from exactbatch.planning.run import plan_run
 from exactbatch.postgres import dsn as connection_strings
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.environment import HOME, LONG
+from support.faults.drivers import wait_for
+from support.faults.failover import ANY_TIME, BY_RANGE, PLANNING, STAGED, Life
+from support.faults.held import held
+from support.faults.replicas import Pair
+from support.topics import Topic
 
 BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 SYNCHRONOUS: Final = {True: "synchronous", False: "behind"}

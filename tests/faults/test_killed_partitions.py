@@ -4,13 +4,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from drivers import World, wait_for
 from test_driver import MakeLoaded, make_loaded, world
 
-from conftest import LONG
 from exactbatch import Pipeline
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from support.environment import LONG
+from support.faults.drivers import World, wait_for
 
 __all__ = ["make_loaded", "world"]
 

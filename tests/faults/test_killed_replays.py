@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers import World, load
 
-from conftest import LONG, Topic, draw_seed
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
@@ -22,6 +20,9 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.environment import LONG, draw_seed
+from support.faults.drivers import World, load
+from support.topics import Topic
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -16,10 +16,7 @@ import psutil
 import psycopg2
 import pytest
 from confluent_kafka import Producer
-from drivers import Driver, World
-from worker_memory import each_in_turn, peak_of
 
-from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline
 from exactbatch.batch.direct import stage_tasks
 from exactbatch.batch.partition_commit import RangeTask, commit_range
@@ -28,6 +25,10 @@ from exactbatch.batch.staging import StagingTables, create_rejects, create_rows,
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.environment import LONG
+from support.faults.drivers import Driver, World
+from support.faults.worker_memory import each_in_turn, peak_of
+from support.topics import Topic, record
 
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]

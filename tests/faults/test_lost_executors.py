@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from cases import Case
-from cluster import SparkCluster
-from drivers import wait_for
-from held import ON_EXECUTORS
 
-from conftest import LONG, Topic
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.local import LocalStack
 from exactbatch.local.process import wait_until_ended
+from support.environment import LONG
+from support.faults.cases import Case
+from support.faults.cluster import SparkCluster
+from support.faults.drivers import wait_for
+from support.faults.held import ON_EXECUTORS
+from support.topics import Topic
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from matrix import FAILPOINTS, SINKS, combinations
-from victims import NotExact, Victims
 
 from exactbatch.batch import job as batch_job
-from faults import NOT_EXACT, page, victims
+from support.environment import JOBS
+from support.faults.matrix import FAILPOINTS, SINKS, combinations
+from support.faults.run_matrix import NOT_EXACT, page, victims
+from support.faults.victims import NotExact, Victims
 
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
@@ -63,9 +64,7 @@ def test_a_difference_is_told(them: Victims, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_every_failpoint_of_a_batch_is_in_the_matrix() -> None:
     """Those of the sources, but for the one of `exactbatch compact`, and those at which clusters lose machines."""
-    from drivers import JOBS
-
-    sources = [each.read_text() for each in (JOBS / "exactbatch").glob("*.py")]
+    sources = [each.read_text() for each in (JOBS / "exactbatch").rglob("*.py")]
     named = {name for text in sources for name in re.findall(r'failpoint\("([a-z_.]+)"\)', text)}
     others = {"compact.before_commit", "read.after_records", "transform.after_read"}
     assert named - others == {each.name for each in FAILPOINTS}

@@ -16,9 +16,7 @@ from typing import Any, Final
 import psycopg2.extensions
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Proxy, Refuse, Stall, proxied_broker
 
-from conftest import HOME, LONG, Topic, record
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
@@ -31,6 +29,19 @@ from exactbatch.local.ports import HOST
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.environment import HOME, LONG
+from support.faults.proxy import (
+    Cut,
+    CutAfter,
+    DropCommitAnswer,
+    Fault,
+    HalfOpen,
+    Proxy,
+    Refuse,
+    Stall,
+    proxied_broker,
+)
+from support.topics import Topic, record
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 # Seconds in which a try ends, however busy this machine is: each of two tries of a task may wait for the timeouts.

@@ -17,12 +17,8 @@ from typing import Any, Final
 import psutil
 import psycopg2
 import pytest
-from cases import RECORDS, Case
-from drivers import wait_for
-from held import InProcess
 from psycopg2.extensions import make_dsn
 
-from conftest import HOME, LONG, Topic
 from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
@@ -30,6 +26,11 @@ from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.process import wait_until_ended
 from exactbatch.postgres.connection import connect
+from support.environment import HOME, LONG
+from support.faults.cases import RECORDS, Case
+from support.faults.drivers import wait_for
+from support.faults.held import InProcess
+from support.topics import Topic
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,23 @@ from typing import Any
 
 import psycopg2
 import pytest
-from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Proxy, Refuse, Stall, proxied_broker
 from psycopg2.extensions import make_dsn
 
-from conftest import HOME
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
+from support.environment import HOME
+from support.faults.proxy import (
+    Cut,
+    CutAfter,
+    DropCommitAnswer,
+    Fault,
+    HalfOpen,
+    Proxy,
+    Refuse,
+    Stall,
+    proxied_broker,
+)
 
 
 @pytest.fixture

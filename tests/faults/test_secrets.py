@@ -14,12 +14,9 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from drivers import Driver, World, spark_options, wait_for
 from psycopg2.extensions import make_dsn, parse_dsn
 from typer.testing import CliRunner
 
-from certificates import Authority
-from conftest import HOME, Topic, record
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
@@ -33,8 +30,12 @@ from exactbatch.local.ports import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
-from logins import asked_for_password
-from secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker
+from support.certificates import Authority
+from support.environment import HOME
+from support.faults.drivers import Driver, World, spark_options, wait_for
+from support.logins import asked_for_password
+from support.secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker
+from support.topics import Topic, record
 
 LOGIN: Final = "planted_job"
 # What is looked for: each secret holds one, whatever way its other characters are quoted in.

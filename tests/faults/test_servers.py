@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers import World, load, wait_for
 
-from conftest import HOME, Topic
 from exactbatch import Append, Json, Pipeline
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.environment import HOME
+from support.faults.drivers import World, load, wait_for
+from support.topics import Topic
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@
 import os
 
 import pytest
-from soak import table
-from soak_run import Soak
 
-from conftest import HOME
+from soak.run import Soak
+from soak.summary import table
+from support.environment import HOME
 
 # The faults of this seed come again in each run; EXACTBATCH_SEED gives others.
 SEED = 7

@@ -2,7 +2,7 @@
 
 from itertools import chain
 
-from soak_history import QUIET_S, Committed, Event, Failed, Fault, Started, troubles
+from soak.history import QUIET_S, Committed, Event, Failed, Fault, Started, troubles
 
 
 def working(slot: int, began: float, ended: float, every: float = 2.0) -> list[Event]:

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from cases import Case
 from confluent_kafka import Producer
-from drivers import wait_for
-from held import InProcess
-from three_brokers import NODES, ThreeBrokers
 
-from conftest import HOME, LONG
 from exactbatch.errors import KafkaUnavailable, LogTruncated, LogWentBackwards, TasksFailed
+from support.environment import HOME, LONG
+from support.faults.cases import Case
+from support.faults.drivers import wait_for
+from support.faults.held import InProcess
+from support.faults.three_brokers import NODES, ThreeBrokers
 
 REPLICAS: Final = ([1, 2, 3], [2, 3, 1])
 

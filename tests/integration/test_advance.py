@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from conftest import Topic, record
 from exactbatch import Limits, Pipeline
 from exactbatch.errors import (
     ConfigurationError,
@@ -30,6 +29,7 @@ from exactbatch.operations.report import load_report
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -18,7 +18,6 @@ from psycopg2 import sql
 from pyspark import cloudpickle
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
@@ -36,6 +35,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -11,7 +11,6 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from conftest import Topic, record
 from exactbatch import Append, Pipeline
 from exactbatch.audit import audit
 from exactbatch.audit.audit import PartitionAudit
@@ -21,6 +20,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 # Only a superuser can do it: without this, the ledger refuses to change its past.
 FORGE = "set local session_replication_role = replica;"

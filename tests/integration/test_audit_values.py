@@ -7,11 +7,11 @@ import pytest
 from psycopg2 import sql
 from test_every_sink import KINDS, Play, play, world
 
-from conftest import record
 from exactbatch import Aggregate, Append, Count, Max, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ConfigurationError
+from support.topics import record
 
 __all__ = ["play", "world"]
 

@@ -14,7 +14,6 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
-from conftest import Topic, record
 from exactbatch import Append, Json, Limits, Pipeline, Raw, Text
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
@@ -41,6 +40,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -20,8 +20,6 @@ from airflow.sdk.exceptions import (
     AirflowTaskTimeout,
 )
 
-import staged
-from conftest import Topic, record
 from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import dag as dags
@@ -34,6 +32,8 @@ from exactbatch.ledger import Ledger
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support import staged_batches as staged
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -14,13 +14,13 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from conftest import Topic, record
 from exactbatch import Append, Pipeline
 from exactbatch.cli.app import _ask, _print_json, app
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from staged import Batches
+from support.staged_batches import Batches
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -19,7 +19,6 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from test_upsert import MakeUpsert, WrongKeys, change, changes, key_of, make_upsert, replayed, state
 from typer.testing import CliRunner
 
-from conftest import Topic
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import PartitionAudit, audit
 from exactbatch.cli.app import app
@@ -30,6 +29,7 @@ from exactbatch.operations.compact import Compaction, compact, preview_compactio
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
+from support.topics import Topic
 
 __all__ = ["make_upsert", "world"]
 

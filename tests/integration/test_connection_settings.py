@@ -14,7 +14,6 @@ from adbc_driver_manager import Error as AdbcError
 from psycopg2.extensions import make_dsn
 from test_batch import MakePipeline
 
-from conftest import Topic
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagingTables
 from exactbatch.errors import ConfigurationError
@@ -23,6 +22,7 @@ from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.postgres.session_settings import SessionSettings
 from exactbatch.settings import Settings
+from support.topics import Topic
 
 OPENERS: Final = (connect, connect_arrow)
 

@@ -17,7 +17,6 @@ from typing import Any, Final
 import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import LONG, Topic
 from exactbatch import (
     Aggregate,
     Append,
@@ -38,7 +37,9 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
-from reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
+from support.environment import LONG
+from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
+from support.topics import Topic
 
 __all__ = ["world"]
 

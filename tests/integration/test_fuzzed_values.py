@@ -8,12 +8,12 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from fuzzed_values import COLUMNS, LABELS, Fuzzer
-from strict_decoder import SHOWN, Refused, as_expected, rows_of
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import LONG, draw_seed
 from exactbatch import Json, Pipeline
+from support.environment import LONG, draw_seed
+from support.fuzzed_values import COLUMNS, LABELS, Fuzzer
+from support.strict_decoder import SHOWN, Refused, as_expected, rows_of
 
 __all__ = ["world"]
 

@@ -19,7 +19,7 @@ from exactbatch.planning.freeze_replay import _BEGINNING, _window
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
-from staged import ID, Batches
+from support.staged_batches import ID, Batches
 
 MANY: Final = 200
 WIDE: Final = Pipeline(name="wide", topics=("w",), value=Json("id int"), sink=Append("public.wide"))

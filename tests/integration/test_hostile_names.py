@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
 from exactbatch import Aggregate, Append, Count, Json, Max, Sum, Upsert, Window
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, ExactbatchError, ReplayRefused, TargetMismatch
@@ -22,6 +21,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, request_of
 from exactbatch.postgres.connection import transaction
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from test_batch import World, world
 
-from conftest import LONG, Topic
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
 from exactbatch.local.demo.flights import COUNT, flights, send
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.environment import LONG
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -26,7 +26,6 @@ from psycopg2.extensions import parse_dsn
 from test_audit import World
 from test_roles import ROLES, Deployment, deployment
 
-from conftest import HOME, Topic, record
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import direct
@@ -46,6 +45,8 @@ from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.environment import HOME
+from support.topics import Topic, record
 
 __all__ = ["deployment"]
 

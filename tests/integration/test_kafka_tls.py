@@ -12,8 +12,6 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from test_batch import MakePipeline, World
 from typer.testing import CliRunner
 
-from certificates import Authority
-from conftest import HOME, Topic, record
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.cli.app import app
@@ -25,7 +23,10 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from secure_broker import KEY_PASSWORD, MECHANISMS, PASSWORD, SecureBroker, secure_broker
+from support.certificates import Authority
+from support.environment import HOME
+from support.secure_broker import KEY_PASSWORD, MECHANISMS, PASSWORD, SecureBroker, secure_broker
+from support.topics import Topic, record
 
 WRONG_PASSWORD: Final = "planted-wr0ng-pa55word"
 SECONDS: Final = 2

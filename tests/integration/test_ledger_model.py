@@ -29,7 +29,6 @@ from hypothesis.stateful import (
 from psycopg2 import sql
 from psycopg2.extras import execute_values
 
-from conftest import LONG, draw_seed
 from exactbatch import Append, Json, Limits, Pipeline, failpoints
 from exactbatch.batch.publish import Published, check_publishable, facts_of, publish
 from exactbatch.batch.staging import (
@@ -56,6 +55,7 @@ from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_re
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.planning.run import RunPlan, plan_run
 from exactbatch.postgres.connection import transaction
+from support.environment import LONG, draw_seed
 
 ROUNDS = 30 if LONG else 2
 # Later examples of a round are mostly variations of an earlier one: many short rounds see more.

@@ -1,7 +1,6 @@
 """The local stack's own life: up, down, kill, restart. Each test has a stack that nothing else uses."""
 
 import json
-import os
 import socket
 import subprocess
 import uuid
@@ -20,8 +19,7 @@ from typer.testing import CliRunner
 from exactbatch.local import LocalStack, LocalStackError
 from exactbatch.local.commands import app
 from exactbatch.local.process import wait_until_ended
-
-HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parent.parent.parent / ".local"))
+from support.environment import HOME
 
 
 @pytest.fixture

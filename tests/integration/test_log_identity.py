@@ -20,7 +20,6 @@ from test_audit import World as AuditWorld
 from test_audit import findings
 from test_batch import World
 
-from conftest import Topic, record
 from exactbatch import Append, Limits, Pipeline
 from exactbatch.audit.audit import PartitionAudit, audit
 from exactbatch.batch import direct
@@ -41,6 +40,7 @@ from exactbatch.kafka.reader import read_range
 from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 

@@ -8,11 +8,12 @@ from typing import Any, Final
 import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import LONG, Topic, record
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagedBatch
+from support.environment import LONG
+from support.topics import Topic, record
 
 __all__ = ["world"]
 

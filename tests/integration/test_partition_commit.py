@@ -13,7 +13,6 @@ from confluent_kafka.admin import AdminClient
 from test_batch import LINEAGE, MakePipeline, MakeTopic, World, recreate, world
 from test_replay import Replays, ranges, replays
 
-from conftest import Topic, record
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
@@ -35,6 +34,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
+from support.topics import Topic, record
 
 __all__ = ["replays", "world"]
 

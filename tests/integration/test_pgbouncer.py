@@ -10,8 +10,6 @@ import pytest
 from psycopg2.extensions import make_dsn
 from test_batch import MakePipeline
 
-from bouncer import bouncer
-from conftest import Topic
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagingTables
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
@@ -19,6 +17,8 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.bouncer import bouncer
+from support.topics import Topic
 
 DROPPED: Final = "ignore_startup_parameters = options"
 MODES: Final = ("session", "transaction")

@@ -8,7 +8,6 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from conftest import Topic, record
 from exactbatch import Pipeline
 from exactbatch.cli import render as tables
 from exactbatch.errors import ConfigurationError, ReplayRefused
@@ -19,6 +18,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

@@ -7,7 +7,6 @@ import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
-from conftest import Topic, record
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.batch import job as batch_job
 from exactbatch.cli import app as cli
@@ -16,6 +15,7 @@ from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect
+from support.topics import Topic, record
 
 __all__ = ["world"]
 

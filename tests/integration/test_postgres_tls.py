@@ -9,8 +9,6 @@ import pytest
 from psycopg2.extensions import make_dsn
 from test_batch import MakePipeline, MakeTopic, World
 
-from certificates import Authority
-from conftest import record
 from exactbatch import Json, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
@@ -25,7 +23,9 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
-from tls_proxy import TlsProxy
+from support.certificates import Authority
+from support.tls_proxy import TlsProxy
+from support.topics import record
 
 NAME: Final = "localhost"  # the certificate is for this name, and not for the address
 PASSWORD: Final = "planted-pa55word"

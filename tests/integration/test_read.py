@@ -17,7 +17,6 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from conftest import Topic
 from exactbatch.audit.audit import _LogWindows
 from exactbatch.audit.values import _Beside
 from exactbatch.batch.staging import reject_batch, rejects_of
@@ -36,6 +35,7 @@ from exactbatch.kafka.client import FetchPosition, HeldBack, Troubles
 from exactbatch.kafka.reader import Records, _read, read_range
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
+from support.topics import Topic
 
 MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]

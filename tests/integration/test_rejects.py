@@ -10,11 +10,11 @@ import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
-from conftest import Topic, record
 from exactbatch import Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import TooManyRejects
 from exactbatch.settings import KAFKA, POSTGRES
+from support.topics import Topic, record
 
 __all__ = ["world"]
 

@@ -9,7 +9,6 @@ import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 from test_partition_commit import committed, task_of
 
-from conftest import Topic, record
 from exactbatch.batch import partition_commit, staging
 from exactbatch.batch import uncastable as sift
 from exactbatch.batch.direct import stage_tasks
@@ -27,6 +26,7 @@ from exactbatch.errors import TooManyRejects
 from exactbatch.kafka import reader as read
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from support.topics import Topic, record
 
 __all__ = ["world"]
 

@@ -11,7 +11,6 @@ import pytest
 from test_audit import World, findings
 from typer.testing import CliRunner
 
-from conftest import Topic, record
 from exactbatch import Append, OffsetRange, Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, StatementRefused
@@ -19,6 +18,7 @@ from exactbatch.ledger import Ledger, Run
 from exactbatch.model import LogPartition
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]

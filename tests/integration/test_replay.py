@@ -10,7 +10,6 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic, record
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch.publish import Published
@@ -23,6 +22,7 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import transaction
+from support.topics import Topic, record
 
 __all__ = ["world"]
 

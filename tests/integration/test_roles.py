@@ -11,7 +11,6 @@ import pytest
 from psycopg2.extensions import make_dsn
 from test_batch import MakeTopic
 
-from conftest import Topic, record
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
@@ -24,6 +23,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.topics import Topic, record
 
 ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
 

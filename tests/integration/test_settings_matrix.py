@@ -19,8 +19,6 @@ from psycopg2 import sql
 from psycopg2.extensions import make_dsn, parse_dsn
 from test_batch import World
 
-from bouncer import bouncer
-from conftest import Topic
 from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Upsert, Window
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError
@@ -31,6 +29,8 @@ from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.bouncer import bouncer
+from support.topics import Topic
 
 TEXTS: Final = ("Müller €", "zażółć", "漢字 🐘", 'it\'s \\n "q"')
 RECORDS: Final = [

@@ -13,7 +13,7 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.ledger.definition import definition_of
 from exactbatch.ledger.schema import migrations
 from exactbatch.postgres.connection import transaction
-from staged import Batches
+from support.staged_batches import Batches
 
 COLUMNS = "id int, carrier text, v int, w int, at timestamptz"
 UPSERT = Upsert("public.t", key=("id",), version="v")

@@ -13,11 +13,12 @@ from pyspark.sql import functions as F
 from pyspark.util import PythonEvalType
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import LONG, Topic
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
 from exactbatch.batch.session import PINNED, batch_session, spark_session
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.environment import LONG
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HOME, LONG
-from jvm import quick_spark
+from support.environment import HOME, LONG
+from support.jvm import quick_spark
 
 PROGRAM = """
 import sys

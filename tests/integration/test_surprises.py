@@ -26,7 +26,6 @@ from kafka import KafkaProducer
 from test_batch import MakePipeline, MakeTopic, World, world
 from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
-from conftest import Topic
 from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, failpoints
 from exactbatch.audit.audit import PartitionAudit, audit
 from exactbatch.batch import job as batch_job
@@ -46,7 +45,8 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
-from reference import LogRecord, read_log
+from support.reference import LogRecord, read_log
+from support.topics import Topic
 
 __all__ = ["world"]
 

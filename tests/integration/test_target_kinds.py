@@ -9,7 +9,7 @@ from test_target_writes import LINEAGE, Database, batches, db, trigger
 
 from exactbatch import Aggregate, Append, Count, Sum, Upsert
 from exactbatch.errors import TargetMismatch
-from staged import Batches
+from support.staged_batches import Batches
 
 __all__ = ["batches", "db"]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, TargetMismatch, TooManyRejects
+from support.topics import Topic
 
 __all__ = ["world"]
 

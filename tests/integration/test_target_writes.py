@@ -12,7 +12,7 @@ from psycopg2 import sql
 from exactbatch import Aggregate, Append, Count, Json, Max, Min, OffsetRange, Pipeline, Sum, Upsert
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
-from staged import ID, Batches
+from support.staged_batches import ID, Batches
 
 LINEAGE = (
     "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint"

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.batch.transform import Transformed, _check_query
 from exactbatch.errors import (
@@ -25,6 +24,7 @@ from exactbatch.errors import (
 )
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -10,7 +10,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
 from exactbatch import Append, Json, Raw, Upsert
 from exactbatch.batch import staging, transform
 from exactbatch.batch.staging import StagingTables, create_rejects, create_rows, stage_rows
@@ -24,6 +23,7 @@ from exactbatch.errors import (
 )
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -14,13 +14,13 @@ import pytest
 from pyspark import cloudpickle
 from test_batch import MakePipeline, MakeTopic, World, world
 
-from conftest import Topic
 from exactbatch import Debezium, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
 from exactbatch.formats import Decoded
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.topics import Topic
 
 __all__ = ["world"]
 

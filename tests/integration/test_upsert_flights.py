@@ -13,9 +13,10 @@ import pytest
 from confluent_kafka import Producer
 from test_batch import World, world
 
-from conftest import LONG, Topic
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.local.demo.flights import COUNT, flights
+from support.environment import LONG
+from support.topics import Topic
 
 __all__ = ["world"]
 

@@ -9,7 +9,13 @@ import pyarrow as pa
 import pytest
 from test_batch import MakePipeline, MakeTopic, World, world
 from test_transform import LINEAGE
-from value_matrix import (
+
+from exactbatch import Append, Json, Upsert
+from exactbatch.batch.staging import LINEAGE_NAMES, Waiting, _storable
+from exactbatch.columns import Column
+from exactbatch.errors import TransformFailed, TransformRefused
+from exactbatch.sinks.target import TargetTable
+from support.value_matrix import (
     AS_TEXT,
     AS_TEXT_ARRAYS,
     KINDS,
@@ -21,12 +27,6 @@ from value_matrix import (
     rendered,
     summary,
 )
-
-from exactbatch import Append, Json, Upsert
-from exactbatch.batch.staging import LINEAGE_NAMES, Waiting, _storable
-from exactbatch.columns import Column
-from exactbatch.errors import TransformFailed, TransformRefused
-from exactbatch.sinks.target import TargetTable
 
 __all__ = ["world"]
 

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_values import decode, reason, rows
 
-from certificates import Authority
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats import Avro, Text, WithMessage, with_registry
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
+from support.certificates import Authority
 
 
 def body(schema: Any, value: Any) -> bytes:

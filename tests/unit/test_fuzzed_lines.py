@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from conftest import draw_seed
 from exactbatch.formats import Csv, Format, Text
+from support.environment import draw_seed
 
 COUNT = 1_500
 SCHEMA = "i int, s smallint, d numeric(10,2), n numeric, t bool, day date, name text"

@@ -330,4 +330,6 @@ def test_properties_of_a_schema_registry_are_not_for_the_clients() -> None:
     given = {**BROKER, "schema.registry.basic.auth.user.info": "me:secret"}
     check_properties(given)
     assert not any("registry" in name for name in {**admin_properties(given), **reader_properties(given)})
-    assert "unsupported property of the schema registry: schema.registry.user." in refusal({**given, "schema.registry.user": "me"})
+    assert "unsupported property of the schema registry: schema.registry.user." in refusal(
+        {**given, "schema.registry.user": "me"}
+    )

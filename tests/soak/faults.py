@@ -13,15 +13,15 @@ import psutil
 import psycopg2
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse, Stall
-from soak_pipelines import SHORT_TOPIC
-from soak_work import Slot, Work
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.process import wait_until_ended
 from exactbatch.local.server import Server
+from soak.pipelines import SHORT_TOPIC
+from soak.work import Slot, Work
+from support.faults.proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse, Stall
 
 EVERY_S: Final = 10.0
 _STARTS: Final = 5

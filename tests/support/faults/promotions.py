@@ -1,4 +1,5 @@
-"""`python tests/faults/promotions.py 100`: a replica takes the place of the primary, again and again, under load.
+"""`python -m support.faults.promotions 100`, with PYTHONPATH=jobs:tests: promote a replica under load, again and
+again.
 
 Half of the replicas are synchronous, the others have been made to fall behind. One pipeline is at a chosen moment
 of a batch then, another one works without a break. Exit status 0 only when after each promotion the next batches
@@ -18,15 +19,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from cases import SINKS
 from confluent_kafka.admin import AdminClient, NewTopic
-from failover import Life, Promotion
 from pyspark.sql import SparkSession
-from replicas import Pair
 
-from conftest import HOME, Topic
 from exactbatch.local import LocalStack
-from jvm import quick_kafka, quick_spark
+from support.environment import HOME, JOBS, TESTS
+from support.faults.cases import SINKS
+from support.faults.failover import Life, Promotion
+from support.faults.replicas import Pair
+from support.jvm import quick_kafka, quick_spark
+from support.topics import Topic
 
 _HEAD = "| # | sink | replica | batch | moment | batches lost | records read again | the batch | beside it |"
 
@@ -86,14 +88,13 @@ def _promoted(
 
 def _spark() -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    here = Path(__file__).parent
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parents[1] / "jobs")])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(JOBS)])
     session = (
         SparkSession.builder.master("local[2, 2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.daemon.module", "warm_daemon")
+        .config("spark.python.daemon.module", "support.warm_daemon")
         .config("spark.driver.extraJavaOptions", quick_spark(HOME))
         .getOrCreate()
     )

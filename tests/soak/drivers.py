@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from drivers import HERE, JOBS, spark_options
 
 from exactbatch.settings import Settings
+from support.environment import JOBS, TESTS
+from support.faults.drivers import spark_options
 
 # What Spark starts its daemon for, whatever module that is.
 _WORKER: Final = "pyspark.worker"
@@ -26,10 +27,10 @@ class Driver:
     def __init__(self, settings: Settings, log: Path) -> None:
         self.doomed = False  # once a fault will end it
         reading, writing = os.pipe()
-        path = os.pathsep.join(map(str, (JOBS, HERE)))
+        path = os.pathsep.join(map(str, (JOBS, TESTS)))
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "soak_driver.py"), str(writing)],
+                [sys.executable, "-m", "soak.driver", str(writing)],
                 env={
                     **os.environ,
                     "PYTHONPATH": path,

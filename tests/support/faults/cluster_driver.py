@@ -2,9 +2,10 @@
 
 import sys
 
-from cluster import serve
-from held import InProcess
 from pyspark.sql import SparkSession
+
+from support.faults.cluster import serve
+from support.faults.held import InProcess
 
 if __name__ == "__main__":
     session = SparkSession.builder.appName("faults").config("spark.sql.shuffle.partitions", "2").getOrCreate()

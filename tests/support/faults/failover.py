@@ -11,11 +11,7 @@ from threading import Event
 from typing import Any, Final
 
 import pytest
-from cases import Case
-from held import InProcess, acting, held
-from replicas import Pair
 
-from conftest import Topic
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import BatchLost, ExactbatchError, RetryableError
@@ -26,6 +22,10 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
+from support.faults.cases import Case
+from support.faults.held import InProcess, acting, held
+from support.faults.replicas import Pair
+from support.topics import Topic
 
 PLANNING: Final = ("plan.before_commit", "plan.after_commit")
 STAGED: Final = (

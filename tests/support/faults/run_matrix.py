@@ -10,7 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from matrix import (
+from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST
+from support.environment import DOCS, HOME
+from support.faults.matrix import (
     ACTIONS,
     BROKER,
     CUT_AFTER,
@@ -23,14 +26,10 @@ from matrix import (
     Moment,
     combinations,
 )
-from proxy import Proxy, proxied_broker
-from victims import Victims
+from support.faults.proxy import Proxy, proxied_broker
+from support.faults.victims import Victims
 
-from conftest import HOME
-from exactbatch.local import LocalStack
-from exactbatch.local.ports import HOST
-
-PAGE: Final = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE: Final = DOCS / "faults.md"
 # What was seen last of each combination: a run of some of them leaves the others as they were.
 SEEN: Final = HOME / "faults.json"
 NOT_EXACT: Final = "**NOT EXACT**"
@@ -97,7 +96,7 @@ was killed, and the next try made it exact.
 
 A combination is one batch: new records (with repeated and late changes, tombstones and records that do not
 decode), a try with the fault, what heals it, and one more try. Exact means: the target is what a plain program
-(`tests/reference.py`) makes of the log, there is a reject for each bad record, and the auditor
+(`tests/support/reference.py`) makes of the log, there is a reject for each bad record, and the auditor
 (`exactbatch.audit`) finds nothing. Nothing else is believed. One pipeline for each sink lives through all of its
 combinations. All timeouts are 3 s; a try that does not end counts as not exact.
 
@@ -121,8 +120,8 @@ and `test_three_brokers.py`.
 
 ## On the wire
 
-Through proxies (`tests/faults/proxy.py`) between the program and the servers, at the moment when the program sends
-what the row names. `half-open`: nothing of what the server says arrives any more.
+Through proxies (`tests/support/faults/proxy.py`) between the program and the servers, at the moment when the
+program sends what the row names. `half-open`: nothing of what the server says arrives any more.
 
 {on_the_wire}
 
@@ -171,7 +170,7 @@ def main(words: Iterable[str]) -> int:
         SparkSession.builder.master("local[4, 2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.python.daemon.module", "warm_daemon")
+        .config("spark.python.daemon.module", "support.warm_daemon")
         .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()
     )

@@ -15,13 +15,13 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
-from soak_pipelines import PIPELINES
 
 from exactbatch import failpoints
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.session import spark_session
 from exactbatch.errors import ExactbatchError
 from exactbatch.settings import Settings
+from soak.pipelines import PIPELINES
 
 
 def main() -> None:

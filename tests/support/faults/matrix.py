@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Refuse, Stall
+from support.faults.proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Refuse, Stall
 
 Place = Literal["planner", "driver", "worker", "publish", "postgres", "kafka"]
 

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from soak_pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
-from soak_producer import Account, Sent
-
 from exactbatch import Pipeline
 from exactbatch.audit.audit import PartitionAudit
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from reference import LogRecord, Row, appended, by_hour, events, is_rejected, last, read_log
+from soak.pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
+from soak.producer import Account, Sent
+from support.reference import LogRecord, Row, appended, by_hour, events, is_rejected, last, read_log
 
 _COLUMNS = "id, carrier, at, delay, version"
 _COUNTS = ("records", "rows", "rejected", "tombstones", "dropped")

@@ -16,9 +16,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from soak_pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
 
-from reference import LogRecord, is_rejected
+from soak.pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
+from support.reference import LogRecord, is_rejected
 
 _log = logging.getLogger("rdkafka")
 

@@ -11,10 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from soak_drivers import Driver
-from soak_history import Committed, Event, Failed, Fault, Started
-from soak_pipelines import PIPELINES
-
 from exactbatch import Pipeline, failpoints
 from exactbatch.errors import ExactbatchError, ReplayRefused
 from exactbatch.kafka.broker import KafkaBroker
@@ -24,6 +20,9 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from soak.drivers import Driver
+from soak.history import Committed, Event, Failed, Fault, Started
+from soak.pipelines import PIPELINES
 
 # No batch takes so long, with all its timeouts: a driver that does hangs.
 HANGS_S: Final = 400.0

@@ -15,7 +15,6 @@ from typing import Any
 
 import psycopg2
 import pyarrow as pa
-import value_oracle as oracle
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Upsert
@@ -31,6 +30,7 @@ from exactbatch.batch.uncastable import _note, _noted_after
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.sinks.append import LINEAGE
+from support import value_oracle as oracle
 
 SETUP = """
 create extension citext; create extension hstore; create extension ltree; create extension cube;

@@ -8,10 +8,9 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-HERE: Final = Path(__file__).parent
-JOBS: Final = HERE.parents[1] / "jobs"
+from support.environment import JOBS, TESTS
 
 
 def peak_of(work: Any, task: Any) -> tuple[Any, float]:
@@ -20,7 +19,7 @@ def peak_of(work: Any, task: Any) -> tuple[Any, float]:
         [sys.executable, __file__],
         input=pickle.dumps((work, task)),
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(JOBS)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (JOBS, TESTS)))},
         check=True,
     )
     outcome, peak = pickle.loads(done.stdout)

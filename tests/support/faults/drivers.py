@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import psycopg2.extensions
 
-from conftest import HOME, Topic
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
@@ -24,10 +23,10 @@ from exactbatch.ledger import Batch, Ledger
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from jvm import quick_spark
+from support.environment import HOME, JOBS, TESTS
+from support.jvm import quick_spark
+from support.topics import Topic
 
-HERE: Final = Path(__file__).parent
-JOBS: Final = HERE.parents[1] / "jobs"
 SECRET: Final = "s3cret-that-nobody-may-see"
 
 
@@ -98,7 +97,7 @@ def spark_options(more: str = "") -> str:
     """PYSPARK_SUBMIT_ARGS of a driver that starts fast: in its own JVM, and with workers that are forked warm."""
     return (
         "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
-        f"--conf spark.python.daemon.module=warm_daemon {more} "
+        f"--conf spark.python.daemon.module=support.warm_daemon {more} "
         f'--driver-java-options "{quick_spark(HOME)}" pyspark-shell'
     )
 
@@ -143,7 +142,7 @@ class World:
 
     def start(self, arguments: list[str], environment: dict[str, str]) -> Driver:
         """Start a driver with these arguments."""
-        path = os.pathsep.join(map(str, (self.folder, JOBS, HERE)))
+        path = os.pathsep.join(map(str, (self.folder, JOBS, TESTS)))
         environment = {"PYTHONPATH": path, "PYSPARK_SUBMIT_ARGS": spark_options(), **environment}
         driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log")
         self.drivers.append(driver)

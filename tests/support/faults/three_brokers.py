@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from drivers import wait_for
 
-from conftest import Topic
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.kafka.client import admin_client
 from exactbatch.local.broker import Broker
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.ports import HOST
 from exactbatch.local.state import StateFile
+from support.faults.drivers import wait_for
+from support.topics import Topic
 
 NODES: Final = (1, 2, 3)
 # So long a broker that says nothing is taken for alive, ms.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import pytest
-from drivers import wait_for
 
 from exactbatch import Pipeline, failpoints
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.settings import Settings
+from support.faults.drivers import wait_for
 
 # Moments at which Python workers of Spark wait.
 ON_EXECUTORS: Final = (

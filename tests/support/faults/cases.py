@@ -10,10 +10,8 @@ from typing import Any, Final
 
 import psycopg2
 import pytest
-from held import Engine, Held, held
 from psycopg2.extensions import make_dsn
 
-from conftest import Topic
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch.publish import Published
@@ -23,6 +21,8 @@ from exactbatch.ledger import Ledger, migrate
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.faults.held import Engine, Held, held
+from support.topics import Topic
 
 RECORDS: Final = 40
 PAD: Final = 400  # bytes: that many that the staged rows do not fit into the pages that a table has anyway

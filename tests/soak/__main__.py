@@ -7,17 +7,16 @@ import os
 import secrets
 import threading
 import time
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
-from soak_run import Report, Soak
 
-HOME = Path(os.environ.get("EXACTBATCH_HOME", Path(__file__).parents[2] / ".local"))
+from soak.run import Soak
+from soak.summary import table
+from support.environment import HOME
 
 
 def main(
@@ -62,38 +61,6 @@ def _line(soak: Soak, seconds: float) -> str:
         f"{seconds:4.0f} s  {soak.state}: {len(account.committed):,} records, {work.committed:,} batches, "
         f"{work.faults.total()} faults, {soak.auditor.done if soak.auditor else 0} audits"
     )
-
-
-def table(report: Report) -> Table:
-    """What a run did."""
-    shown = Table("", "", box=None, show_header=False, title=f"seed {report.seed}", title_justify="left")
-    account = report.account
-    shown.add_row("minutes", f"{report.seconds / 60:.1f}")
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(account.kinds.items()))
-    shown.add_row("records", f"{len(account.committed):,} committed: {kinds}")
-    transactions = ", ".join(f"{count} {outcome}" for outcome, count in sorted(account.transactions.items()))
-    shown.add_row("transactions", f"{transactions}; {account.aborted:,} records in aborted ones")
-    for (kind, status), count in report.batches.items():
-        shown.add_row("batches", f"{count:,} {kind} {status}")
-    faults = report.faults.total()
-    pace = f", one every {report.seconds / faults:.1f} s" if faults else ""
-    shown.add_row("faults", f"{faults}{pace}")
-    for fault, count in sorted(report.faults.items(), key=lambda each: -each[1]):
-        shown.add_row("", f"{count:>4} {fault}")
-    for kind, count in sorted(report.missed.items(), key=lambda each: -each[1]):
-        shown.add_row("faults that found nothing to meet", f"{count:>4} {kind}")
-    for error, count in sorted(report.errors.items(), key=lambda each: -each[1]):
-        shown.add_row("errors of plans and batches", f"{count:>4} {error}")
-    for crash in report.crashes:
-        shown.add_row("unexpected", crash)
-    shown.add_row("audits", f"{report.audits}, all exact" if report.failure is None else str(report.audits))
-    for name, each in report.accounted.items():
-        shown.add_row(
-            name,
-            f"{each.produced:,} records in = {each.rows:,} with rows + {each.rejected:,} rejected + "
-            f"{each.tombstones:,} tombstones + {each.dropped:,} dropped + {each.lost:,} lost",
-        )
-    return shown
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from certificates import Authority
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
+from support.certificates import Authority
 
 USER: Final = "job"
 PASSWORD: Final = "scram-pa55 \"word',;%s{}"

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import psutil
 import pyspark
-from drivers import HERE, JOBS, wait_for
 
-from conftest import HOME
 from exactbatch import Pipeline
 from exactbatch.batch.publish import Published
 from exactbatch.local.ports import HOST, accepts, find_port
 from exactbatch.settings import Settings
-from jvm import quick_spark
+from support.environment import HOME, JOBS, TESTS
+from support.faults.drivers import wait_for
+from support.jvm import quick_spark
 
 SPARK: Final = Path(pyspark.__file__).parent
 REPLY: Final = "reply "
@@ -117,13 +117,13 @@ class SparkCluster:
         )
         with (self._folder / "driver.log").open("wb") as log:
             driver = subprocess.Popen(
-                [sys.executable, HERE / "cluster_driver.py", str(self._await)],
+                [sys.executable, "-m", "support.faults.cluster_driver", str(self._await)],
                 env={
                     **os.environ,
                     "PYSPARK_SUBMIT_ARGS": options,
                     "PYSPARK_PYTHON": sys.executable,
                     "SPARK_LOCAL_IP": HOST,
-                    "PYTHONPATH": os.pathsep.join(map(str, (JOBS, HERE, HERE.parent))),
+                    "PYTHONPATH": os.pathsep.join(map(str, (JOBS, TESTS))),
                 },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

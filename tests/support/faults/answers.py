@@ -16,9 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from proxy import Messages
-
 from exactbatch.local.ports import HOST
+from support.faults.proxy import Messages
 
 SAID: Final = "an answer of the test"
 _CHUNK: Final = 64 * 1024

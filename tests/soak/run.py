@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient, NewTopic
-from proxy import Proxy
 from psycopg2.extensions import make_dsn
-from soak_check import Accounted, check_log, check_pipeline
-from soak_faults import EVERY_S, Faults
-from soak_history import troubles
-from soak_pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
-from soak_producer import Account, Writer
-from soak_work import Slot, Work
 
 from exactbatch.audit.audit import PartitionAudit, audit
 from exactbatch.errors import ExactbatchError
@@ -32,6 +25,13 @@ from exactbatch.local.ports import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from soak.check import Accounted, check_log, check_pipeline
+from soak.faults import EVERY_S, Faults
+from soak.history import troubles
+from soak.pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
+from soak.producer import Account, Writer
+from soak.work import Slot, Work
+from support.faults.proxy import Proxy
 
 SLOTS: Final = 2
 _PORTS: Final = range(15_000, 30_000)

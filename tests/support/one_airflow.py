@@ -2,22 +2,21 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import psycopg2
-import pytest
 
-from conftest import HOME
 from exactbatch import Append, Json, Pipeline
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from jvm import quick_spark
+from support.environment import HOME, ROOT
+from support.jvm import quick_spark
 
-ROOT: Final = Path(__file__).parents[2]
 PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
 KEY_PASSWORD: Final = "planted-k3yword"
 ROLES: Final = ("viewer", "user", "op", "admin")
@@ -55,35 +54,15 @@ postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="p
 """
 
 
-@pytest.fixture(scope="session")
-def airflow_settings(stack: LocalStack) -> Settings:
-    """The stack's own database: Airflow's connections point there."""
-    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
-
-
-@pytest.fixture(scope="session")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every driver waits after staging until this file exists."""
-    return tmp_path_factory.mktemp("failpoint") / "go"
-
-
-@pytest.fixture(scope="session")
-def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every driver writes Spark's event log."""
-    return tmp_path_factory.mktemp("events")
-
-
-@pytest.fixture(scope="session")
-def one_airflow(
-    stack: LocalStack,
-    airflow_settings: Settings,
-    hold: Path,
-    event_log: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+@contextmanager
+def running_airflow(
+    stack: LocalStack, settings: Settings, folder: Path, *, hold: Path, event_log: Path
 ) -> Iterator[LocalAirflow]:
-    """Airflow with the project's DAGs and plugins and the hourly one, all paused; with secrets in its connections,
-    and a user of each role."""
-    folder = tmp_path_factory.mktemp("airflow")
+    """Run Airflow with the project's DAGs and plugins and the hourly DAG, all paused, with secrets in its
+    connections and a user for each role.
+
+    Drivers wait after staging until the file `hold` exists, and write Spark's event log into `event_log`.
+    """
     (folder / "dags").mkdir()
     for each in (ROOT / "dags").glob("*.py"):
         (folder / "dags" / each.name).symlink_to(each)
@@ -96,7 +75,7 @@ def one_airflow(
         connections={
             "kafka_default": {
                 "conn_type": "kafka",
-                "extra": {**airflow_settings.kafka, "ssl.key.password": KEY_PASSWORD},
+                "extra": {**settings.kafka, "ssl.key.password": KEY_PASSWORD},
             },
             "postgres_default": {
                 "conn_type": "postgres",

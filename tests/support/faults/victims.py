@@ -13,19 +13,14 @@ from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
-import acting
-import drivers
 import psutil
 import psycopg2
 from confluent_kafka.admin import AdminClient, NewTopic
-from matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
-from proxy import Proxy
 from psycopg2.extensions import make_dsn
 from pyspark import cloudpickle
 from test_batch import World
 from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
 
-from conftest import Topic
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.batch import direct, transform
@@ -38,9 +33,13 @@ from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from reference import LogRecord, Row, appended, is_rejected, read_log
+from support.faults import drivers, worker_failpoints
+from support.faults.matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
+from support.faults.proxy import Proxy
+from support.reference import LogRecord, Row, appended, is_rejected, read_log
+from support.topics import Topic
 
-cloudpickle.register_pickle_by_value(acting)  # executors cannot import what is beside the tests
+cloudpickle.register_pickle_by_value(worker_failpoints)  # executors cannot import what is beside the tests
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
@@ -310,7 +309,7 @@ class Victims:
         moment, transformed = combination.moment.name, combination.sink == "transform"
         place = moment if (moment, transformed) in _WORK else moment.split(".")[0]
         module, name = _WORK[place, transformed]
-        work = acting.Acting(getattr(module, name), moment, action, came)
+        work = worker_failpoints.Acting(getattr(module, name), moment, action, came)
         releasing = threading.Thread(target=release)
         releasing.start()
         try:

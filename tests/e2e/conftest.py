@@ -1,0 +1,43 @@
+"""The one Airflow that the end-to-end tests share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from exactbatch.local import LocalStack
+from exactbatch.local.airflow import LocalAirflow
+from exactbatch.settings import Settings
+from support.one_airflow import running_airflow
+
+
+@pytest.fixture(scope="session")
+def airflow_settings(stack: LocalStack) -> Settings:
+    """The stack's own database: Airflow's connections point there."""
+    return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+
+
+@pytest.fixture(scope="session")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every driver waits after staging until this file exists."""
+    return tmp_path_factory.mktemp("failpoint") / "go"
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every driver writes Spark's event log."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def one_airflow(
+    stack: LocalStack,
+    airflow_settings: Settings,
+    hold: Path,
+    event_log: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[LocalAirflow]:
+    """Airflow with the project's DAGs and plugins and the hourly DAG, all paused."""
+    folder = tmp_path_factory.mktemp("airflow")
+    with running_airflow(stack, airflow_settings, folder, hold=hold, event_log=event_log) as airflow:
+        yield airflow

@@ -1,0 +1,89 @@
+"""Topics of the tests, and records for them."""
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from confluent_kafka import KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from exactbatch.kafka.broker import KafkaBroker
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of one test."""
+
+    name: str
+    properties: dict[str, Any]
+
+    @cached_property
+    def _producer(self) -> Producer:
+        """One request at a time keeps the order where none is tried again, as none is of a partition whose leader
+        is there; it begins half a second sooner than idempotence."""
+        return Producer(
+            {
+                **self.properties,
+                "linger.ms": 0,
+                "message.max.bytes": 10_485_760,
+                "max.in.flight.requests.per.connection": 1,
+            }
+        )
+
+    def produce(self, *values: bytes | None, partition: int = 0, **message: Any) -> None:
+        """Append one record for each value, in their order."""
+        for value in values:
+            self._producer.produce(self.name, value, partition=partition, **message)
+            self._producer.poll(0)
+        assert self._producer.flush(30) == 0
+
+    def transaction(self, *values: bytes, partition: int = 0, end: str = "commit") -> Producer:
+        """Append records in a transaction that ends by commit or abort, or stays open."""
+        producer = Producer({**self.properties, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for value in values:
+            producer.produce(self.name, value, partition=partition)
+        producer.flush(30)
+        if end in ("commit", "abort"):
+            self.end_transaction(producer, end, partition)
+        return producer
+
+    def end_transaction(self, producer: Producer, end: str, partition: int = 0) -> None:
+        """Commit or abort. The broker answers before it has written the marker: wait for that, too."""
+        log = KafkaBroker(self.properties)
+        before = log.partitions([self.name])[partition].high_watermark
+        if end == "commit":
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+        deadline = time.monotonic() + 30
+        while log.partitions([self.name])[partition].high_watermark == before:
+            assert time.monotonic() < deadline, "the broker has written no marker"
+            time.sleep(0.02)
+
+
+def await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
+    """The controller has created a topic; the broker learns a moment later of it, and then to lead it."""
+    deadline = time.monotonic() + 30
+    while topic not in admin.list_topics(timeout=30).topics:
+        assert time.monotonic() < deadline, f"the broker does not know {topic}"
+        time.sleep(0.05)
+    asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in range(partitions)}
+    while True:
+        try:
+            for each in admin.list_offsets(asked, request_timeout=2).values():
+                each.result()
+            return
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def record(number: int, name: str | None = "x") -> bytes:
+    """A JSON value that the tests' pipelines decode."""
+    return json.dumps({"id": number, "name": name}).encode()
