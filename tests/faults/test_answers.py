@@ -34,7 +34,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
-from exactbatch.operations import compact
+from exactbatch.operations.compact import compact_changes
 from exactbatch.operations.report import load_report
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -227,7 +227,7 @@ def look(case: Case) -> Any:
 
 
 def compacting(case: Case) -> Any:
-    return lambda: case.through(lambda c: compact.compact(c, case.log, case.pipeline, before=None))
+    return lambda: case.through(lambda c: compact_changes(c, case.log, case.pipeline, before=None))
 
 
 def auditing(case: Case) -> Any:

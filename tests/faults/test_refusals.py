@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 import process_batch as job
 from exactbatch import Json
-from exactbatch.cli import app as cli
+from exactbatch.cli import pipeline as cli_pipeline
+from exactbatch.cli.app import app
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
@@ -173,8 +174,8 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(
     status: int,
     said: str,
 ) -> None:
-    monkeypatch.setattr(cli, "_load", failing(error))
-    done = CliRunner().invoke(cli.app, ["plan", "flights"])
+    monkeypatch.setattr(cli_pipeline, "load_pipeline", failing(error))
+    done = CliRunner().invoke(app, ["plan", "flights"])
     assert done.exit_code == status
     assert said in " ".join(done.output.split())
     monkeypatch.setattr(job, "load_pipeline", failing(error))

@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +17,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline
-from exactbatch.cli.app import _ask, _print_json, app
+from exactbatch.cli.app import app
+from exactbatch.cli.console import confirm, print_json
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
@@ -120,6 +123,41 @@ def test_mistakes_in_what_is_asked_for_are_told(pipeline: Pipeline, command: Com
     assert (done.exit_code, "the name that it has" in " ".join(done.stderr.split())) == (42, True)
 
 
+_IN_A_FRESH_INTERPRETER = """
+import json, sys
+from typer.testing import CliRunner
+from exactbatch.cli.app import app
+for command in ("status", "plan", "run", "audit"):
+    done = CliRunner().invoke(app, [command, "pipeline_of_test:pipeline"])
+    # The auditor reads the log, then finds no target: nothing was loaded yet.
+    assert done.exit_code == (42 if command == "audit" else 0), done.output
+print(json.dumps(list(sys.modules)))
+"""
+
+
+def test_commands_import_neither_spark_nor_airflow_nor_the_local_stack(
+    make_topic: MakeTopic, make_pipeline: MakePipeline, settings: Settings, tmp_path: Path
+) -> None:
+    topic = make_topic()  # empty, so that `run` only plans
+    make_pipeline(topic)
+    (tmp_path / "pipeline_of_test.py").write_text(
+        "from exactbatch import Append, Json, Pipeline\n"
+        f"pipeline = Pipeline(name={topic.name!r}, topics=({topic.name!r},), "
+        f"value=Json('id int, name text'), sink=Append('public.\"{topic.name}\"'))\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_FRESH_INTERPRETER],
+        env={**os.environ, **settings.as_environment(), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    imported = json.loads(done.stdout.splitlines()[-1])
+    unwanted = ("exactbatch.local", "pyspark", "airflow")
+    assert [name for name in imported if name.startswith(unwanted)] == []
+
+
 class _Person(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -127,9 +165,9 @@ class _Person(io.StringIO):
 
 def test_a_question_is_no_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", _Person("y\nn\n"))
-    _ask("Go on?")
+    confirm("Go on?")
     with pytest.raises(typer.Abort):
-        _ask("Go on?")
+        confirm("Go on?")
     written = capsys.readouterr()
     assert (written.out.strip(), written.err.count("Go on?")) == ("", 2)
 
@@ -140,4 +178,4 @@ def test_a_reader_that_has_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -
     with os.fdopen(start, "w") as stdout:
         monkeypatch.setattr(sys, "stdout", stdout)
         with pytest.raises(typer.Exit):
-            _print_json({"many": ["lines"] * 100_000})
+            print_json({"many": ["lines"] * 100_000})

@@ -25,7 +25,7 @@ from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.ledger import Ledger
-from exactbatch.operations.compact import Compaction, compact, preview_compaction
+from exactbatch.operations.compact import Compaction, compact_changes, preview_compaction
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
@@ -52,7 +52,7 @@ def compacted(world: World) -> Compact:
         target, left = state(world, pipeline), len(changes(world, pipeline))
         preview = preview_compaction(world.connection, world.log, pipeline, before=before)
         assert len(changes(world, pipeline)) == left
-        done = compact(world.connection, world.log, pipeline, before=before)
+        done = compact_changes(world.connection, world.log, pipeline, before=before)
         assert done == preview
         assert len(changes(world, pipeline)) == left - done.dropped
         assert state(world, pipeline) == target
@@ -382,7 +382,7 @@ def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
     assert (changes(world, pipeline), state(world, pipeline), horizons(world)) == (*before, [])
     monkeypatch.setitem(failpoints._ACTIONS, "compact.before_commit", "error")
     with pytest.raises(RuntimeError, match=r"failpoint compact\.before_commit"):
-        compact(world.connection, world.log, pipeline, before=None)
+        compact_changes(world.connection, world.log, pipeline, before=None)
     assert (changes(world, pipeline), state(world, pipeline), horizons(world)) == (*before, [])
     replayed(world, pipeline, (0, 10))
     assert world.is_exact(pipeline)
@@ -516,4 +516,4 @@ def test_the_command_shows_asks_and_drops(
     append = make_pipeline(topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), key=None)
     assert "expected an Upsert" in run("compact", "--all", pipeline=append, status=TERMINAL)
     with pytest.raises(ConfigurationError, match="found Append"):
-        compact(world.connection, world.log, append, before=None)
+        compact_changes(world.connection, world.log, append, before=None)

@@ -202,8 +202,8 @@ def test_the_commands(own: LocalStack) -> None:
 
 def test_a_command_that_fails_prints_one_line(tmp_path: Path) -> None:
     failed = CliRunner().invoke(app, ["up", "--home", str(tmp_path), "--name", "NO"])
-    assert failed.exit_code == 1
+    assert failed.exit_code == 42
     assert failed.stdout == ""
-    assert (
-        failed.stderr == 'error: expected a stack name of a-z, 0-9, - and _ other than "jars", found "NO"\n'
+    assert failed.stderr == (
+        'error: LocalStackError: expected a stack name of a-z, 0-9, - and _ other than "jars", found "NO"\n'
     )

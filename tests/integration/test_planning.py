@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from exactbatch import Pipeline
-from exactbatch.cli import render as tables
+from exactbatch.cli import render
 from exactbatch.errors import ConfigurationError, ReplayRefused
 from exactbatch.kafka import client as kafka_client
 from exactbatch.kafka.broker import KafkaBroker, _topic_id
@@ -101,7 +101,7 @@ def test_a_partition_without_a_committed_offset_is_shown_to_start_at_its_earlies
     plan, log = preview_advance(connection, kafka_log, pipeline)
     assert [seed.next_offset for seed in plan.seeds] == [0, 2]
     assert plan.unnamed == ((topic.name, 0),)
-    shown = list(tables.plan_table(pipeline, plan, log).columns[1].cells)
+    shown = list(render.plan_table(pipeline, plan, log).columns[1].cells)
     assert shown[:2] == ["starts at its earliest: start has no offset for it", "starts"]
 
 

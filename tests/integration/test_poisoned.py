@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.batch import job as batch_job
-from exactbatch.cli import app as cli
+from exactbatch.cli import inspect as cli_inspect
+from exactbatch.cli.app import app
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
 from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
@@ -86,8 +87,8 @@ def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
 
 def said(world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
     """What `exactbatch status` prints, on one line."""
-    monkeypatch.setattr(cli, "_load", lambda _: (pipeline, world.settings))
-    result = CliRunner().invoke(cli.app, ["status", "any"])
+    monkeypatch.setattr(cli_inspect, "load", lambda _: (pipeline, world.settings))
+    result = CliRunner().invoke(app, ["status", "any"])
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
 

@@ -33,7 +33,7 @@ class CompactedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What compact() does, or has done, by topic and partition."""
+    """What compact_changes() does, or has done, by topic and partition."""
 
     partitions: tuple[CompactedPartition, ...]
 
@@ -51,7 +51,7 @@ class Compaction:
 def preview_compaction(
     connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
-    """What compact() would do; nothing is written or locked. Raises what compact() raises."""
+    """Return what compact_changes() would do, without writing or locking anything. Raises what it raises."""
     sink, ledger = _sink_of(pipeline), Ledger(connection)
     stored, since = _ask(connection, log, pipeline, before)
     with transaction(connection) as cursor:
@@ -60,7 +60,7 @@ def preview_compaction(
         return _compaction(below, previous, sink.preview_compact(cursor, below))
 
 
-def compact(
+def compact_changes(
     connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
     """Drop the changes of an Upsert that only a replay below the new horizons could need, in one transaction.

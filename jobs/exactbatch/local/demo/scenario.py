@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from exactbatch.audit.audit import audit
-from exactbatch.cli import render as tables
+from exactbatch.cli import render
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
@@ -166,8 +166,8 @@ def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
     with _connection(settings) as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from public.flight")
         rows = cursor.fetchone()[0]
-    console.print(tables.audit_table(pipeline, results))
-    console.print(tables.verdict(results))
+    console.print(render.audit_table(pipeline, results))
+    console.print(render.verdict(results))
     _say(f"{COUNT} flights sent, {rows} rows in {pipeline.sink.target}")
     return rows == COUNT == sum(r.records for r in results) and all(r.is_exact for r in results)
 

@@ -1,0 +1,70 @@
+"""How a command prints results, asks questions, and reports errors."""
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any, ParamSpec
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from exactbatch.errors import ExactbatchError
+from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.translation import all_errors_own
+
+P = ParamSpec("P")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+
+# Results go to stdout; progress, questions and errors go to stderr, so that a pipe gets results only.
+out = Console(highlight=False, soft_wrap=True)
+err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
+    """Make a command print one message for an error, and end with the error's exit status.
+
+    Only an unexpected error also prints its traceback.
+    """
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        _escape_unprintable_characters()
+        try:
+            with all_errors_own(but=(typer.Exit, typer.Abort)):
+                command(*args, **kwargs)
+        except ExactbatchError as error:
+            err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))
+            raise typer.Exit(exit_status(error)) from None
+
+    return run
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on stdout. Raises typer.Exit if the reader has closed the pipe, as `head` does."""
+    try:
+        json.dump(value, sys.stdout, indent=2, default=str)
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes stdout again when it ends, which must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def confirm(question: str) -> None:
+    """Ask on a terminal whether to go on; without a terminal, go on. Raises typer.Abort if the answer is no."""
+    if sys.stdin.isatty() and not typer.confirm(question, err=True):
+        raise typer.Abort
+
+
+def _escape_unprintable_characters() -> None:
+    """Print an escape for a character that the terminal's encoding lacks, instead of failing after the work."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -1,0 +1,58 @@
+"""`exactbatch init`."""
+
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from exactbatch.cli import render
+from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.ledger import Ledger, migrate
+from exactbatch.planning.freeze_replay import missing_index
+from exactbatch.postgres.connection import transaction
+
+
+def init(
+    reference: Reference,
+    accept_identity: Annotated[
+        bool,
+        typer.Option(help="Accept a target, sink, key, version or lineage other than the registered one."),
+    ] = False,
+    rename: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OLD", help="The pipeline's previous name. The pipeline keeps its stored offsets."
+        ),
+    ] = None,
+    share_topics: Annotated[
+        bool,
+        typer.Option("--share-topics", help="Load topics that another pipeline loads into the same target."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create or upgrade the ledger, and register a pipeline in it."""
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline, may_be_new=True) as connection:
+        versions = migrate(connection)
+        with transaction(connection):
+            registered = Ledger(connection).register(
+                pipeline, accept_identity=accept_identity, share_topics=share_topics, rename=rename
+            )
+        with transaction(connection) as cursor:
+            index = missing_index(cursor, pipeline)
+            has_tables = all(table.exists(cursor) for table in pipeline.sink.tables)
+    if as_json:
+        print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
+        return
+    for version in versions:
+        out.print(f"Upgraded the ledger to version {version}.")
+    state = "is registered" if registered else "was registered already"
+    if registered and rename:
+        state += f" and continues from the stored offsets of {rename}"
+    out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {escape(pipeline.sink.target)} {escape(state)}.")
+    if not has_tables:
+        tables = " and ".join(table.written for table in pipeline.sink.tables)
+        out.print(f"The first batch creates {escape(tables)} as far as missing, including the schema.")
+    if index is not None:
+        out.print(escape(render.index_note(index)))

@@ -1,0 +1,98 @@
+"""Commands that show what Kafka, the ledger and the target hold: status, boundaries and audit."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from exactbatch.cli import render
+from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.errors import ConfigurationError
+from exactbatch.errors.exit_status import DIFFERS
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger
+from exactbatch.operations.status import load_status
+from exactbatch.planning.request import parse_time
+from exactbatch.postgres.connection import transaction
+
+
+def status(reference: Reference, as_json: AsJson = False) -> None:
+    """Show the stored offset and the lag of each partition, and the newest batches."""
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection:
+        pipeline_status = load_status(connection, KafkaBroker(settings.kafka), pipeline)
+    if as_json:
+        print_json(pipeline_status.as_json())
+    else:
+        out.print(render.status_table(pipeline_status), render.batches_table(pipeline_status))
+        for trouble in pipeline_status.troubles:
+            out.print(Text.assemble(("! ", "yellow"), trouble))
+
+
+def boundaries(
+    reference: Reference,
+    limit: Annotated[int, typer.Option(min=1, help="How many times to list, the latest first.")] = 100,
+    forget: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="FROM TO", help="Forget the times from FROM to TO, both included."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the offsets that the times of windows and backfills were resolved to, or forget some of them."""
+    times = None if forget is None else (parse_time(forget[0], "FROM"), parse_time(forget[1], "TO"))
+    if times is not None and times[0] > times[1]:
+        raise ConfigurationError(
+            f"--forget: FROM is {times[0]}, and TO is earlier, {times[1]}. Exchange them."
+        )
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection, transaction(connection):
+        ledger, forgotten = Ledger(connection), 0
+        if times is None:
+            ledger.check_registered(pipeline)
+        else:
+            ledger.lock(pipeline)
+            forgotten = ledger.forget_boundaries(pipeline, *times)
+        resolved = ledger.boundaries(pipeline, most=limit)
+    if as_json:
+        print_json(
+            {"pipeline": pipeline.name, "forgotten": forgotten, "boundaries": list(map(asdict, resolved))}
+        )
+        return
+    if forget is not None:
+        out.print(f"Forgot {forgotten} times. The next windows that use them ask Kafka again.")
+    out.print(render.boundaries_table(pipeline, resolved))
+
+
+def audit(
+    reference: Reference,
+    values: Annotated[
+        bool, typer.Option("--values", help="Compare column values, too. Takes several times as long.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Read the log again and compare it with the target, offset by offset. Exit 1 if they differ."""
+    # Imported here: the auditor loads pyarrow and a Postgres driver that no other command needs.
+    from exactbatch.audit.audit import audit as audit_target
+
+    pipeline, settings = load(reference)
+    columns = (TextColumn("Comparing offsets"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        bar = progress.add_task("", total=None)
+        results = audit_target(
+            pipeline,
+            settings,
+            values=values,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    exact = all(result.is_exact for result in results)
+    if as_json:
+        partitions = [{**asdict(result), "exact": result.is_exact} for result in results]
+        print_json({"pipeline": pipeline.name, "exact": exact, "partitions": partitions})
+    else:
+        out.print(render.audit_table(pipeline, results))
+        out.print(render.verdict(results))
+    if not exact:
+        raise typer.Exit(DIFFERS)

@@ -1,0 +1,59 @@
+"""The pipeline that a command names, and the connections to its servers."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from exactbatch.cli.console import err
+from exactbatch.cli.local import local_settings
+from exactbatch.discovery import load_pipeline
+from exactbatch.kafka.client import check_properties
+from exactbatch.ledger import check_schema
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, connect
+from exactbatch.settings import KAFKA, POSTGRES, Settings
+
+Reference = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="MODULE:NAME, or NAME for pipelines.NAME:NAME.")
+]
+Master = Annotated[str, typer.Option(help="Spark master.")]
+
+
+def load(reference: str) -> tuple[Pipeline, Settings]:
+    """Import a pipeline, and read from the environment how to reach Kafka and Postgres.
+
+    Without both variables, a running local stack serves. Raises ConfigurationError.
+    """
+    pipeline = load_pipeline(reference if ":" in reference else f"pipelines.{reference}:{reference}")
+    settings = _settings()
+    check_properties(settings.kafka)
+    return pipeline, settings
+
+
+def _settings() -> Settings:
+    if KAFKA not in os.environ and POSTGRES not in os.environ and (settings := local_settings()) is not None:
+        err.print(f"[dim]{KAFKA} and {POSTGRES} are not set: using the local stack[/dim]")
+        return settings
+    return Settings.from_environment()
+
+
+@contextmanager
+def ledger_connection(
+    settings: Settings, pipeline: Pipeline, *, may_be_new: bool = False
+) -> Iterator[Connection]:
+    """Connect to the database of the ledger; check the ledger's version unless it may still be created."""
+    connection = connect(
+        settings.postgres,
+        application="exactbatch cli",
+        timeout=pipeline.publish_timeout,
+        statement_timeout=pipeline.statement_timeout,
+    )
+    try:
+        if not may_be_new:
+            check_schema(connection)
+        yield connection
+    finally:
+        connection.close()

@@ -1,0 +1,194 @@
+"""Commands that plan and process batches without Airflow: plan, run, replay and rejects."""
+
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from exactbatch.cli import render
+from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.pipeline import Pipeline
+from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
+from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
+from exactbatch.planning.request import ReplayRequest, parse_range, ranges_of_offsets, request_of
+from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.settings import Settings
+
+_LOCAL_MASTER = "local[*]"
+
+
+def plan(reference: Reference, as_json: AsJson = False) -> None:
+    """Show what the next run would process. Changes nothing."""
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection:
+        planned, partitions = preview_advance(connection, KafkaBroker(settings.kafka), pipeline)
+    if as_json:
+        print_json({"pipeline": pipeline.name, **asdict(planned)})
+    else:
+        out.print(render.plan_table(pipeline, planned, partitions))
+
+
+def run(reference: Reference, master: Master = _LOCAL_MASTER, as_json: AsJson = False) -> None:
+    """Plan the next batch and process it, without Airflow."""
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection:
+        batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli")
+        batch = None if batch_id is None else _batch(connection, batch_id)
+    if batch is None:
+        print_json({"batch_id": None}) if as_json else out.print("Nothing new.")
+        return
+    _process(pipeline, settings, batch, master, as_json=as_json)
+
+
+def replay(
+    reference: Reference,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range", metavar="TOPIC:PARTITION:FROM-UNTIL", help="Offsets, UNTIL not included; repeatable."
+        ),
+    ] = None,
+    start: Annotated[str | None, typer.Option(help="Start of a window of message timestamps.")] = None,
+    end: Annotated[str | None, typer.Option(help="End of the window; not included.")] = None,
+    batch_ids: Annotated[
+        list[int] | None, typer.Option("--batch", metavar="ID", help="A committed batch; repeatable.")
+    ] = None,
+    available_only: Annotated[
+        bool,
+        typer.Option(
+            "--available-only", help="Replay the offsets that neither retention nor compact has removed."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the replay would do, and stop.")
+    ] = False,
+    yes: Yes = False,
+    master: Master = _LOCAL_MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """Process ranges, a time window or batches again: retract their results and write new ones."""
+    request = request_of(
+        {
+            "ranges": [asdict(parse_range(text)) for text in ranges or ()],
+            "start": start,
+            "end": end,
+            "batch_ids": batch_ids,
+            "available_only": available_only,
+        }
+    )
+    if request is None:
+        raise ConfigurationError("expected --range, --start with --end, or --batch, found none of them")
+    pipeline, settings = load(reference)
+    options = _Options(dry_run=dry_run, yes=yes, master=master, as_json=as_json)
+    with ledger_connection(settings, pipeline) as connection:
+        _replay(connection, pipeline, settings, request, options)
+
+
+def rejects(
+    reference: Reference,
+    limit: Annotated[int, typer.Option(min=1, help="How many records to list.")] = 20,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Process the rejected offsets again, after a fix.")
+    ] = False,
+    available_only: Annotated[
+        bool,
+        typer.Option(
+            "--available-only", help="Replay the offsets that neither retention nor compact has removed."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what the replay would do, and stop.")
+    ] = False,
+    yes: Yes = False,
+    master: Master = _LOCAL_MASTER,
+    as_json: AsJson = False,
+) -> None:
+    """List rejected records and the reasons, or process them again."""
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection:
+        ledger = Ledger(connection)
+        with transaction(connection):
+            rejected = ledger.rejects(pipeline, most=None if replay else limit)
+            reasons = ledger.rejects_by_reason(pipeline, most=limit)
+        if not replay:
+            if as_json:
+                print_json(
+                    {
+                        "records": reasons.records,
+                        "all_reasons": reasons.reasons,
+                        "reasons": list(map(asdict, reasons.shown)),
+                        "rejects": list(map(asdict, rejected)),
+                    }
+                )
+            else:
+                out.print(render.reasons_table(pipeline, reasons), render.rejects_table(rejected))
+            return
+        if not rejected:
+            print_json({"batch_id": None}) if as_json else out.print("No rejected record.")
+            return
+        offsets = [(record.topic, record.partition, record.offset) for record in rejected]
+        request = ReplayRequest(ranges=ranges_of_offsets(offsets), available_only=available_only)
+        options = _Options(dry_run=dry_run, yes=yes, master=master, as_json=as_json)
+        _replay(connection, pipeline, settings, request, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """The options that both commands that replay have."""
+
+    dry_run: bool
+    yes: bool
+    master: str
+    as_json: bool
+
+
+def _replay(
+    connection: Connection, pipeline: Pipeline, settings: Settings, request: ReplayRequest, options: _Options
+) -> None:
+    """Show what a replay would do, ask for confirmation, and process it."""
+    broker = KafkaBroker(settings.kafka)
+    preview = preview_replay(connection, broker, pipeline, request)
+    if options.dry_run and options.as_json:
+        print_json({"pipeline": pipeline.name, **asdict(preview)})
+    elif not options.as_json:
+        out.print(render.replay_table(pipeline, preview))
+        for note in render.replay_notes(preview):
+            out.print(Text.assemble(("! ", "yellow"), note))
+    if options.dry_run:
+        return
+    batch_id = None
+    if not preview.plan.is_empty:
+        if not options.yes:
+            confirm("Retract these results and process the ranges again?")
+        batch_id = freeze_replay(connection, broker, pipeline, request, origin="cli").batch_id
+    if batch_id is not None:
+        _process(pipeline, settings, _batch(connection, batch_id), options.master, as_json=options.as_json)
+    elif options.as_json:
+        print_json({"batch_id": None})
+
+
+def _batch(connection: Connection, batch_id: int) -> Batch:
+    with transaction(connection):
+        return Ledger(connection).batch(batch_id)
+
+
+def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, *, as_json: bool) -> None:
+    """Process a planned batch with Spark, and print its report."""
+    # Imported here: Spark takes long to import, and no other command needs it.
+    from exactbatch.batch.job import process_batch
+    from exactbatch.batch.session import spark_session
+    from exactbatch.operations.report import load_report
+
+    with (
+        err.status(f"Processing batch {batch.batch_id} with Spark on {master} …"),
+        spark_session(pipeline, master=master) as spark,
+    ):
+        process_batch(spark, pipeline, batch.batch_id, settings, batch.plan_id)
+    broker = KafkaBroker(settings.kafka)
+    report = load_report(settings.postgres, broker, pipeline, batch.batch_id, batch.plan_id)
+    print_json(report.as_json()) if as_json else out.print(report.as_table())
