@@ -1,13 +1,16 @@
--- The roles of a deployment. Run it as a superuser in the database, once before the first `exactbatch init` and
--- again after each one that brings the ledger forward: it can be run as often as you like.
+-- The roles of a deployment. Run this script as a superuser in the database: once before the first
+-- `exactbatch init`, and again after each `exactbatch init` that migrates the ledger. Repeated runs are harmless.
 --
---   exactbatch_owner   runs `exactbatch init`, `compact` and `boundaries --forget`; owns the ledger
---   exactbatch_job     plans, processes and replays: the login of postgres_default in Airflow
---   exactbatch_reader  sees status, rejects and audits; writes nothing
+--   exactbatch_owner   owns the ledger; runs `exactbatch init`, `compact` and `boundaries --forget`
+--   exactbatch_job     plans, processes and replays; for the login of Airflow's connection postgres_default
+--   exactbatch_reader  reads status, rejects and audits; writes nothing
 --
--- Logins are members: create role airflow login password '…' in role exactbatch_job;
--- Targets are yours to grant: usage on their schema and select, insert, update, delete to exactbatch_job, with
--- create on the schema where it is to create targets that are missing; select to exactbatch_reader.
+-- These roles cannot log in. Create logins as members: create role airflow login password '…' in role exactbatch_job;
+--
+-- This script grants nothing on targets. Grant on their schemas and tables:
+--   to exactbatch_job     usage on the schema, and create if it is to create missing targets there;
+--                         select, insert, update and delete on the targets
+--   to exactbatch_reader  usage on the schema, and select on the targets
 
 do $$
 declare name text;
@@ -25,18 +28,18 @@ end $$;
 create schema if not exists exactbatch authorization exactbatch_owner;
 create schema if not exists exactbatch_staging authorization exactbatch_owner;
 grant usage on schema exactbatch to exactbatch_job, exactbatch_reader;
--- Staging tables belong to the job alone: they hold what may become rows.
+-- Only the job may access staging tables: they hold rows before they are published.
 grant usage, create on schema exactbatch_staging to exactbatch_job;
 revoke all on schema exactbatch, exactbatch_staging from public;
 
 do $$
 begin
     if to_regclass('exactbatch.replay_horizon') is null then
-        raise notice 'There is no ledger yet: run this once more after `exactbatch init`.';
+        raise notice 'There is no ledger yet: run this script again after `exactbatch init`.';
         return;
     end if;
     grant select on all tables in schema exactbatch to exactbatch_job, exactbatch_reader;
-    -- A row of pipeline is a lock, and whoever locks must be able to update something: not what identifies it.
+    -- Locking a row of pipeline requires the right to update one of its columns. This one identifies nothing.
     grant update (registered_at) on exactbatch.pipeline to exactbatch_job;
     grant insert on exactbatch.stored_offset, exactbatch.batch, exactbatch.batch_range, exactbatch.coverage,
         exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life
@@ -46,6 +49,6 @@ begin
         on exactbatch.batch to exactbatch_job;
     grant update (failures, failed_at, error, message, retryable) on exactbatch.batch_failure to exactbatch_job;
     grant update (records, rows, rejected, tombstones) on exactbatch.batch_range to exactbatch_job;
-    -- A replay takes back what its ranges had given.
+    -- A replay retracts what its ranges had produced.
     grant delete on exactbatch.coverage, exactbatch.rejected_record to exactbatch_job;
 end $$;
