@@ -395,5 +395,5 @@ def _checksum(settings: Settings) -> str:
 
 def _assert_exact(settings: Settings) -> None:
     results = audit(HOURLY, settings)
-    assert len(results) == 2
-    assert all(each.is_exact for each in results), results
+    assert len(results.partitions) == 2
+    assert results.is_exact, results

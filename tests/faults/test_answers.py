@@ -187,7 +187,7 @@ class Case:
 
     def assert_exact(self) -> None:
         found = audit(self.pipeline, self.settings)
-        assert all(each.is_exact for each in found), found
+        assert found.is_exact, found
 
 
 def process(case: Case) -> Any:

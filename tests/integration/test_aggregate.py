@@ -570,8 +570,8 @@ def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
     ]
     for fault, kind in faults:
         world.execute(fault)
-        (found,) = audit(pipeline, world.settings)
-        assert found.findings[kind].count > 0, fault
+        found = audit(pipeline, world.settings)
+        assert found.findings[kind] > 0, fault
         for table, name in kept.items():
             world.execute(f"truncate {table}")
             world.execute(f"insert into {table} table {name}")

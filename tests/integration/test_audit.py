@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Pipeline
-from exactbatch.audit import audit
-from exactbatch.audit.audit import PartitionAudit
+from exactbatch.audit import audit, partition
+from exactbatch.audit.report import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
@@ -96,15 +96,17 @@ class World:
             (offset, batch_id),
         )
 
-    def audit(self) -> PartitionAudit:
-        """The audit of the only partition."""
-        (found,) = audit.audit(self.pipeline, self.settings)
-        return found
+    def audit(self) -> AuditReport:
+        """Compare log and target."""
+        return audit.audit(self.pipeline, self.settings)
 
 
-def findings(found: PartitionAudit) -> dict[str, tuple[int, list[int]]]:
+def findings(found: AuditReport) -> dict[str, tuple[int, list[int]]]:
     """What is wrong, by its kind: how many offsets, and the first of them."""
-    wrong = {name: (each.count, each.first) for name, each in found.findings.items() if each.count}
+    first = {
+        kind: finding.first for partition in found.partitions for kind, finding in partition.findings.items()
+    }
+    wrong = {kind: (count, first.get(kind, [])) for kind, count in found.findings.items() if count}
     assert found.is_exact == (not wrong)
     return wrong
 
@@ -122,7 +124,7 @@ def make_world(
     connection: Any, settings: Settings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., World]:
     """A pipeline over a topic; the auditor looks at seven offsets at a time."""
-    monkeypatch.setattr(audit, "_WINDOW", 7)
+    monkeypatch.setattr(partition, "_WINDOW", 7)
     return lambda topic, **changes: World(connection, settings, make_pipeline(topic, **changes))
 
 
@@ -141,7 +143,8 @@ def test_a_target_that_holds_what_the_log_holds_is_exact(
     world.load()
     found = world.audit()
     assert findings(found) == {}
-    assert (found.from_offset, found.until_offset, found.records, found.rows) == (0, 30, 30, 30)
+    [only] = found.partitions
+    assert (only.from_offset, only.until_offset, only.records, only.rows) == (0, 30, 30, 30)
 
 
 def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: Topic) -> None:
@@ -237,7 +240,7 @@ def test_tombstones_and_rejects_are_accounted_for(
     batch_id = world.load(tombstones=(1, 3, *range(5, 15)), rejects=(2,))
     found = world.audit()
     assert findings(found) == {}
-    assert (found.records, found.rows, found.rejected, found.tombstones) == (16, 3, 1, 12)
+    assert (found.records, found.rows, found.rejected, found.partitions[0].tombstones) == (16, 3, 1, 12)
     world.reject(4, batch_id)
     world.reject(20, batch_id)
     assert findings(world.audit()) == {"duplicated": (1, [4]), "unexpected": (1, [20]), **COUNT}
@@ -268,7 +271,7 @@ def test_records_that_retention_removed_after_they_were_processed_prove_nothing_
         future.result(30)
     found = world.audit()
     assert findings(found) == {}
-    assert (found.rows, found.records, found.removed) == (30, 20, 10)
+    assert (found.rows, found.records, found.partitions[0].removed) == (30, 20, 10)
     world.execute("delete from {t} where kafka_offset = 15")
     assert findings(world.audit()) == {"missing": (1, [15]), **COUNT}
 
@@ -284,7 +287,7 @@ def test_a_row_in_offsets_that_were_lost_is_found(
     batch_id = world.load()
     found = world.audit()
     assert findings(found) == {}
-    assert (found.lost, found.rows) == (10, 40)
+    assert (found.partitions[0].lost, found.rows) == (10, 40)
     world.execute("insert into {t} values (0, '', %s, 0, 33, null, %s)", topic.name, batch_id)
     assert findings(world.audit()) == {"unexpected": (1, [33]), **COUNT}
 
@@ -307,7 +310,7 @@ def test_holes_that_compaction_made_break_nothing(
     world.load()
     found = world.audit()
     assert findings(found) == {}
-    assert (found.rows, found.records, found.removed) == (14, 5, 9)
+    assert (found.rows, found.records, found.partitions[0].removed) == (14, 5, 9)
     world.execute("delete from {t} where kafka_offset = 11")
     assert findings(world.audit()) == {"missing": (1, [11]), **COUNT}
 
@@ -349,7 +352,7 @@ def test_batches_that_commit_during_an_audit_do_not_disturb_it(
             committed.append(world.load())
 
     committed: list[int] = []
-    (found,) = audit.audit(world.pipeline, world.settings, progress=commit)
+    found = audit.audit(world.pipeline, world.settings, progress=commit)
     assert committed
     assert findings(found) == {}
     assert found.rows == 30
@@ -403,7 +406,7 @@ def test_rows_are_found_wherever_they_claim_to_be(
         assert world.execute(*fault) == 1
         found = world.audit()
         assert findings(found) == expected, fault
-        assert len(found.notes) == len({"misplaced", "miscounted"} & {*expected})
+        assert len(found.target.notes) == len({"misplaced", "miscounted"} & {*expected})
         assert world.execute("delete from {t} where ctid = (select max(ctid) from {t})") == 1
     assert findings(world.audit()) == {}
     assert findings(elsewhere.audit()) == {}
@@ -420,7 +423,7 @@ def test_rows_from_before_exactbatch_are_told_and_are_no_fault(
     )
     world.execute("insert into {t} (id) values (1), (2)")
     found = world.audit()
-    assert (findings(found), found.not_ours) == ({}, 2)
+    assert (findings(found), found.target.not_ours) == ({}, 2)
     world.execute(
         "update {t} set kafka_topic = %s, kafka_partition = 3 where kafka_topic is null", topic.name
     )
@@ -439,7 +442,7 @@ def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
     world.execute("truncate {t}")
     found = world.audit()
     assert findings(found) == COUNT
-    assert found.notes == ["batch 1: the ledger has 30 rows, its table 0"]
+    assert found.target.notes == ["batch 1: the ledger has 30 rows, its table 0"]
 
 
 def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(
@@ -456,8 +459,8 @@ def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(
     assert findings(alone.audit()) == {"misplaced": (1, [])}
 
 
-def findings_of(results: list[PartitionAudit]) -> set[str]:
-    return {name for each in results for name, finding in each.findings.items() if finding.count}
+def findings_of(results: AuditReport) -> set[str]:
+    return {kind for kind, count in results.findings.items() if count}
 
 
 def test_a_ledger_that_contradicts_itself_is_found(make_world: Callable[..., World], topic: Topic) -> None:
@@ -479,8 +482,8 @@ def test_a_ledger_that_contradicts_itself_is_found(make_world: Callable[..., Wor
     for statement in forged:
         world.execute(FORGE + statement, batch_id)
         found = world.audit()
-        assert found.contradictory.count == 1, statement
-        assert "the ledger contradicts itself: " in "".join(found.notes)
+        assert found.target.contradictory == 1, statement
+        assert "the ledger contradicts itself: " in "".join(found.target.notes)
         world.execute(
             FORGE
             + "".join(f"delete from exactbatch.{table};" for table in tables)
@@ -498,7 +501,7 @@ def test_tables_that_cannot_keep_what_is_committed_are_named(
     world.execute("alter table {t} set unlogged")
     found = world.audit()
     assert findings(found) == {"unsafe": (1, [])}
-    assert found.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
+    assert found.target.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
 
 
 def test_a_foreign_partition_is_named(make_world: Callable[..., World], topic: Topic, database: str) -> None:
@@ -524,7 +527,7 @@ def test_a_foreign_partition_is_named(make_world: Callable[..., World], topic: T
     )
     found = world.audit()
     assert findings(found) == {"unsafe": (1, [])}
-    assert "cold is a foreign table, which commits by itself" in found.notes[0]
+    assert "cold is a foreign table, which commits by itself" in found.target.notes[0]
 
 
 @pytest.fixture
@@ -544,7 +547,7 @@ def reader(make_world: Callable[..., World], topic: Topic, database: str) -> Ite
 @pytest.mark.parametrize("table", ["{t}", "exactbatch.coverage"])
 def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader: tuple[World, Settings], table: str) -> None:
     world, settings = reader
-    assert findings(audit.audit(world.pipeline, settings)[0]) == {}
+    assert findings(audit.audit(world.pipeline, settings)) == {}
     world.execute(
         f"alter table {table} enable row level security; create policy hidden on {table} using (false)"
     )
@@ -558,7 +561,7 @@ def test_a_privilege_that_is_missing_is_named(reader: tuple[World, Settings]) ->
     world, settings = reader
     name = parse_dsn(settings.postgres)["dbname"]
     world.execute(f"revoke temporary on database {name} from public")
-    assert findings(audit.audit(world.pipeline, settings)[0]) == {}
+    assert findings(audit.audit(world.pipeline, settings)) == {}
     with pytest.raises(ConfigurationError, match="may not create temporary tables in the database"):
         audit.audit(world.pipeline, settings, values=True)
     world.execute("revoke select on {t} from " + parse_dsn(settings.postgres)["user"])

@@ -319,10 +319,8 @@ def found_after(pipeline: Pipeline, settings: Settings, statement: str) -> dict[
                 statement = statement.replace(name, table.as_string(connection))
             cursor.execute(statement)
             connection.commit()
-        audits = audit(pipeline, copied, values=True)
-        return {
-            name: finding.count for each in audits for name, finding in each.findings.items() if finding.count
-        }
+        report = audit(pipeline, copied, values=True)
+        return {kind: count for kind, count in report.findings.items() if count}
 
 
 @pytest.mark.parametrize("kind", KINDS)

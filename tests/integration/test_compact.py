@@ -20,7 +20,8 @@ from test_upsert import MakeUpsert, WrongKeys, change, changes, key_of, make_ups
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, failpoints
-from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.audit.audit import audit
+from exactbatch.audit.report import PartitionAudit
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, ReplayRefused
 from exactbatch.errors.exit_status import TERMINAL
@@ -81,9 +82,10 @@ def plan(world: World, pipeline: Pipeline, asked: ReplayRequest) -> int | None:
 
 def audited(world: World, pipeline: Pipeline) -> PartitionAudit:
     """The exact audit of the only partition."""
-    (found,) = audit(pipeline, world.settings)
+    found = audit(pipeline, world.settings)
     assert found.is_exact, found
-    return found
+    [partition] = found.partitions
+    return partition
 
 
 def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
@@ -193,8 +195,8 @@ def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
     world.run(pipeline)
     assert state(world, pipeline) == {2: "later"}
     found = audit(pipeline, world.settings)
-    assert all(each.is_exact for each in found), found
-    assert [(each.compacted, each.tombstones) for each in found] == [(1, 1), (0, 0)]
+    assert found.is_exact, found
+    assert [(each.compacted, each.tombstones) for each in found.partitions] == [(1, 1), (0, 0)]
 
 
 def test_without_a_version_a_delete_goes_with_all_that_it_deleted(
@@ -284,7 +286,7 @@ def test_times_become_offsets_below_which_nothing_is_from_then_or_later(
     removed.result(30)
     assert compacted(pipeline, T0 + 5 * HOUR).partitions[0].horizon == 3
     assert compacted(pipeline, T0 + 6 * HOUR).partitions[0].horizon == 5
-    assert all(each.is_exact for each in audit(pipeline, world.settings))
+    assert audit(pipeline, world.settings).is_exact
 
 
 def test_a_replay_that_was_planned_before_does_not_publish(
@@ -438,12 +440,17 @@ def test_the_auditor_still_finds_what_is_wrong(
         """What an audit finds after a statement that is undone then."""
         world.execute(f"create table saved as table {table}; create table saved_target as table {target}")
         world.execute(statement)
-        (result,) = audit(pipeline, world.settings)
+        result = audit(pipeline, world.settings)
         world.execute(
             f"truncate {table}, {target}; insert into {table} table saved; "
             f"insert into {target} table saved_target; drop table saved, saved_target"
         )
-        return {name: each.first for name, each in result.findings.items() if each.count}
+        [partition] = result.partitions
+        return {
+            kind: partition.findings[kind].first if kind in partition.findings else []
+            for kind, count in result.findings.items()
+            if count
+        }
 
     assert found("select") == {}
     assert found(f"delete from {table} where kafka_offset = 11") == {
@@ -464,8 +471,8 @@ def test_the_auditor_still_finds_what_is_wrong(
         "insert into exactbatch.coverage select pipeline, topic, topic_id, partition, '[5,10)', kind, batch_id "
         "from exactbatch.coverage where upper(offsets) = 3"
     )
-    (result,) = audit(pipeline, world.settings)
-    assert (result.gaps.first, result.missing.first, result.compacted) == ([3, 4], [3, 4], 6)
+    [partition] = audit(pipeline, world.settings).partitions
+    assert (partition.gaps.first, partition.missing.first, partition.compacted) == ([3, 4], [3, 4], 6)
 
 
 def test_the_command_shows_asks_and_drops(

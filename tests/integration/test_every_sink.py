@@ -245,8 +245,8 @@ class Play:
         rejected = self.world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
         assert rejected == [(each.partition, each.offset) for each in log if is_rejected(each)]
         audits = audit(self.pipeline, self.world.settings)
-        assert all(each.is_exact for each in audits), audits
-        assert sum(each.records for each in audits) == len(log)
+        assert audits.is_exact, audits
+        assert audits.records == len(log)
         assert self.world.staging() == []
 
     def _plan_replay(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
-from exactbatch.audit.audit import counts_of_batches
+from exactbatch.audit.batches import counts_of_batches
 from exactbatch.batch.publish import _records_of
 from exactbatch.batch.staging import Staged
 from exactbatch.coverage import Coverage

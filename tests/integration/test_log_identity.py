@@ -21,7 +21,8 @@ from test_audit import findings
 from test_batch import World
 
 from exactbatch import Append, Limits, Pipeline
-from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.audit.audit import audit
+from exactbatch.audit.report import AuditReport
 from exactbatch.batch import direct
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.direct import loaded
@@ -446,14 +447,14 @@ def test_an_audit_jumps_over_the_gaps_of_a_sparse_log(
     far = range(FAR, FAR + 5)
     batch_id = world.load(only=[*range(5), *far])
 
-    def audited() -> tuple[PartitionAudit, int]:
+    def audited() -> tuple[AuditReport, int]:
         steps: list[int] = []
 
         def count(done: int, _all: int) -> None:
             steps.append(done)
             assert len(steps) < 20, "a step for each window of a gap"
 
-        (found,) = audit(pipeline, world.settings, progress=count)
+        found = audit(pipeline, world.settings, progress=count)
         assert steps[-1] == FAR + 5
         return found, len(steps)
 

@@ -80,9 +80,9 @@ def test_many_partitions_share_few_tasks(
     seconds = [round(end - start, 1) for start, end in pairwise(times)]
     log.info("%s, %d partitions: plan, batch and audit took %s s", way, PARTITIONS, seconds)
     assert (batch.records, batch.rows) == (PARTITIONS // 2 + 200,) * 2
-    assert len(found) == PARTITIONS
-    assert all(each.is_exact for each in found)
-    assert sum(each.rows for each in found) == batch.rows
+    assert len(found.partitions) == PARTITIONS
+    assert found.is_exact
+    assert found.rows == batch.rows
     if way != "partition":
         assert len(staged[0].pieces) == PARTITIONS // 2
         assert len(staged[0].rows) <= 5

@@ -272,7 +272,7 @@ def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance
     table = pipeline.sink.table.as_string(world.connection)
     world.execute(f"update exactbatch.coverage set offsets = '[0,2)' where batch_id = {older}")
     world.execute(f"delete from {table} where batch_id = {older} and kafka_offset >= 2")
-    first, _ = audit(pipeline, world.settings)
+    first, _ = audit(pipeline, world.settings).partitions
     assert (first.gaps.count, first.missing.count) == (3, 3)
 
 
@@ -632,4 +632,4 @@ def test_a_batch_all_of_whose_ranges_are_committed_is_finished_or_superseded(
     assert world.run(pipeline).batch.rows == 1
     assert status_of(world, batch_id) == "superseded"
     assert world.is_exact(pipeline)
-    assert [each.records for each in audit(pipeline, world.settings)] == [6, 4]
+    assert [each.records for each in audit(pipeline, world.settings).partitions] == [6, 4]

@@ -91,7 +91,7 @@ def test_every_connection_of_a_batch_is_encrypted(
         batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         assert world.process(pipeline, batch_id).batch.rows == 5
-        assert all(each.is_exact for each in audit(pipeline, encrypted))
+        assert audit(pipeline, encrypted).is_exact
         load_report(encrypted.postgres, KafkaBroker(encrypted.kafka), pipeline, batch_id)
     finally:
         world.connection.close()

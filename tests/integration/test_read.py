@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from exactbatch.audit.audit import _LogWindows
+from exactbatch.audit.log_windows import LogWindows
 from exactbatch.audit.values import _Beside
 from exactbatch.batch.staging import reject_batch, rejects_of
 from exactbatch.errors import (
@@ -308,7 +308,7 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert values(read(topic, 2, 3)) == [b"after"]
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
     with (
-        closing(_LogWindows(topic.properties, partition, 0, 3, None, lambda offsets: offsets)) as auditor,
+        closing(LogWindows(topic.properties, partition, 0, 3, None, lambda offsets: offsets)) as auditor,
         pytest.raises(
             ReadFailed, match=rf"{topic.name}\[0\] offset 1: the batch of records that begins there"
         ),
@@ -335,7 +335,7 @@ def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: Lo
     )
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
     with (
-        closing(_LogWindows(topic.properties, partition, 0, 2, None, lambda offsets: offsets)) as auditor,
+        closing(LogWindows(topic.properties, partition, 0, 2, None, lambda offsets: offsets)) as auditor,
         pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
     ):
         auditor.window(2)
@@ -353,9 +353,9 @@ def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
     assert offsets(read(topic, 0, 12, timeout=3, **slow)) == [11]
     assert time.monotonic() - started > 4
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    auditor = _LogWindows({**topic.properties, **slow}, partition, 0, 12, None, lambda offsets: offsets)
+    auditor = LogWindows({**topic.properties, **slow}, partition, 0, 12, None, lambda offsets: offsets)
     with closing(auditor), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_LogWindows, "_TIMEOUT", 3)
+        patch.setattr(LogWindows, "_TIMEOUT", 3)
         assert auditor.window(12)[0].tolist() == [11]
 
 

@@ -167,9 +167,9 @@ def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
         (0, 7, 10, second.batch_id),
     ]
     assert [row[0] for row in world.target(pipeline, "kafka_offset")] == [0, *range(3, 10)]
-    (found,) = audit(pipeline, world.settings)
+    found = audit(pipeline, world.settings)
     assert found.is_exact
-    assert found.lost == 2
+    assert found.partitions[0].lost == 2
 
 
 class SlowLog(KafkaBroker):
@@ -487,12 +487,11 @@ def test_history_before_the_first_batch_can_be_filled_in(
     world.run(pipeline)
     replays.run(pipeline, ranges((20, 40), topic=topic))
     # What lies below where the pipeline began and was never asked for is no gap.
-    (found, other) = audit(pipeline, world.settings)
-    assert found.is_exact, found
-    assert other.is_exact, other
-    assert (found.rows, found.records) == (21, 21)
+    report = audit(pipeline, world.settings)
+    assert report.is_exact, report
+    assert (report.partitions[0].rows, report.partitions[0].records) == (21, 21)
     world.execute(f'delete from public."{topic.name}" where kafka_offset = 30')
-    assert audit(pipeline, world.settings)[0].missing.first == [30]
+    assert audit(pipeline, world.settings).partitions[0].missing.first == [30]
 
 
 def test_rows_without_offsets_are_replaced_by_whole_batches(
@@ -527,7 +526,7 @@ def test_rows_without_offsets_are_replaced_by_whole_batches(
     assert counted == [(second.batch_id, 10), (third.batch_id, 120)]
     assert world.is_exact(pipeline)
     world.execute(f'delete from public."{topic.name}" where id = 105')
-    (found, _) = audit(pipeline, world.settings)
+    found, _ = audit(pipeline, world.settings).partitions
     assert (found.missing.count, found.missing.first) == (1, [100])
 
 

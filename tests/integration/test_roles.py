@@ -116,7 +116,7 @@ def test_each_role_can_do_its_work(spark: Any, deployment: Deployment, topic: To
     deployment.execute("grant select on all tables in schema shop to exactbatch_reader")
     reader = deployment.settings("reader")
     found = audit(pipeline, reader)
-    assert [(each.is_exact, each.rows, each.rejected) for each in found] == [(True, 6, 1)]
+    assert (found.is_exact, found.rows, found.rejected) == (True, 6, 1)
     connection = connect(reader.postgres, application="tests")
     assert load_status(connection, KafkaBroker(reader.kafka), pipeline).partitions[0].stored.next_offset == 7
     connection.close()

@@ -27,7 +27,8 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
 from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, failpoints
-from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.audit.audit import audit
+from exactbatch.audit.report import AuditReport
 from exactbatch.batch import job as batch_job
 from exactbatch.errors import (
     ExactbatchError,
@@ -177,7 +178,7 @@ class Scene:
         assert self.state() == before
         return str(caught.value)
 
-    def check(self, lost: Iterable[tuple[int, int]] = ()) -> list[PartitionAudit]:
+    def check(self, lost: Iterable[tuple[int, int]] = ()) -> AuditReport:
         """The target is what the records make that were ever there, without the lost ones; the auditor agrees."""
         self.look()
         log = [self.seen[place] for place in sorted(set(self.seen) - set(lost))]
@@ -187,7 +188,7 @@ class Scene:
         assert len(found) == len(rows)
         assert found == self.kind.expected(log)
         audits = audit(self.pipeline, self.world.settings)
-        assert all(each.is_exact for each in audits), audits
+        assert audits.is_exact, audits
         return audits
 
 
@@ -235,7 +236,7 @@ def test_retention_between_plan_and_read_is_told_and_a_recorded_loss_goes_on_beh
     played.pipeline = replace(played.pipeline, on_loss="record")
     played.advance()
     audits = played.check(lost=[(0, offset) for offset in range(10, 14)])
-    assert [each.lost for each in audits] == [4, 0]
+    assert [each.lost for each in audits.partitions] == [4, 0]
 
 
 @of("append", "partition")
@@ -356,7 +357,7 @@ def test_compaction_between_two_reads_and_before_a_replay(
     assert f"found that '{played.topic.name}' is compacted (cleanup.policy)" in message
     assert "lose the results of the rest, set available_only" in message
     played.world.process(played.pipeline, played.plan_replay(available_only=True))
-    assert all(each.is_exact for each in audit(played.pipeline, played.world.settings))
+    assert audit(played.pipeline, played.world.settings).is_exact
 
 
 def test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused(
@@ -418,7 +419,10 @@ def test_ranges_that_begin_and_end_at_markers_and_hold_nothing_else(scene: MakeS
         ranges.append(batch.records)
     assert ranges == [1, 0, 1, 1, 0]
     audits = played.check()
-    assert [(each.from_offset, each.until_offset, each.records) for each in audits] == [(0, 5, 2), (0, 3, 1)]
+    assert [(each.from_offset, each.until_offset, each.records) for each in audits.partitions] == [
+        (0, 5, 2),
+        (0, 3, 1),
+    ]
     played.replay()
     played.check()
 
@@ -477,7 +481,7 @@ def test_a_partition_that_is_added_begins_with_its_first_record(scene: MakeScene
     played.produce()
     played.advance()
     audits = played.check()
-    assert audits[2].records == 5
+    assert audits.partitions[2].records == 5
     played.replay()
     played.check()
 
@@ -568,7 +572,7 @@ def test_records_up_to_the_broker_s_limit(scene: MakeScene, kind: str) -> None:
     played.send([(1, None, b"y" * (10 * MB - 1000)), (1, *played.event())])
     played.advance()
     audits = played.check()
-    assert [(each.records, each.rejected) for each in audits] == [(4, 0), (2, 1)]
+    assert [(each.records, each.rejected) for each in audits.partitions] == [(4, 0), (2, 1)]
     assert played.world.rows("select octet_length(value) from exactbatch.rejected_record") == [
         (10 * MB - 1000,)
     ]
@@ -613,8 +617,8 @@ def test_records_without_key_or_value_and_partitions_without_records(scene: Make
     played.look = lambda: None  # type: ignore[method-assign]
     assert len(remembered) == 10
     audits = played.check()
-    assert [each.records for each in audits] == [3, 11, 0, 0]
-    assert sum(each.rejected for each in audits) == len(rejected)
+    assert [each.records for each in audits.partitions] == [3, 11, 0, 0]
+    assert audits.rejected == len(rejected)
     played.replay()
     played.check()
 
@@ -711,7 +715,7 @@ def test_a_window_of_kafka_s_time_rejects_a_record_that_has_none(
     ]
     rejected = played.world.rows('select "offset", reason from exactbatch.rejected_record order by 1')
     assert [offset for offset, _ in rejected] == [1, 3]
-    assert all(each.is_exact for each in audit(played.pipeline, played.world.settings))
+    assert audit(played.pipeline, played.world.settings).is_exact
 
 
 class _Thread:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exactbatch import Pipeline
-from exactbatch.audit.audit import PartitionAudit
+from exactbatch.audit.report import AuditReport
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from soak.pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
@@ -59,7 +59,7 @@ def check_pipeline(
     pipeline: Pipeline,
     account: Account,
     connection: Any,
-    audits: list[PartitionAudit],
+    audits: AuditReport,
     removed: Mapping[int, int],
 ) -> Accounted:
     """Each record of the account is a row, a reject, a tombstone, dropped, or lost; and the target is right."""
@@ -97,8 +97,8 @@ def check_pipeline(
     )
     assert counts["rejected"] == len(bad) - sum(map(is_rejected, back)), (name, len(bad), back, counts)
     if pipeline.on_loss == "fail":
-        assert sum(each.records for each in audits) == len(rest), (name, len(rest), audits)
-    assert sum(each.rejected for each in audits) == len(bad), (name, len(bad), audits)
+        assert audits.records == len(rest), (name, len(rest), audits)
+    assert audits.rejected == len(bad), (name, len(bad), audits)
     keeps_nulls = pipeline.sink.keeps_deletes
     accounted = Accounted(
         len(records),

@@ -16,7 +16,8 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
 
-from exactbatch.audit.audit import PartitionAudit, audit
+from exactbatch.audit.audit import audit
+from exactbatch.audit.report import AuditReport, TargetAudit
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
@@ -88,7 +89,7 @@ class Auditor:
         self._thread.join(300)
         assert not self._thread.is_alive(), "expected the auditor to end"
 
-    def audit(self, name: str) -> list[PartitionAudit]:
+    def audit(self, name: str) -> AuditReport:
         """Audit a pipeline, as often as servers fail meanwhile. Raises AssertionError for a difference."""
         while True:
             try:
@@ -97,15 +98,14 @@ class Auditor:
             except ExactbatchError as error:
                 # A pipeline that has not run yet has no target.
                 if type(error).__name__ == "TargetMismatch":
-                    return []
+                    return AuditReport([], TargetAudit())
                 if not error.retryable:
                     raise
             except Exception as error:
                 if not _is_lost_connection(error):
                     raise
             time.sleep(0.5)
-        wrong = [each for each in found if not each.is_exact]
-        assert not wrong, f"the auditor finds differences in {name}: {wrong}"
+        assert found.is_exact, f"the auditor finds differences in {name}: {found}"
         self.done += 1
         return found
 

@@ -12,7 +12,7 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # of such a type, the text that Postgres itself keeps of a constraint, a number of a column, and what the class or
 # function has itself chosen from constants.
 TAKEN: Final = {
-    "audit/audit.py": {"form"},
+    "audit/partition.py": {"form"},
     "audit/derived.py": {"type_", "types[name]"},
     "audit/values.py": {"column.type", "types[name]", "str(at + 1)"},
     "sinks/cast.py": {"self.type", "target.written"},

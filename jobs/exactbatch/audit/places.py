@@ -1,4 +1,4 @@
-"""Rows wherever they claim to be, and the ledger against itself.
+"""Check all rows wherever they claim to be, and the ledger against itself.
 
 Offsets are compared partition by partition, so rows under the name of another topic, in a partition that the
 topic has not, or at an offset below zero would escape. One scan of the table of rows, grouped, finds these, and
@@ -6,11 +6,11 @@ counts what each batch has.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from psycopg2 import sql
 
+from exactbatch.audit.report import SHOWN, TargetAudit
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection
@@ -18,7 +18,6 @@ from exactbatch.sinks import Aggregate
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.watermark import Watermark
 
-_SHOWN: Final = 10
 # Of each batch of the pipeline: how many offsets it stands for, what it was planned for as far as that is
 # committed, and whether a horizon cuts it.
 _BATCHES: Final = """
@@ -82,35 +81,17 @@ where pipeline = $1 and status = 'committed'
 """
 
 
-@dataclass(slots=True)
-class Places:
-    """What one scan of the table of rows found, and what the ledger says of itself.
-
-    not_ours       rows without a batch that claim none of the pipeline's topics: not written by exactbatch
-    misplaced      rows, rejects and event times where no batch of theirs can have put them
-    miscounted     batches that have another number of rows or rejects than when they were committed
-    contradictory  statements of the ledger that contradict each other
-    doubled        offsets whose results another pipeline has in the same target, too, although neither was
-                   registered to share its topics
-    notes          the first of each, in words
-    """
-
-    not_ours: int = 0
-    misplaced: int = 0
-    miscounted: int = 0
-    contradictory: int = 0
-    doubled: int = 0
-    notes: list[str] = field(default_factory=list)
-
-
 def find_places(
-    results: ArrowConnection, connection: Connection, pipeline: Pipeline, audited: Collection[tuple[str, int]]
-) -> Places:
-    """Look at all rows, wherever they claim to be.
+    found: TargetAudit,
+    results: ArrowConnection,
+    connection: Connection,
+    pipeline: Pipeline,
+    audited: Collection[tuple[str, int]],
+) -> None:
+    """Look at all rows, wherever they claim to be, and note in `found` those that cannot be where they are.
 
     `audited` are the topics and partitions whose offsets, from zero on, are compared one by one.
     """
-    found = Places()
     sharing = _sharing(results, pipeline)
     counted = _fetch(results, connection, _scan(pipeline, sharing), (pipeline.name,))
     suspects = 0
@@ -124,8 +105,8 @@ def find_places(
         else:
             found.miscounted += 1
             found.notes.append(f"batch {batch_id}: the ledger has {expected} {kind}, its table {there}")
-    if found.miscounted > _SHOWN:
-        del found.notes[_SHOWN:]
+    if found.miscounted > SHOWN:
+        del found.notes[SHOWN:]
     misplaced = _fetch(results, connection, _misplaced_rejects(audited), (pipeline.name,))
     if suspects:
         misplaced += _fetch(results, connection, _misplaced_rows(pipeline, sharing, audited))
@@ -136,7 +117,7 @@ def find_places(
     found.notes += [_told(*row) for row in misplaced]
     contradictions = _fetch(results, connection, sql.SQL(_CONTRADICTIONS), (pipeline.name,))
     found.contradictory = len(contradictions)
-    found.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:_SHOWN]]
+    found.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:SHOWN]]
     doubled = sql.SQL(_DOUBLED).format(sql.Literal([name for name, _ in sharing]))
     for other, topic, partition, first, count, is_meant in _fetch(
         results, connection, doubled, (pipeline.name,)
@@ -146,7 +127,6 @@ def find_places(
             f"{topic}[{partition}]: pipeline {other!r} has {count} of these offsets in the same target, too, from "
             f"{first} on" + (", as it may (--share-topics)" if is_meant else "")
         )
-    return found
 
 
 def pipeline_counts_batches(pipeline: Pipeline) -> bool:

@@ -81,18 +81,16 @@ def audit(
     columns = (TextColumn("Comparing offsets"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as progress:
         bar = progress.add_task("", total=None)
-        results = audit_target(
+        report = audit_target(
             pipeline,
             settings,
             values=values,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
-    exact = all(result.is_exact for result in results)
     if as_json:
-        partitions = [{**asdict(result), "exact": result.is_exact} for result in results]
-        print_json({"pipeline": pipeline.name, "exact": exact, "partitions": partitions})
+        print_json({"pipeline": pipeline.name, "exact": report.is_exact, **asdict(report)})
     else:
-        out.print(render.audit_table(pipeline, results))
-        out.print(render.verdict(results))
-    if not exact:
+        out.print(render.audit_table(pipeline, report))
+        out.print(render.verdict(report))
+    if not report.is_exact:
         raise typer.Exit(DIFFERS)

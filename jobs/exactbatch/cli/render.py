@@ -18,14 +18,12 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planning.replay import beyond_text
 
 if TYPE_CHECKING:
-    from exactbatch.audit.audit import Finding, PartitionAudit
+    from exactbatch.audit.report import AuditReport, Finding, PartitionAudit
     from exactbatch.operations.compact import CompactedPartition, Compaction
     from exactbatch.planning.freeze_replay import Preview
 
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
-# Findings that are named only where there are some.
-_RARE = ("changed", "stale", "gaps", "misplaced", "miscounted", "contradictory", "doubled", "unsafe")
 
 
 def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
@@ -188,60 +186,57 @@ def batches_table(status: Status) -> Table:
     return table
 
 
-def audit_table(pipeline: Pipeline, results: "Sequence[PartitionAudit]") -> Table:
-    """The comparison of log and target; what is zero everywhere and usually is, is left out."""
+def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
+    """The comparison of log and target. Columns that are usually zero are left out if they are."""
     usual = ("records", "rows")
     rare = tuple(
         name
         for name in ("rejected", "tombstones", "lost", "removed", "compacted")
-        if any(getattr(each, name) for each in results)
+        if any(getattr(partition, name) for partition in report.partitions)
     )
-    totals = _totals(results)
-    findings = [name for name, count in totals.items() if count or name not in _RARE]
+    kinds = [
+        kind for kind in ("missing", "duplicated", "unexpected", "gaps", "changed") if _is_shown(report, kind)
+    ]
     table = _table(
         f"audit of {pipeline.name} → {pipeline.sink.target}",
         text=("partition",),
-        numbers=("from", "until", *usual, *rare, *findings),
+        numbers=("from", "until", *usual, *rare, *kinds),
     )
-    for each in results:
-        counts = [getattr(each, name) for name in ("from_offset", "until_offset", *usual, *rare)]
-        found = [_finding(each.findings[name]) for name in findings]
-        table.add_row(_partition(each), *map(str, counts), *found)
+    for partition in report.partitions:
+        counts = [getattr(partition, name) for name in ("from_offset", "until_offset", *usual, *rare)]
+        differences = [_finding(partition.findings[kind]) for kind in kinds]
+        table.add_row(_partition(partition), *map(str, counts), *differences)
     return table
 
 
-def verdict(results: "Sequence[PartitionAudit]") -> Text:
+def verdict(report: "AuditReport") -> Text:
     """The audit in a few lines: exact, or where it differs."""
-    records, rows = sum(r.records for r in results), sum(r.rows for r in results)
     differences = ", ".join(
-        f"{count} {name}" for name, count in _totals(results).items() if count or name not in _RARE
+        f"{count} {kind}" for kind, count in report.findings.items() if _is_shown(report, kind)
     )
-    summary = f"{records} records in the log, {rows} rows: {differences}"
-    if not_ours := sum(each.not_ours for each in results):
-        summary += f"; {not_ours} rows besides that exactbatch has not written"
-    notes = [note for each in results for note in each.notes]
-    if all(each.is_exact for each in results):
+    summary = f"{report.records} records in the log, {report.rows} rows: {differences}"
+    if report.target.not_ours:
+        summary += f"; another {report.target.not_ours} rows were not written by exactbatch"
+    notes = report.target.notes
+    if report.is_exact:
         return Text("\n".join([f"exact: {summary}", *notes]), style="bold green")
     lines = [
-        f"{each.topic}[{each.partition}] {name}: {finding.count}{_at(finding)}"
-        for each in results
-        for name, finding in each.findings.items()
+        f"{partition.topic}[{partition.partition}] {kind}: {finding.count}{_at(finding)}"
+        for partition in report.partitions
+        for kind, finding in partition.findings.items()
         if finding.count
     ]
+    lines += [f"{kind}: {count}" for kind, count in report.target.findings.items() if count]
     return Text("\n".join([f"NOT exact: {summary}", *lines, *notes]), style="bold red")
+
+
+def _is_shown(report: "AuditReport", kind: str) -> bool:
+    """True for the kinds that every audit shows, and for differences."""
+    return kind in ("missing", "duplicated", "unexpected") or report.findings[kind] > 0
 
 
 def _at(finding: "Finding") -> str:
     return f", at offset {', '.join(map(str, finding.first))}" if finding.first else ""
-
-
-def _totals(results: "Sequence[PartitionAudit]") -> dict[str, int]:
-    """How many offsets differ in each way, over all partitions."""
-    totals = dict.fromkeys(("missing", "duplicated", "unexpected", *_RARE), 0)
-    for each in results:
-        for name, finding in each.findings.items():
-            totals[name] += finding.count
-    return totals
 
 
 def _batch_ids(batch_ids: Sequence[int]) -> str:

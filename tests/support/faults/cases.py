@@ -142,6 +142,6 @@ class Case:
     def assert_audited(self) -> None:
         """The auditor finds nothing, and has seen as many records as were sent."""
         found = audit(self.pipeline, self.settings)
-        assert found
-        assert all(each.is_exact for each in found), found
-        assert sum(each.records for each in found) == self.sent
+        assert found.partitions
+        assert found.is_exact, found
+        assert found.records == self.sent

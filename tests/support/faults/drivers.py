@@ -193,9 +193,9 @@ class World:
     def assert_exact(self, pipeline: Pipeline, *, rows: int, rejected: int = 0) -> None:
         """The auditor finds nothing, and the counts are these."""
         found = audit(pipeline, self.settings)
-        assert found
-        assert all(each.is_exact for each in found), found
-        assert (sum(e.rows for e in found), sum(e.rejected for e in found)) == (rows, rejected)
+        assert found.partitions
+        assert found.is_exact, found
+        assert (found.rows, found.rejected) == (rows, rejected)
         assert len(self.rows(pipeline)) == rows
 
     def _write_module(self, pipeline: Pipeline) -> None:

@@ -171,7 +171,7 @@ class Victims:
         if rejected != [(each.partition, each.offset) for each in log if is_rejected(each)]:
             raise NotExact(f"{combination}: expected a reject for each bad record, found {len(rejected)}")
         audits = audit(play.pipeline, play.world.settings)
-        if not all(each.is_exact for each in audits) or sum(each.records for each in audits) != len(log):
+        if not audits.is_exact or audits.records != len(log):
             raise NotExact(f"{combination}: the auditor found {audits}")
 
     # Faults

@@ -162,14 +162,14 @@ def _nothing_new(airflow: LocalAirflow, pipeline: Pipeline, status: Any) -> None
 
 def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
     status.update("auditing: reading the log again, and comparing it with the target")
-    results = audit(pipeline, settings)
+    report = audit(pipeline, settings)
     with _connection(settings) as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from public.flight")
         rows = cursor.fetchone()[0]
-    console.print(render.audit_table(pipeline, results))
-    console.print(render.verdict(results))
+    console.print(render.audit_table(pipeline, report))
+    console.print(render.verdict(report))
     _say(f"{COUNT} flights sent, {rows} rows in {pipeline.sink.target}")
-    return rows == COUNT == sum(r.records for r in results) and all(r.is_exact for r in results)
+    return rows == COUNT == report.records and report.is_exact
 
 
 def _leave_up(airflow: LocalAirflow, stack: LocalStack, status: Any) -> None:
