@@ -58,7 +58,7 @@ endif
 test-long: java pgbouncer ## all tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
-faults: java ## every fault at every moment with every sink → docs/faults.md; ARGS=rest for what is left of a run
+faults: java ## every fault at every moment with every sink → docs/evidence/faults.md; ARGS=rest for what is left of a run
 	@PYTHONPATH=tests $(BIN)/python -m support.faults.run_matrix $(ARGS)
 
 soak: java ## random faults for MINUTES=30, by SEED=…; exit status 0 only when every record is accounted for exactly once

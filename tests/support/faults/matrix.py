@@ -1,4 +1,4 @@
-"""Fault × moment × sink → outcome. `make faults` runs all of it and writes docs/faults.md.
+"""Fault × moment × sink → outcome. `make faults` runs all of it and writes docs/evidence/faults.md.
 
 A combination is one batch of one pipeline: new records, a try with the fault, what heals it, and another try. It
 is exact when the target is what a plain program makes of the log and the auditor finds nothing; nothing else is

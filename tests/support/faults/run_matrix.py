@@ -1,4 +1,4 @@
-"""`make faults`: run the whole matrix, tell of each combination, and write docs/faults.md."""
+"""`make faults`: run the whole matrix, print each result, and write docs/evidence/faults.md."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from support.faults.matrix import (
 from support.faults.proxy import Proxy, proxied_broker
 from support.faults.victims import Victims
 
-PAGE: Final = DOCS / "faults.md"
+PAGE: Final = DOCS / "evidence" / "faults.md"
 # What was seen last of each combination: a run of some of them leaves the others as they were.
 SEEN: Final = HOME / "faults.json"
 NOT_EXACT: Final = "**NOT EXACT**"
@@ -80,39 +80,68 @@ def _seen() -> dict[str, str]:
 
 
 def page(outcomes: Outcomes) -> str:
-    """docs/faults.md."""
+    """Render docs/evidence/faults.md."""
     outcomes = {each: outcomes.get(each, NOT_RUN) for each in combinations()}
     ran = {each: outcome for each, outcome in outcomes.items() if outcome != NOT_RUN}
     exact = {each: outcome for each, outcome in ran.items() if outcome != NOT_EXACT}
     done = sum(outcome == "done" for outcome in exact.values())
     at_failpoints = _table(outcomes, FAILPOINTS, (*ACTIONS, RESTART, BROKER))
     on_the_wire = _table(outcomes, ON_THE_WIRE, (*NETWORK, CUT_AFTER, NO_ANSWER))
-    return f"""# Faults
+    return f"""# Faults: every combination of fault, moment and sink
 
 `make faults` has run {len(ran)} of {len(outcomes)} combinations of fault, moment and sink: **{len(exact)} exact**.
-In {done} the try with the fault came through by itself, because Spark tried a task again, a client connected
-again, or the fault only took time; in {len(exact) - done} it failed with an error that can be tried again, or
-was killed, and the next try made it exact.
 
-A combination is one batch: new records (with repeated and late changes, tombstones and records that do not
-decode), a try with the fault, what heals it, and one more try. Exact means: the target is what a plain program
-(`tests/support/reference.py`) makes of the log, there is a reject for each bad record, and the auditor
-(`exactbatch.audit`) finds nothing. Nothing else is believed. One pipeline for each sink lives through all of its
-combinations. All timeouts are 3 s; a try that does not end counts as not exact.
+- In {done} combinations, the attempt with the fault succeeded without help: Spark retried a task, a client
+  reconnected, or the fault only took time.
+- In {len(exact) - done} combinations, it failed with a retryable error or was killed, and the next attempt made it
+  exact.
 
-A cell tells how the try with the fault ended: `done`; `killed`; `exception`, the one that the failpoint raised;
-or the name of the program's error. `, committed`: the batch was committed all the same, and the next try
-recognized it.
+`make faults` takes about 25 minutes. It prints the result of each combination, writes this page, and exits with 1
+unless all combinations are exact. `make test` runs some of them.
 
-Not generated, by rule: before publish, append stands for upsert and aggregate, whose program is the same until
-then, and the planner knows no sinks; a delay is tried with append and partition; a driver with a JVM of its own is
-killed and stopped with these two, once all is staged or all ranges are committed; a take back is done in a replay,
-all else in an advance; bytes are counted where there are many; an answer to COMMIT is dropped where there is a
-COMMIT; a broker is killed where it is asked something afterwards, and Postgres restarted once in each step. A
-worker is held or stopped for 0.3 s; what drives or publishes, until another launch has tried the same batch.
-`compact.before_commit` belongs to no batch; `tests/integration/test_compact.py` kills there.
-At `read.after_records` and `transform.after_read` a cluster loses a machine: `tests/faults/test_lost_executors.py`
-and `test_three_brokers.py`.
+## Method
+
+A combination is one batch: new records (including repeated and late changes, tombstones and records that cannot be
+decoded), an attempt with the fault, a repair, and another attempt. A combination is exact if:
+
+- the target holds what a simple reference program (`tests/support/reference.py`) computes from the log;
+- there is a reject for each bad record;
+- the auditor (`exactbatch.audit`) finds nothing.
+
+Nothing else counts as evidence. One pipeline for each sink lives through all of its combinations, so that a later
+combination detects anything that an earlier fault left behind. All timeouts are 3 s. An attempt that does not end
+counts as not exact.
+
+A table cell says how the attempt with the fault ended:
+
+- `done`: it succeeded;
+- `killed`: it was killed;
+- `exception`: the exception that the failpoint raised;
+- otherwise, the name of exactbatch's error.
+
+`, committed` means that the batch was committed nevertheless, and that the next attempt recognized this.
+
+Combinations whose result cannot differ are not generated:
+
+- Before publish, append represents upsert and aggregate, because they run the same code until then. The planner runs
+  the same code for every sink.
+- A delay is only tried with append and partition.
+- A driver with its own JVM is only killed and stopped with append and partition, once all rows are staged or all
+  ranges are committed.
+- Retracting results is tried in a replay, everything else in an advance.
+- A connection is cut after N bytes only where many bytes are sent.
+- The answer to a COMMIT is dropped only where there is a COMMIT.
+- The broker is killed only where it is queried afterwards.
+- Postgres is restarted once in each step.
+
+A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same
+batch.
+
+Three failpoints are tested elsewhere:
+
+- `compact.before_commit` belongs to no batch: `tests/integration/test_compact.py` kills the process there.
+- At `read.after_records` and `transform.after_read` a cluster loses a machine: `tests/faults/test_lost_executors.py`
+  and `test_three_brokers.py`.
 
 ## At failpoints
 
@@ -120,24 +149,21 @@ and `test_three_brokers.py`.
 
 ## On the wire
 
-Through proxies (`tests/support/faults/proxy.py`) between the program and the servers, at the moment when the
-program sends what the row names. `half-open`: nothing of what the server says arrives any more.
+Proxies (`tests/support/faults/proxy.py`) between exactbatch and the servers inject these faults when exactbatch sends
+what the row names. `half-open`: nothing that the server sends arrives any more.
 
 {on_the_wire}
 
-## What ends a wait
+## How long exactbatch waits
 
-| silent is | noticed after |
+| silent party | detected after |
 | --- | --- |
-| Postgres, at connecting | 10 s |
-| Postgres, asked something: a statement, rows of a COPY, a COMMIT | `statement_timeout`, and 2 s on the driver |
-| a lock, or a driver in its transaction | `publish_timeout` |
+| Postgres, while connecting | 10 s |
+| Postgres, during a request: a statement, rows of a COPY, a COMMIT | `statement_timeout`, plus 2 s on the driver |
+| the holder of a lock, or a driver within its transaction | `publish_timeout` |
 | the host of Postgres, so that nothing is acknowledged | `publish_timeout`, or 25 s without traffic |
-| Kafka, asked by the planner | `socket.connection.setup.timeout.ms`, or kafka-python's 30 s for a request |
-| Kafka, in a read | `read_timeout` |
-
-Run it: `make faults`, in about 25 minutes. It tells of each combination, writes this page, and exits with 1 unless
-all are exact. `make test` has a part of it.
+| Kafka, queried by the planner | `socket.connection.setup.timeout.ms`, or kafka-python's 30 s for a request |
+| Kafka, during a read | `read_timeout` |
 """
 
 
