@@ -8,10 +8,10 @@ from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, failpoints
-from exactbatch.batch import job as batch_job
 from exactbatch.cli import inspect as cli_inspect
 from exactbatch.cli.app import app
 from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, TransformFailed
+from exactbatch.ledger import session as ledger_session
 from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
@@ -137,7 +137,7 @@ def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
             raise PostgresUnavailable("too many connections")
         return connect(*arguments, application=application, **named)
 
-    monkeypatch.setattr(batch_job, "connect", unavailable)
+    monkeypatch.setattr(ledger_session, "connect", unavailable)
     with pytest.raises(RuntimeError, match="job.after_stage"):  # and not what kept it from being noted
         world.process(pipeline, batch_id)
     assert "exactbatch status will not tell of this failure: too many connections" in caplog.text

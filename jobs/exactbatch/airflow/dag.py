@@ -127,22 +127,16 @@ def _plan_task(
         from exactbatch.discovery import load_pipeline
         from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.kafka.client import check_properties
-        from exactbatch.ledger import Ledger, Run, check_schema
+        from exactbatch.ledger import Ledger, Run, check_schema, ledger_session
         from exactbatch.planning.run import plan_run
-        from exactbatch.postgres.connection import connect, transaction
+        from exactbatch.postgres.connection import transaction
 
         _check_no_test(dag_run)
         with errors_of_airflow():
             pipeline, settings = load_pipeline(reference), connections.settings()
             check_properties(settings.kafka)
             request = replay_of(dag_run, params, others)
-            connection = connect(
-                settings.postgres,
-                application="exactbatch plan",
-                timeout=pipeline.publish_timeout,
-                statement_timeout=pipeline.statement_timeout,
-            )
-            try:
+            with ledger_session(settings.postgres, "exactbatch plan", pipeline) as connection:
                 check_schema(connection)
                 found = plan_run(
                     connection,
@@ -156,8 +150,6 @@ def _plan_task(
                     missed = Ledger(connection).unannounced(
                         pipeline, age=_UNANNOUNCED_AFTER, most=_MISSED_AT_A_TIME
                     )
-            finally:
-                connection.close()
             next_task = _next_task(found.batch, missed, found.because)
             batch = found.batch or missed[-1]
             if (pool := pools.get(next_task)) is not None:
@@ -246,15 +238,11 @@ def _report_task(
 
 
 def _announce(settings: "Settings", plans: Sequence[UUID]) -> None:
-    from exactbatch.ledger import Ledger
-    from exactbatch.postgres.connection import connect, transaction
+    from exactbatch.ledger import Ledger, ledger_session
+    from exactbatch.postgres.connection import transaction
 
-    connection = connect(settings.postgres, application="exactbatch report")
-    try:
-        with transaction(connection):
-            Ledger(connection).announce(plans)
-    finally:
-        connection.close()
+    with ledger_session(settings.postgres, "exactbatch report") as connection, transaction(connection):
+        Ledger(connection).announce(plans)
 
 
 def _show_progress(kafka: Any, pipeline: Pipeline, report: Any) -> None:

@@ -98,32 +98,28 @@ class ProcessBatchOperator(SparkSubmitOperator):
 def _done(settings: Settings, batch_id: int, plan_id: UUID | None, ti: Any) -> str | None:
     """Why a batch needs no launch, or None: it is committed, or later replays have processed all of its ranges.
 
-    Raises BatchLost, what connect() raises, and AirflowFailException for a batch of another run.
+    Raises BatchLost, what ledger_session() raises, and AirflowFailException for a batch of another run.
     """
-    from exactbatch.ledger import Ledger
-    from exactbatch.postgres.connection import connect, transaction
+    from exactbatch.ledger import Ledger, ledger_session
+    from exactbatch.postgres.connection import transaction
 
-    connection = connect(settings.postgres, application="exactbatch launch")
-    try:
-        with transaction(connection):
-            ledger = Ledger(connection)
-            batch = ledger.batch(batch_id, plan_id)
-            check_own(batch, ti)
-            if batch.committed_at is not None:
-                return (
-                    f"Batch {batch_id} was committed at {_time(batch.committed_at)} UTC: nothing was launched or "
-                    f"written. To process its ranges again, clear plan_batch with its downstream tasks."
-                )
-            later = ledger.overtaken_by(batch)
-            if later is None:
-                return None
-            ledger.supersede_overtaken(batch)
+    with ledger_session(settings.postgres, "exactbatch launch") as connection, transaction(connection):
+        ledger = Ledger(connection)
+        batch = ledger.batch(batch_id, plan_id)
+        check_own(batch, ti)
+        if batch.committed_at is not None:
             return (
-                f"Batch {later}, which was planned later, has processed all ranges of this replay, batch "
-                f"{batch_id}: nothing is left to do, and the later result stays."
+                f"Batch {batch_id} was committed at {_time(batch.committed_at)} UTC: nothing was launched or "
+                f"written. To process its ranges again, clear plan_batch with its downstream tasks."
             )
-    finally:
-        connection.close()
+        later = ledger.overtaken_by(batch)
+        if later is None:
+            return None
+        ledger.supersede_overtaken(batch)
+        return (
+            f"Batch {later}, which was planned later, has processed all ranges of this replay, batch "
+            f"{batch_id}: nothing is left to do, and the later result stays."
+        )
 
 
 def _time(when: datetime) -> str:

@@ -20,12 +20,12 @@ from exactbatch.audit.report import AuditReport, TargetAudit
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors.translation import own_errors
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, check_schema
+from exactbatch.ledger import Ledger, check_schema, ledger_session
 from exactbatch.model import Covered, LogPartition
 from exactbatch.offsets import Log
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
-from exactbatch.postgres.connection import Cursor, connect, transaction
+from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import Aggregate, Upsert
 
@@ -48,8 +48,7 @@ def audit(
     NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, and TopicRecreated or
     PartitionGone if the processed log no longer exists.
     """
-    connection = connect(settings.postgres, application="exactbatch audit")
-    try:
+    with ledger_session(settings.postgres, "exactbatch audit") as connection:
         check_schema(connection)
         kafka = KafkaBroker(settings.kafka)
         with connect_arrow(
@@ -118,8 +117,6 @@ def audit(
                     whole = _whole_batches(coverage, partitions, compacted)
                     report.target.changed = expected.differing_partials(whole)
         return report
-    finally:
-        connection.close()
 
 
 def _whole_batches(

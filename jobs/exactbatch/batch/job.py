@@ -31,10 +31,10 @@ from exactbatch.errors import ExactbatchError, Fenced, TargetMismatch, TooManyRe
 from exactbatch.errors.translation import own_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, check_schema
+from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import Connection, Cursor, clear_errors, connect, transaction
+from exactbatch.postgres.connection import Connection, Cursor, clear_errors, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import Aggregate, Append
 
@@ -57,8 +57,7 @@ def process_batch(
     not have the plan any more, and any other ExactbatchError; its `retryable` tells
     whether the same batch may succeed when it is tried again.
     """
-    connection = _connect(settings, pipeline, "exactbatch")
-    try:
+    with ledger_session(settings.postgres, "exactbatch", pipeline) as connection:
         check_schema(connection)
         batch, ranges, epochs = _load(connection, pipeline, batch_id, plan_id)
         if batch.status == "committed":
@@ -75,8 +74,6 @@ def process_batch(
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(session, connection, pipeline, batch, epochs, settings)
             return _process(session, connection, pipeline, batch, ranges, epochs, settings)
-    finally:
-        connection.close()
 
 
 def _process(
@@ -157,12 +154,11 @@ def _failure_noted(settings: Settings, batch: Batch) -> Iterator[None]:
         raise  # nothing has failed: another batch has taken this one's place
     except Exception as error:
         try:
-            connection = connect(settings.postgres, application="exactbatch failure")
-            try:
-                with transaction(connection):
-                    Ledger(connection).note_failure(batch, error)
-            finally:
-                connection.close()
+            with (
+                ledger_session(settings.postgres, "exactbatch failure") as connection,
+                transaction(connection),
+            ):
+                Ledger(connection).note_failure(batch, error)
         except (ExactbatchError, psycopg2.Error) as another:
             log.warning("exactbatch status will not tell of this failure: %s", another)
         raise
@@ -222,15 +218,6 @@ def _process_ranges(
     return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)
 
 
-def _connect(settings: Settings, pipeline: Pipeline, application: str) -> Connection:
-    return connect(
-        settings.postgres,
-        application=application,
-        timeout=pipeline.publish_timeout,
-        statement_timeout=pipeline.statement_timeout,
-    )
-
-
 @contextmanager
 def _launch(
     connection: Connection,
@@ -245,18 +232,17 @@ def _launch(
     held, no other launch takes these tables for leftovers. A pooler in any mode keeps a transaction on one server
     connection, and the lock ends with it. The transaction has neither a snapshot nor an id: it holds up no vacuum.
     """
-    holder = _connect(settings, pipeline, "exactbatch launch")
-    try:
-        with clear_errors(holder):
-            ledger = Ledger(holder)
-            _drop_leftovers(holder, ledger)
-            _hold(holder, ledger, tables.launch)
-        with transaction(connection) as cursor:
-            create_rejects(cursor, tables)
-        yield
-    finally:
-        _drop(holder, tables.rows, tables.rejects, tables.lineage)
-        holder.close()
+    with ledger_session(settings.postgres, "exactbatch launch", pipeline) as holder:
+        try:
+            with clear_errors(holder):
+                ledger = Ledger(holder)
+                _drop_leftovers(holder, ledger)
+                _hold(holder, ledger, tables.launch)
+            with transaction(connection) as cursor:
+                create_rejects(cursor, tables)
+            yield
+        finally:
+            _drop(holder, tables.rows, tables.rejects, tables.lineage)
 
 
 def _hold(holder: Connection, ledger: Ledger, launch: int) -> None:

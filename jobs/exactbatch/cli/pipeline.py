@@ -11,9 +11,9 @@ from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
 from exactbatch.discovery import load_pipeline
 from exactbatch.kafka.client import check_properties
-from exactbatch.ledger import check_schema
+from exactbatch.ledger import check_schema, ledger_session
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import Connection, connect
+from exactbatch.postgres.connection import Connection
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
 Reference = Annotated[
@@ -45,15 +45,7 @@ def ledger_connection(
     settings: Settings, pipeline: Pipeline, *, may_be_new: bool = False
 ) -> Iterator[Connection]:
     """Connect to the database of the ledger; check the ledger's version unless it may still be created."""
-    connection = connect(
-        settings.postgres,
-        application="exactbatch cli",
-        timeout=pipeline.publish_timeout,
-        statement_timeout=pipeline.statement_timeout,
-    )
-    try:
+    with ledger_session(settings.postgres, "exactbatch cli", pipeline) as connection:
         if not may_be_new:
             check_schema(connection)
         yield connection
-    finally:
-        connection.close()

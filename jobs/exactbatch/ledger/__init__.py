@@ -13,6 +13,7 @@ from exactbatch.ledger.ledger import (
     batch_lost,
 )
 from exactbatch.ledger.schema import check_schema, migrate
+from exactbatch.ledger.session import ledger_session
 
 __all__ = [
     "Batch",
@@ -26,5 +27,6 @@ __all__ = [
     "Run",
     "batch_lost",
     "check_schema",
+    "ledger_session",
     "migrate",
 ]

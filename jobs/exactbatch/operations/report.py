@@ -12,11 +12,11 @@ from rich.table import Table
 
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger
+from exactbatch.ledger import Batch, Ledger, ledger_session
 from exactbatch.model import LogPartition, TopicPartition
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import connect, transaction
+from exactbatch.postgres.connection import transaction
 
 log_ = logging.getLogger(__name__)
 
@@ -103,28 +103,22 @@ def load_report(
 
     Raises BatchLost, NotRegistered and PostgresUnavailable.
     """
-    connection = connect(postgres, application="exactbatch report")
-    try:
-        with transaction(connection):
-            ledger = Ledger(connection)
-            batch = ledger.batch(batch_id, plan_id)
-            # Of a superseded batch with commit="partition", some ranges are committed.
-            ranges = [
-                (range_, records)
-                for range_, records in ledger.ranges_with_records(batch_id)
-                if batch.status == "committed" or records is not None
-            ]
-            overtaken_by = ledger.overtaken_by(batch)
-            others = tuple(
-                Missed(each, ledger.committed_ranges(each.batch_id))
-                for each in ledger.batches_of_plans(pipeline, missed)
-                if each.batch_id != batch_id
-            )
-            stored = {
-                (each.topic, each.partition): each.next_offset for each in ledger.stored_offsets(pipeline)
-            }
-    finally:
-        connection.close()
+    with ledger_session(postgres, "exactbatch report") as connection, transaction(connection):
+        ledger = Ledger(connection)
+        batch = ledger.batch(batch_id, plan_id)
+        # Of a superseded batch with commit="partition", some ranges are committed.
+        ranges = [
+            (range_, records)
+            for range_, records in ledger.ranges_with_records(batch_id)
+            if batch.status == "committed" or records is not None
+        ]
+        overtaken_by = ledger.overtaken_by(batch)
+        others = tuple(
+            Missed(each, ledger.committed_ranges(each.batch_id))
+            for each in ledger.batches_of_plans(pipeline, missed)
+            if each.batch_id != batch_id
+        )
+        stored = {(each.topic, each.partition): each.next_offset for each in ledger.stored_offsets(pipeline)}
     return Report(
         batch=batch,
         ranges=tuple(range_ for range_, _ in ranges),

@@ -17,13 +17,13 @@ from exactbatch.cli import render
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, migrate
+from exactbatch.ledger import Ledger, ledger_session, migrate
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.demo.flights import COUNT, create_topic, find_archive, flights, send
 from exactbatch.local.stack import LocalStack
 from exactbatch.operations.report import load_report
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import connect, transaction
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 _BURSTS: Final = (60_000, 120_000, 90_000, COUNT - 270_000)
@@ -96,7 +96,7 @@ def _servers(stack: LocalStack, status: Any) -> Iterator[LocalAirflow]:
 
 
 def _register(pipeline: Pipeline, settings: Settings) -> None:
-    with _connection(settings) as connection:
+    with ledger_session(settings.postgres, "exactbatch demo") as connection:
         migrate(connection)
         with transaction(connection):
             Ledger(connection).register(pipeline)
@@ -112,7 +112,7 @@ def _process(
         _kill_driver(settings, status)
         _say("[red]SIGKILL[/red] to the Spark driver in mid-batch; Airflow tries again")
     airflow.wait_for_run(pipeline.name, run_id)
-    with _connection(settings) as connection, transaction(connection):
+    with ledger_session(settings.postgres, "exactbatch demo") as connection, transaction(connection):
         newest = Ledger(connection).batches(pipeline, most=1)[0]
     # The schedule may have been faster than the trigger: the batch tells which run it belongs to.
     assert newest.run_id is not None
@@ -127,7 +127,7 @@ def _kill_driver(settings: Settings, status: Any) -> None:
     """Wait until rows are being staged, and kill the driver: its Python and its JVM."""
     status.update("waiting for the driver to be in mid-batch, to kill it")
     deadline = time.monotonic() + 180
-    with _connection(settings) as connection:
+    with ledger_session(settings.postgres, "exactbatch demo") as connection:
         connection.autocommit = True
         while time.monotonic() < deadline:
             with connection.cursor() as cursor:
@@ -163,7 +163,7 @@ def _nothing_new(airflow: LocalAirflow, pipeline: Pipeline, status: Any) -> None
 def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
     status.update("auditing: reading the log again, and comparing it with the target")
     report = audit(pipeline, settings)
-    with _connection(settings) as connection, connection.cursor() as cursor:
+    with ledger_session(settings.postgres, "exactbatch demo") as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from public.flight")
         rows = cursor.fetchone()[0]
     console.print(render.audit_table(pipeline, report))
@@ -182,15 +182,6 @@ def _leave_up(airflow: LocalAirflow, stack: LocalStack, status: Any) -> None:
         signal.pause()
     except KeyboardInterrupt:
         return
-
-
-@contextmanager
-def _connection(settings: Settings) -> Iterator[Any]:
-    connection = connect(settings.postgres, application="exactbatch demo")
-    try:
-        yield connection
-    finally:
-        connection.close()
 
 
 def _say(text: str) -> None:
