@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 import pytest
-from test_lost_executors import make_case
 
 from exactbatch.errors import StagedRowsDiffer, TasksFailed
 from support.environment import LONG
@@ -17,7 +16,6 @@ from support.faults.cases import SINKS, Case
 from support.faults.cluster import SparkCluster
 from support.faults.drivers import wait_for
 
-__all__ = ["make_case"]
 pytestmark = pytest.mark.timeout(900)
 SITE: Final = {
     # Spark takes a job for a short one where its tasks fit into one executor.

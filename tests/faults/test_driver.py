@@ -2,45 +2,17 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from exactbatch import Json, Pipeline
+from exactbatch import Pipeline
 from exactbatch.errors import PostgresUnavailable
-from exactbatch.settings import Settings
-from support.faults.drivers import SECRET, World, load, wait_for
+from support.faults.drivers import SECRET, MakeLoaded, World, load, wait_for
 from support.topics import Topic
-
-MakeLoaded = Callable[..., Pipeline]
-
-
-@pytest.fixture
-def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
-    """Drivers over the test's broker and database; none of them outlives the test."""
-    world = World(spark, connection, settings, tmp_path)
-    yield world
-    for each in world.drivers:
-        each.close()
-
-
-@pytest.fixture
-def make_loaded(
-    make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
-) -> Callable[..., Pipeline]:
-    """A pipeline whose topic has two partitions with 30 good records and 2 bad ones."""
-
-    def make(**changes: Any) -> Pipeline:
-        topic = make_topic(2)
-        load(topic)
-        return make_pipeline(topic, value=Json("id int"), max_rejects=2, **changes)
-
-    return make
-
 
 BEFORE_COMMIT = (
     "job.after_stage",

@@ -4,15 +4,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_driver import MakeLoaded, make_loaded, world
 
 from exactbatch import Pipeline
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.environment import LONG
-from support.faults.drivers import World, wait_for
-
-__all__ = ["make_loaded", "world"]
+from support.faults.drivers import MakeLoaded, World, wait_for
 
 # How many ranges are committed by then, at least and at most: two are processed at a time.
 DRIVER_MOMENTS = {

@@ -5,20 +5,17 @@ ended by its parent, or lives on where that parent was killed as well, and goes 
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from exactbatch.errors import StagedRowsDiffer
-from exactbatch.local import LocalStack
 from exactbatch.local.process import wait_until_ended
 from support.environment import LONG
 from support.faults.cases import Case
 from support.faults.cluster import SparkCluster
 from support.faults.drivers import wait_for
 from support.faults.held import ON_EXECUTORS
-from support.topics import Topic
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -31,18 +28,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-@pytest.fixture
-def make_case(
-    stack: LocalStack, cluster: SparkCluster, database: str, make_topic: Callable[..., Topic], tmp_path: Path
-) -> Callable[..., Case]:
-    """A pipeline with a sink by its name, whose batches the cluster processes."""
-
-    def make(sink: str, **changes: Any) -> Case:
-        return Case(cluster, make_topic(2), database, tmp_path, sink, **changes)
-
-    return make
 
 
 def lose(cluster: SparkCluster, *, orphans: bool = False, how_many: int = 1) -> None:

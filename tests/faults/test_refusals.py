@@ -10,7 +10,6 @@ from typing import Any
 import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
-from test_answers import Case, answers, case, outcome, process, process_replay
 from typer.testing import CliRunner
 
 import process_batch as job
@@ -27,13 +26,12 @@ from exactbatch.errors import (
 )
 from exactbatch.errors.sqlstates import LOST, meaning
 from exactbatch.postgres.connection import connect, transaction
-
-__all__ = ["answers", "case"]
+from support.faults.answered_batches import AnsweredBatches, outcome, process, process_replay
 
 Refused = Callable[..., str]
 
 
-def refused(case: Case, flow: Callable[[Case], Any]) -> str:
+def refused(case: AnsweredBatches, flow: Callable[[AnsweredBatches], Any]) -> str:
     """The message of the terminal error with which a batch ends that leaves nothing behind."""
     work = flow(case)
     before = case.seen()
@@ -45,7 +43,7 @@ def refused(case: Case, flow: Callable[[Case], Any]) -> str:
     return str(error)
 
 
-def execute(case: Case, statements: str) -> None:
+def execute(case: AnsweredBatches, statements: str) -> None:
     with transaction(case.connection) as cursor:
         cursor.execute(statements)
 
@@ -82,7 +80,7 @@ REFUSALS: list[tuple[str, str, Any, list[str]]] = [
 
 @pytest.mark.parametrize(("case", "change", "flow", "said"), REFUSALS, indirect=["case"])
 def test_a_delete_that_the_database_refuses_is_terminal_and_quoted(
-    case: Case, change: str, flow: Callable[[Case], Any], said: list[str]
+    case: AnsweredBatches, change: str, flow: Callable[[AnsweredBatches], Any], said: list[str]
 ) -> None:
     with_target(change)(case)
     if "note" in change:
@@ -92,7 +90,7 @@ def test_a_delete_that_the_database_refuses_is_terminal_and_quoted(
     assert all(each in message for each in said), message
 
 
-def reasons(case: Case) -> str:
+def reasons(case: AnsweredBatches) -> str:
     """Why records of the last batch are rejects."""
     with transaction(case.connection) as cursor:
         cursor.execute(
@@ -105,7 +103,7 @@ def reasons(case: Case) -> str:
 @pytest.mark.parametrize("case", ["append"], indirect=True)
 @pytest.mark.parametrize(("change", "said"), [(DOMAIN, "null"), (RAISING, "n0 is not to be judged")])
 def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(
-    case: Case, change: str, said: str
+    case: AnsweredBatches, change: str, said: str
 ) -> None:
     with_target("delete from TARGET")(case)
     with_target(change)(case)
@@ -116,7 +114,7 @@ def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(
 
 
 @pytest.mark.parametrize("case", ["append"], indirect=True)
-def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(case: Case) -> None:
+def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(case: AnsweredBatches) -> None:
     columns = ", ".join(f"c{number} int" for number in range(1597))
     case.pipeline = replace(case.pipeline, value=Json(columns), evolve="add")
     message = refused(case, process)
@@ -126,7 +124,7 @@ def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(c
 @pytest.mark.parametrize(("code", "ends"), [("54000", StatementRefused), ("40001", TasksFailed)])
 @pytest.mark.parametrize("case", ["append"], indirect=True)
 def test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again(
-    case: Case, code: str, ends: type[ExactbatchError]
+    case: AnsweredBatches, code: str, ends: type[ExactbatchError]
 ) -> None:
     case.answers.refuse(None)
     process(case)()

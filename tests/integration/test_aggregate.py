@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 import pytest
 from psycopg2 import sql
 from pyspark import cloudpickle
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, failpoints
 from exactbatch.audit.audit import audit
@@ -35,9 +34,8 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
-
-__all__ = ["world"]
 
 MakeAggregate = Callable[..., Pipeline]
 
@@ -76,7 +74,7 @@ def make_aggregate(make_pipeline: MakePipeline) -> MakeAggregate:
     return make
 
 
-def state(world: World, pipeline: Pipeline, columns: str = "*") -> dict[Any, tuple[Any, ...]]:
+def state(world: BatchRunner, pipeline: Pipeline, columns: str = "*") -> dict[Any, tuple[Any, ...]]:
     """The target: its measures by carrier and hour."""
     table = pipeline.sink.table.as_string(world.connection)
     rows = world.rows(f"select {columns} from {table}")
@@ -84,14 +82,14 @@ def state(world: World, pipeline: Pipeline, columns: str = "*") -> dict[Any, tup
     return {row[:2]: row[2:] for row in rows}
 
 
-def partials(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+def partials(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     table = pipeline.sink.contributions.table.as_string(world.connection)
     return world.rows(
         f"select carrier, hour, flights, records, batch_id from {table} order by batch_id, 1, 2"
     )
 
 
-def replayed(world: World, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> int:
+def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> int:
     asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
     batch_id = freeze_replay(
         world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
@@ -118,13 +116,13 @@ class WrongDelays(Json):
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def rejects(world: World) -> dict[tuple[int, int], str]:
+def rejects(world: BatchRunner) -> dict[tuple[int, int], str]:
     rows = world.rows('select partition, "offset", reason from exactbatch.rejected_record')
     return {row[:2]: row[2] for row in rows}
 
 
 def test_counts_sums_and_extremes_by_key_and_window(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     topic.produce(
@@ -145,7 +143,7 @@ def test_counts_sums_and_extremes_by_key_and_window(
 
 
 def test_batches_merge_and_late_rows_refine_a_window(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic(2)
     pipeline = make_aggregate(topic)
@@ -169,7 +167,7 @@ def test_batches_merge_and_late_rows_refine_a_window(
 
 
 def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     pipeline = make_aggregate(topic)
@@ -192,7 +190,7 @@ def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(
 
 
 def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     right = make_aggregate(topic)
@@ -223,7 +221,7 @@ def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(
 
 
 def test_null_is_a_group_like_any_other(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     pipeline = make_aggregate(
@@ -251,7 +249,7 @@ def test_null_is_a_group_like_any_other(
 
 
 def test_sums_are_exact_for_numbers_that_no_bigint_holds(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     great = 2**63 - 1
@@ -269,7 +267,7 @@ def test_sums_are_exact_for_numbers_that_no_bigint_holds(
 
 
 def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
@@ -292,7 +290,7 @@ def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
 
 
 def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(
-    world: World, make_topic: MakeTopic, make_pipeline: Any
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: Any
 ) -> None:
     topic = make_topic()
     topic.produce(b'{"id": 1, "x": 1e308}', b'{"id": 1, "x": 1e308}')
@@ -310,7 +308,7 @@ def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(
 
 
 def test_a_row_without_a_time_is_a_reject(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", None, 2), event("AA", "0001-01-01T00:00:00Z", 3))
@@ -328,7 +326,7 @@ def test_a_row_without_a_time_is_a_reject(
 
 
 def test_a_row_that_nothing_has_sifted_out_is_not_published(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", None, 2))
@@ -343,7 +341,7 @@ def test_a_row_that_nothing_has_sifted_out_is_not_published(
     assert partials(world, pipeline) == []
 
 
-def finals(world: World, pipeline: Pipeline) -> dict[int, tuple[int, bool, int]]:
+def finals(world: BatchRunner, pipeline: Pipeline) -> dict[int, tuple[int, bool, int]]:
     """Flights, final and revisions, by hour."""
     table = pipeline.sink.table.as_string(world.connection)
     rows = world.rows(f"select hour, flights, final, revisions from {table}")
@@ -351,7 +349,7 @@ def finals(world: World, pipeline: Pipeline) -> dict[int, tuple[int, bool, int]]
 
 
 def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic(3)  # the third partition never gives an event, and holds nothing up
     pipeline = make_aggregate(topic, final_after="30 minutes")
@@ -379,7 +377,7 @@ def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(
 
 
 def test_final_goes_back_where_a_replay_takes_the_watermark_back(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     right = make_aggregate(topic, final_after="0 seconds")
@@ -407,7 +405,7 @@ def test_final_goes_back_where_a_replay_takes_the_watermark_back(
 
 
 def test_windows_can_become_final_later_than_the_target_was_made(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic(2)
     plain = make_aggregate(topic)
@@ -427,7 +425,7 @@ def test_windows_can_become_final_later_than_the_target_was_made(
 
 
 def test_two_pipelines_that_share_a_target_at_once_miss_nothing(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate, tmp_path: Path
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate, tmp_path: Path
 ) -> None:
     topics = make_topic(), make_topic()
     sink = Aggregate(f'public."{topics[0].name}"', HOURLY, MEASURES)
@@ -453,7 +451,7 @@ def test_two_pipelines_that_share_a_target_at_once_miss_nothing(
     assert world.is_exact(other)
 
 
-def process_alone(world: World, pipeline: Pipeline, batch_id: int) -> Published:
+def process_alone(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> Published:
     return process_batch(world.spark, pipeline, batch_id, world.settings)
 
 
@@ -465,7 +463,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     pipeline = make_aggregate(topic, final_after="1 hour", late="reject", max_rejects=9)
@@ -505,7 +503,7 @@ def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
 
 
 def test_a_target_that_does_not_fit_is_refused(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
@@ -542,7 +540,7 @@ def test_a_target_that_does_not_fit_is_refused(
 
 
 def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     pipeline = make_aggregate(topic, final_after="1 hour")
@@ -579,7 +577,7 @@ def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
 
 
 def test_another_meaning_of_the_partial_results_is_refused(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
@@ -603,7 +601,7 @@ def test_another_meaning_of_the_partial_results_is_refused(
 
 
 def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", "05:00", 7))
@@ -632,7 +630,7 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
     "point", ["publish.after_take_back", "publish.after_insert", "publish.before_commit"]
 )
 def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
-    world: World,
+    world: BatchRunner,
     make_topic: MakeTopic,
     make_aggregate: MakeAggregate,
     monkeypatch: pytest.MonkeyPatch,
@@ -676,7 +674,7 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
 
 
 def test_windows_of_the_time_that_kafka_has_of_a_record(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic(retention_ms="-1")
     topic.produce(event("AA", None, 1), event("AA", None, 2), timestamp=int(hour(5).timestamp() * 1000) + 1)
@@ -743,7 +741,7 @@ def test_an_aggregate_that_cannot_be_one_is_told(sink: Callable[[], Aggregate], 
 
 @pytest.mark.parametrize("late", ["update", "reject"])
 def test_any_history_of_rows_and_replays_ends_as_a_plain_program_has_it(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate, late: str
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate, late: str
 ) -> None:
     """Two partitions, times out of order, null keys, bad records, batches of any size, replays in between."""
     chance = random.Random(late)
@@ -822,7 +820,7 @@ def _measured(delays: list[int | None]) -> tuple[Any, ...]:
 
 
 def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_does_again(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     fast, silent = make_topic(), make_topic()
     alone = make_aggregate(fast, final_after="0 seconds")
@@ -852,7 +850,7 @@ def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_doe
 
 
 def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
-    world: World, make_topic: MakeTopic, make_aggregate: MakeAggregate
+    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     one, other = make_topic(), make_topic()
     first = make_aggregate(one, final_after="0 seconds")

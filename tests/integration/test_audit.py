@@ -1,7 +1,6 @@
 """The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -16,116 +15,21 @@ from exactbatch.audit import audit, partition
 from exactbatch.audit.report import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger
-from exactbatch.planning.freeze_advance import freeze_advance
-from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.audited_target import COUNT, FORGE, AuditedTarget, findings, settle
 from support.topics import Topic, record
 
-# Only a superuser can do it: without this, the ledger refuses to change its past.
-FORGE = "set local session_replication_role = replica;"
-# What is found besides where one batch has another number of rows than when it was committed.
-COUNT: dict[str, tuple[int, list[int]]] = {"miscounted": (1, [])}
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
-
-
-class World:
-    """A pipeline, its target, and hands that can spoil both."""
-
-    def __init__(self, connection: Any, settings: Settings, pipeline: Pipeline) -> None:
-        self.connection, self.settings, self.pipeline = connection, settings, pipeline
-        self.table = pipeline.sink.table.as_string(connection)
-
-    def execute(self, statement: str, *arguments: Any) -> int:
-        """Run a statement in which {t} is the target; return how many rows it touched."""
-        with transaction(self.connection) as cursor:
-            cursor.execute(statement.replace("{t}", self.table), arguments)
-            return int(cursor.rowcount)
-
-    def load(
-        self,
-        *holes: int,
-        tombstones: tuple[int, ...] = (),
-        rejects: tuple[int, ...] = (),
-        only: Sequence[int] | None = None,
-    ) -> int:
-        """Commit an advance by plain SQL: a row for each offset but these, or for `only` these; the batch_id."""
-        batch_id = freeze_advance(
-            self.connection, KafkaBroker(self.settings.kafka), self.pipeline, origin="cli"
-        )
-        assert batch_id is not None
-        with transaction(self.connection) as cursor:
-            self.pipeline.sink.prepare(cursor, self.pipeline.value.columns)
-            ledger = Ledger(self.connection)
-            batch = ledger.batch(batch_id)
-            ranges = ledger.ranges(batch_id)
-            assert ledger.advance_stored_offsets(batch)
-            ledger.cover(batch)
-            cursor.execute(
-                f"insert into {self.table} select mod(o, 1000000), 'x', r.topic, r.partition, o, null, r.batch_id "
-                "from exactbatch.batch_range r, unnest(coalesce(%s::bigint[], array("
-                "select generate_series(from_offset, until_offset - 1)))) o "
-                "where batch_id = %s and not o = any(%s)",
-                (only, batch_id, [*holes, *tombstones, *rejects]),
-            )
-            rows = cursor.rowcount
-            for offset in rejects:
-                self._reject(cursor, offset, batch_id)
-            records = rows + len(tombstones) + len(rejects)
-            ledger.commit(
-                batch,
-                rows=rows,
-                rejected=len(rejects),
-                tombstones=len(tombstones),
-                # How many of them each range has is looked at nowhere.
-                records=[(range_, records if range_ == ranges[0] else 0) for range_ in ranges],
-            )
-        return batch_id
-
-    def reject(self, offset: int, batch_id: int) -> None:
-        """Write a reject."""
-        with transaction(self.connection) as cursor:
-            self._reject(cursor, offset, batch_id)
-
-    def _reject(self, cursor: Any, offset: int, batch_id: int) -> None:
-        cursor.execute(
-            "insert into exactbatch.rejected_record "
-            "select b.pipeline, r.topic_id, r.partition, %s, r.topic, null, null, '[]', 'bad', b.batch_id "
-            "from exactbatch.batch b join exactbatch.batch_range r using (batch_id) where batch_id = %s",
-            (offset, batch_id),
-        )
-
-    def audit(self) -> AuditReport:
-        """Compare log and target."""
-        return audit.audit(self.pipeline, self.settings)
-
-
-def findings(found: AuditReport) -> dict[str, tuple[int, list[int]]]:
-    """What is wrong, by its kind: how many offsets, and the first of them."""
-    first = {
-        kind: finding.first for partition in found.partitions for kind, finding in partition.findings.items()
-    }
-    wrong = {kind: (count, first.get(kind, [])) for kind, count in found.findings.items() if count}
-    assert found.is_exact == (not wrong)
-    return wrong
-
-
-def settle(log: KafkaBroker, topic: Topic, offset: int) -> None:
-    """Wait until the broker has written the markers of all transactions."""
-    deadline = time.monotonic() + 30
-    while (found := log.partitions([topic.name])[0].last_stable) < offset:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
 
 
 @pytest.fixture
 def make_world(
     connection: Any, settings: Settings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., World]:
+) -> Callable[..., AuditedTarget]:
     """A pipeline over a topic; the auditor looks at seven offsets at a time."""
     monkeypatch.setattr(partition, "_WINDOW", 7)
-    return lambda topic, **changes: World(connection, settings, make_pipeline(topic, **changes))
+    return lambda topic, **changes: AuditedTarget(connection, settings, make_pipeline(topic, **changes))
 
 
 @pytest.fixture
@@ -137,7 +41,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 def test_a_target_that_holds_what_the_log_holds_is_exact(
-    make_world: Callable[..., World], topic: Topic
+    make_world: Callable[..., AuditedTarget], topic: Topic
 ) -> None:
     world = make_world(topic)
     world.load()
@@ -147,7 +51,7 @@ def test_a_target_that_holds_what_the_log_holds_is_exact(
     assert (only.from_offset, only.until_offset, only.records, only.rows) == (0, 30, 30, 30)
 
 
-def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: Topic) -> None:
+def test_each_fault_is_found_and_named(make_world: Callable[..., AuditedTarget], topic: Topic) -> None:
     """Each is planted in a sound target and taken back again."""
     world = make_world(topic)
     first = world.load()
@@ -232,7 +136,7 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., World], topic: 
 
 
 def test_tombstones_and_rejects_are_accounted_for(
-    make_world: Callable[..., World], make_topic: MakeTopic
+    make_world: Callable[..., AuditedTarget], make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
     topic.produce(record(0), None, b"bad", None, record(4), *[None] * 10, record(15))
@@ -247,7 +151,7 @@ def test_tombstones_and_rejects_are_accounted_for(
 
 
 def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
-    make_world: Callable[..., World], make_topic: MakeTopic
+    make_world: Callable[..., AuditedTarget], make_topic: MakeTopic
 ) -> None:
     topic = make_topic()
     topic.transaction(record(0), record(1))  # 2 is the marker
@@ -263,7 +167,7 @@ def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
 
 
 def test_records_that_retention_removed_after_they_were_processed_prove_nothing_and_break_nothing(
-    make_world: Callable[..., World], topic: Topic, admin: AdminClient
+    make_world: Callable[..., AuditedTarget], topic: Topic, admin: AdminClient
 ) -> None:
     world = make_world(topic)
     world.load()
@@ -277,7 +181,7 @@ def test_records_that_retention_removed_after_they_were_processed_prove_nothing_
 
 
 def test_a_row_in_offsets_that_were_lost_is_found(
-    make_world: Callable[..., World], topic: Topic, admin: AdminClient
+    make_world: Callable[..., AuditedTarget], topic: Topic, admin: AdminClient
 ) -> None:
     world = make_world(topic, on_loss="record")
     world.load()
@@ -293,7 +197,7 @@ def test_a_row_in_offsets_that_were_lost_is_found(
 
 
 def test_holes_that_compaction_made_break_nothing(
-    make_world: Callable[..., World], make_topic: MakeTopic, admin: AdminClient
+    make_world: Callable[..., AuditedTarget], make_topic: MakeTopic, admin: AdminClient
 ) -> None:
     """On a compacted topic a row without a record was right when it was written."""
     topic = make_topic()
@@ -316,11 +220,11 @@ def test_holes_that_compaction_made_break_nothing(
 
 
 def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(
-    make_world: Callable[..., World], topic: Topic, make_pipeline: MakePipeline
+    make_world: Callable[..., AuditedTarget], topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     world = make_world(topic)
     world.load()
-    other = World(
+    other = AuditedTarget(
         world.connection,
         world.settings,
         make_pipeline(topic, name="other", sink=Append(world.pipeline.sink.target)),
@@ -331,7 +235,7 @@ def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(
 
 
 def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(
-    make_world: Callable[..., World], topic: Topic
+    make_world: Callable[..., AuditedTarget], topic: Topic
 ) -> None:
     world = make_world(topic)
     world.load()
@@ -341,7 +245,7 @@ def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(
 
 
 def test_batches_that_commit_during_an_audit_do_not_disturb_it(
-    make_world: Callable[..., World], topic: Topic
+    make_world: Callable[..., AuditedTarget], topic: Topic
 ) -> None:
     world = make_world(topic)
     world.load()
@@ -358,7 +262,7 @@ def test_batches_that_commit_during_an_audit_do_not_disturb_it(
     assert found.rows == 30
 
 
-def test_an_audit_tells_how_far_it_is(make_world: Callable[..., World], topic: Topic) -> None:
+def test_an_audit_tells_how_far_it_is(make_world: Callable[..., AuditedTarget], topic: Topic) -> None:
     world = make_world(topic)
     world.load()
     told: list[tuple[int, int]] = []
@@ -377,12 +281,12 @@ def test_a_pipeline_without_a_target_has_nothing_to_audit(
 
 
 def test_rows_are_found_wherever_they_claim_to_be(
-    make_world: Callable[..., World], topic: Topic, make_pipeline: MakePipeline
+    make_world: Callable[..., AuditedTarget], topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """Under another topic's name, in a partition that there is not, below zero, with another pipeline's batch."""
     world = make_world(topic)
     first = world.load()
-    elsewhere = World(
+    elsewhere = AuditedTarget(
         world.connection,
         world.settings,
         make_pipeline(topic, name="elsewhere", sink=Append("public.elsewhere")),
@@ -413,7 +317,7 @@ def test_rows_are_found_wherever_they_claim_to_be(
 
 
 def test_rows_from_before_exactbatch_are_told_and_are_no_fault(
-    make_world: Callable[..., World], topic: Topic
+    make_world: Callable[..., AuditedTarget], topic: Topic
 ) -> None:
     world = make_world(topic)
     world.load()
@@ -431,7 +335,7 @@ def test_rows_from_before_exactbatch_are_told_and_are_no_fault(
 
 
 def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
-    make_world: Callable[..., World], topic: Topic, admin: AdminClient
+    make_world: Callable[..., AuditedTarget], topic: Topic, admin: AdminClient
 ) -> None:
     """An unlogged table that a crash has emptied, after retention has removed the records."""
     world = make_world(topic)
@@ -446,14 +350,14 @@ def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
 
 
 def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(
-    make_world: Callable[..., World], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+    make_world: Callable[..., AuditedTarget], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     other = make_topic()
     other.produce(*map(record, range(5)))
     both = make_world(topic, topics=(topic.name, other.name))
     both.load()
     assert findings_of(audit.audit(both.pipeline, both.settings)) == set()
-    alone = World(both.connection, both.settings, make_pipeline(topic))
+    alone = AuditedTarget(both.connection, both.settings, make_pipeline(topic))
     assert findings(alone.audit()) == {}
     both.execute("update {t} set kafka_offset = 5 where kafka_topic = %s and kafka_offset = 4", other.name)
     assert findings(alone.audit()) == {"misplaced": (1, [])}
@@ -463,7 +367,9 @@ def findings_of(results: AuditReport) -> set[str]:
     return {kind for kind, count in results.findings.items() if count}
 
 
-def test_a_ledger_that_contradicts_itself_is_found(make_world: Callable[..., World], topic: Topic) -> None:
+def test_a_ledger_that_contradicts_itself_is_found(
+    make_world: Callable[..., AuditedTarget], topic: Topic
+) -> None:
     world = make_world(topic)
     batch_id = world.load()
     forged = [
@@ -494,7 +400,7 @@ def test_a_ledger_that_contradicts_itself_is_found(make_world: Callable[..., Wor
 
 
 def test_tables_that_cannot_keep_what_is_committed_are_named(
-    make_world: Callable[..., World], topic: Topic
+    make_world: Callable[..., AuditedTarget], topic: Topic
 ) -> None:
     world = make_world(topic)
     world.load()
@@ -504,7 +410,9 @@ def test_tables_that_cannot_keep_what_is_committed_are_named(
     assert found.target.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
 
 
-def test_a_foreign_partition_is_named(make_world: Callable[..., World], topic: Topic, database: str) -> None:
+def test_a_foreign_partition_is_named(
+    make_world: Callable[..., AuditedTarget], topic: Topic, database: str
+) -> None:
     world = make_world(topic)
     far = parse_dsn(database)
     columns = (
@@ -531,7 +439,9 @@ def test_a_foreign_partition_is_named(make_world: Callable[..., World], topic: T
 
 
 @pytest.fixture
-def reader(make_world: Callable[..., World], topic: Topic, database: str) -> Iterator[tuple[World, Settings]]:
+def reader(
+    make_world: Callable[..., AuditedTarget], topic: Topic, database: str
+) -> Iterator[tuple[AuditedTarget, Settings]]:
     """A sound target, and a login that may read it and the ledger."""
     world = make_world(topic)
     world.load()
@@ -545,7 +455,9 @@ def reader(make_world: Callable[..., World], topic: Topic, database: str) -> Ite
 
 
 @pytest.mark.parametrize("table", ["{t}", "exactbatch.coverage"])
-def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader: tuple[World, Settings], table: str) -> None:
+def test_rows_that_a_login_cannot_see_are_no_lost_ones(
+    reader: tuple[AuditedTarget, Settings], table: str
+) -> None:
     world, settings = reader
     assert findings(audit.audit(world.pipeline, settings)) == {}
     world.execute(
@@ -557,7 +469,7 @@ def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader: tuple[World, Sett
     assert findings(world.audit()) == {}
 
 
-def test_a_privilege_that_is_missing_is_named(reader: tuple[World, Settings]) -> None:
+def test_a_privilege_that_is_missing_is_named(reader: tuple[AuditedTarget, Settings]) -> None:
     world, settings = reader
     name = parse_dsn(settings.postgres)["dbname"]
     world.execute(f"revoke temporary on database {name} from public")
@@ -570,14 +482,14 @@ def test_a_privilege_that_is_missing_is_named(reader: tuple[World, Settings]) ->
 
 
 def test_two_pipelines_that_share_a_target_see_each_others_faults_only_where_they_are(
-    make_world: Callable[..., World], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
+    make_world: Callable[..., AuditedTarget], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     """Over topics that overlap; each row is the fault of the pipeline whose batch it names."""
     more = make_topic()
     more.produce(*map(record, range(5)))
     world = make_world(topic)
     world.load()
-    other = World(
+    other = AuditedTarget(
         world.connection,
         world.settings,
         make_pipeline(

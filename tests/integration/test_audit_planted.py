@@ -13,13 +13,11 @@ from typing import Any, Final
 import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn, parse_dsn
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
 from exactbatch.audit.audit import audit
 from exactbatch.settings import Settings
-
-__all__ = ["world"]
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "audit.md"
 VALUE: Final = Json(
@@ -273,7 +271,9 @@ KINDS: Final[dict[str, tuple[Callable[[str], Any], tuple[Planted, ...], tuple[st
 
 
 @pytest.fixture
-def make_sound(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> Callable[[str], Pipeline]:
+def make_sound(
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> Callable[[str], Pipeline]:
     """Commit one batch of records by Spark; nobody is connected to the database afterwards."""
 
     def make(kind: str) -> Pipeline:
@@ -324,7 +324,9 @@ def found_after(pipeline: Pipeline, settings: Settings, statement: str) -> dict[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_planted_is_found(world: World, make_sound: Callable[[str], Pipeline], kind: str) -> None:
+def test_what_is_planted_is_found(
+    world: BatchRunner, make_sound: Callable[[str], Pipeline], kind: str
+) -> None:
     pipeline = make_sound(kind)
     assert found_after(pipeline, world.settings, "select 1") == {}
     wrong = {
@@ -337,7 +339,7 @@ def test_what_is_planted_is_found(world: World, make_sound: Callable[[str], Pipe
 
 @pytest.mark.parametrize("kind", ["Append", "Upsert", "Aggregate"])
 def test_what_a_login_and_a_database_have_set_decides_nothing(
-    world: World, make_sound: Callable[[str], Pipeline], kind: str
+    world: BatchRunner, make_sound: Callable[[str], Pipeline], kind: str
 ) -> None:
     """An audit of sound results is exact whatever the settings are."""
     name = f"{parse_dsn(world.settings.postgres)['dbname']}_copy"
@@ -347,7 +349,7 @@ def test_what_a_login_and_a_database_have_set_decides_nothing(
 
 
 def test_a_column_that_the_schema_has_lost_is_not_compared(
-    world: World, make_sound: Callable[[str], Pipeline]
+    world: BatchRunner, make_sound: Callable[[str], Pipeline]
 ) -> None:
     """The target keeps its old values, and newer changes have none."""
     pipeline = replace(make_sound("Upsert"), value=Json("id int, name text"))

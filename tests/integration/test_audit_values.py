@@ -5,15 +5,13 @@ from typing import Any
 
 import pytest
 from psycopg2 import sql
-from test_every_sink import KINDS, Play, play, world
 
 from exactbatch import Aggregate, Append, Count, Max, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ConfigurationError
+from support.scenarios import KINDS, Play
 from support.topics import record
-
-__all__ = ["play", "world"]
 
 # Of {c}, the contributions: the oldest event, whose key has had others since; and the last row of a partition.
 OLDEST = (

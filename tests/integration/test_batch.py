@@ -4,8 +4,6 @@ import base64
 import logging
 import re
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +12,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, stop_after_delay, wait_fixed
 
-from exactbatch import Append, Json, Limits, Pipeline, Raw, Text
+from exactbatch import Append, Json, Limits, Raw, Text
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
 from exactbatch.batch.staging import StagingTables, create_rejects, create_rows
 from exactbatch.errors import (
     ConfigurationError,
-    ExactbatchError,
     Fenced,
     OffsetsLost,
     PostgresUnavailable,
@@ -33,108 +28,17 @@ from exactbatch.errors import (
     TopicMissing,
     TopicRecreated,
 )
-from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
-from exactbatch.settings import Settings
-from support.topics import Topic, record
-
-MakeTopic = Callable[..., Topic]
-MakePipeline = Callable[..., Pipeline]
-
-
-class World:
-    """Plans, runs and looks at batches of one test."""
-
-    def __init__(self, spark: Any, connection: Any, settings: Settings) -> None:
-        self.spark, self.connection, self.settings = spark, connection, settings
-        self.log = KafkaBroker(settings.kafka)
-
-    def settle(self, pipeline: Pipeline) -> None:
-        """Wait until the broker has written the marker at the end of each transaction."""
-        while any(each.last_stable < each.high_watermark for each in self.log.partitions(pipeline.topics)):
-            time.sleep(0.05)
-
-    def plan(self, pipeline: Pipeline) -> int:
-        batch_id = freeze_advance(self.connection, self.log, pipeline, origin="cli")
-        assert batch_id is not None
-        return batch_id
-
-    def process(self, pipeline: Pipeline, batch_id: int) -> Published:
-        return process_batch(self.spark, pipeline, batch_id, self.settings)
-
-    def run(self, pipeline: Pipeline) -> Published:
-        return self.process(pipeline, self.plan(pipeline))
-
-    def refused(
-        self, expected: type[ExactbatchError], pipeline: Pipeline, batch_id: int | None = None
-    ) -> str:
-        """The message of the error with which a batch ends that leaves nothing behind."""
-        before = self.everything(pipeline)
-        batch_id = batch_id or self.plan(pipeline)
-        with pytest.raises(expected) as caught:
-            self.process(pipeline, batch_id)
-        after = self.everything(pipeline)
-        assert after["staging"] == []
-        assert after["coverage"] == before["coverage"]
-        assert after["rows"] == before["rows"]
-        assert after["rejects"] == before["rejects"]
-        with transaction(self.connection):
-            assert Ledger(self.connection).batch(batch_id).status == "planned"
-            assert all(
-                each.from_offset == offsets.next_offset
-                for each in Ledger(self.connection).ranges(batch_id)
-                for offsets in Ledger(self.connection).stored_offsets(pipeline)
-                if (each.topic, each.partition) == (offsets.topic, offsets.partition)
-            )
-        return str(caught.value)
-
-    def rows(self, statement: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        with transaction(self.connection) as cursor:
-            cursor.execute(statement, arguments or None)
-            return [tuple(row) for row in cursor.fetchall()]
-
-    def execute(self, statement: str) -> None:
-        with transaction(self.connection) as cursor:
-            cursor.execute(statement)
-
-    def target(self, pipeline: Pipeline, columns: str) -> list[tuple[Any, ...]]:
-        table = pipeline.sink.table.as_string(self.connection)
-        return self.rows(f"select {columns} from {table} order by kafka_partition, kafka_offset")
-
-    def staging(self) -> list[str]:
-        with transaction(self.connection):
-            return sorted(Ledger(self.connection).staging_tables())
-
-    def everything(self, pipeline: Pipeline) -> dict[str, Any]:
-        """What a batch may change, but for its own row."""
-        table = pipeline.sink.table.as_string(self.connection)
-        exists = self.rows("select to_regclass(%s) is not null", table) == [(True,)]
-        with transaction(self.connection):
-            coverage = Ledger(self.connection).coverage(pipeline)
-        return {
-            "staging": self.staging(),
-            "coverage": coverage,
-            "rows": self.rows(f"select count(*) from {table}") if exists else [(0,)],
-            "rejects": self.rows("select count(*) from exactbatch.rejected_record"),
-        }
-
-    def is_exact(self, pipeline: Pipeline) -> bool:
-        found = audit(pipeline, self.settings)
-        return bool(found.partitions) and found.is_exact
-
-
-@pytest.fixture
-def world(spark: Any, connection: Any, settings: Settings) -> World:
-    """Spark, and the test's broker and database."""
-    return World(spark, connection, settings)
+from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic, recreate
+from support.topics import record
 
 
 def test_json_records_become_rows_with_their_lineage(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2, retention_ms="-1")
     topic.produce(record(1, "a"), record(2, None), timestamp=1_700_000_000_123)
@@ -172,7 +76,12 @@ def test_json_records_become_rows_with_their_lineage(
     ids=["text", "raw"],
 )
 def test_text_and_raw_values_are_kept_as_they_are(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, value: Any, produced: Any, expected: Any
+    world: BatchRunner,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    value: Any,
+    produced: Any,
+    expected: Any,
 ) -> None:
     topic = make_topic()
     topic.produce(*[each.encode() if isinstance(each, str) else each for each in produced])
@@ -184,7 +93,7 @@ def test_text_and_raw_values_are_kept_as_they_are(
 
 
 def test_rejects_are_kept_with_all_that_the_record_had(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -211,7 +120,7 @@ def test_rejects_are_kept_with_all_that_the_record_had(
 
 
 def test_one_reject_more_than_allowed_fails_the_batch_and_names_the_records(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2)
     topic.produce(record(1), b"bad", record(2))
@@ -227,7 +136,7 @@ def test_one_reject_more_than_allowed_fails_the_batch_and_names_the_records(
 
 
 def test_tombstones_are_counted_and_give_no_rows(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1), None, record(2), None)
@@ -238,7 +147,7 @@ def test_tombstones_are_counted_and_give_no_rows(
 
 
 def test_several_batches_in_a_row_go_on_where_the_last_one_ended(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(3)
     pipeline = make_pipeline(topic, limits=Limits(max_records=20))
@@ -255,7 +164,7 @@ def test_several_batches_in_a_row_go_on_where_the_last_one_ended(
 
 
 def test_a_range_of_markers_only_is_a_batch_without_records(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.transaction(record(1), record(2), end="abort")
@@ -267,7 +176,7 @@ def test_a_range_of_markers_only_is_a_batch_without_records(
 
 
 def test_a_committed_batch_is_left_as_it_is(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -281,7 +190,7 @@ def test_a_committed_batch_is_left_as_it_is(
 
 
 def test_a_batch_whose_stored_offset_has_moved_is_fenced(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2)
     topic.produce(record(1), record(2))
@@ -297,7 +206,7 @@ def test_a_batch_whose_stored_offset_has_moved_is_fenced(
 
 
 def test_a_batch_of_another_pipeline_is_refused(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -309,7 +218,7 @@ def test_a_batch_of_another_pipeline_is_refused(
 
 
 def test_a_batch_planned_before_a_topic_left_the_pipeline_still_commits(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     one, two = make_topic(), make_topic()
     one.produce(record(1))
@@ -321,7 +230,7 @@ def test_a_batch_planned_before_a_topic_left_the_pipeline_still_commits(
 
 
 def test_the_target_is_made_with_a_block_range_index_and_no_primary_key(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -345,12 +254,6 @@ def test_the_target_is_made_with_a_block_range_index_and_no_primary_key(
     ) == [("brin", False)]
 
 
-LINEAGE = (
-    "kafka_topic text not null, kafka_partition int not null, kafka_offset bigint not null, "
-    "kafka_timestamp timestamptz, batch_id bigint not null"
-)
-
-
 @pytest.mark.parametrize(
     ("definition", "message"),
     [
@@ -368,7 +271,7 @@ LINEAGE = (
     ],
 )
 def test_a_target_that_does_not_fit_is_refused_before_a_record_is_read(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, definition: str, message: str
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, definition: str, message: str
 ) -> None:
     topic = make_topic()
     topic.produce(b"no record that could be read")
@@ -379,7 +282,7 @@ def test_a_target_that_does_not_fit_is_refused_before_a_record_is_read(
     assert re.search(message, found), found
 
 
-def test_a_view_is_no_target(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+def test_a_view_is_no_target(world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
     topic = make_topic()
     topic.produce(record(1))
     pipeline = make_pipeline(topic)
@@ -388,7 +291,7 @@ def test_a_view_is_no_target(world: World, make_topic: MakeTopic, make_pipeline:
 
 
 def test_a_target_may_be_wider_and_have_more_columns(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(7, "seven"))
@@ -404,7 +307,7 @@ def test_a_target_may_be_wider_and_have_more_columns(
 
 
 def test_a_constraint_of_the_target_that_refuses_a_row_is_named(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1), record(2), record(1))
@@ -419,7 +322,7 @@ def test_a_constraint_of_the_target_that_refuses_a_row_is_named(
 
 
 def test_a_trigger_that_swallows_rows_fails_the_batch(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1), record(2))
@@ -435,7 +338,7 @@ def test_a_trigger_that_swallows_rows_fails_the_batch(
 
 
 def test_an_error_of_the_servers_own_is_no_refusal_of_a_row_and_can_be_tried_again(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     """As a file that may not grow, or a damaged page: Postgres has XX000 for them."""
     topic = make_topic()
@@ -457,7 +360,7 @@ def test_an_error_of_the_servers_own_is_no_refusal_of_a_row_and_can_be_tried_aga
 
 
 def test_names_may_hold_whatever_postgres_and_kafka_allow(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(name="T.opic-with_All.100")
     name = '100% "sure"; drop table x --'
@@ -475,16 +378,8 @@ def test_names_may_hold_whatever_postgres_and_kafka_allow(
     assert world.is_exact(pipeline)
 
 
-def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
-    """Delete a topic and create it again under its name."""
-    admin.delete_topics([topic.name])[topic.name].result(30)
-    while topic.name in admin.list_topics(timeout=10).topics:
-        pass
-    make_topic(name=topic.name)
-
-
 def test_a_topic_that_is_created_again_between_plan_and_read_gives_no_rows(
-    world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -498,7 +393,7 @@ def test_a_topic_that_is_created_again_between_plan_and_read_gives_no_rows(
 
 
 def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
-    world: World,
+    world: BatchRunner,
     admin: AdminClient,
     make_topic: MakeTopic,
     make_pipeline: MakePipeline,
@@ -520,7 +415,7 @@ def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
 
 
 def test_a_topic_that_was_deleted_since_the_plan_is_named(
-    world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -533,7 +428,7 @@ def test_a_topic_that_was_deleted_since_the_plan_is_named(
 
 
 def test_offsets_that_retention_removes_between_plan_and_read_end_the_batch(
-    world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(*map(record, range(10)))
@@ -549,7 +444,7 @@ def test_offsets_that_retention_removes_between_plan_and_read_end_the_batch(
 
 
 def test_a_loss_across_a_restart_of_the_broker_is_not_taken_for_a_log_that_was_cut(
-    world: World, stack: Any, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, stack: Any, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -568,7 +463,7 @@ def test_a_loss_across_a_restart_of_the_broker_is_not_taken_for_a_log_that_was_c
 
 
 def test_a_task_that_fails_for_good_is_told_with_its_own_error(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here: the staging table that it copies into is gone."""
     topic = make_topic()
@@ -586,13 +481,13 @@ def test_a_task_that_fails_for_good_is_told_with_its_own_error(
     assert "\n" not in message
 
 
-def drop_staging(world: World) -> None:
+def drop_staging(world: BatchRunner) -> None:
     for table in world.staging():
         world.execute(f'drop table exactbatch_staging."{table}"')
 
 
 def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     topic.produce(record(1), record(2))
@@ -618,7 +513,7 @@ def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
 
 
 def test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     topic.produce(record(1), b"bad", record(2))
@@ -640,7 +535,7 @@ def test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count(
 
 
 def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, caplog: pytest.LogCaptureFixture
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -668,7 +563,7 @@ def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
 
 
 def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_tried_again(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))
@@ -687,7 +582,7 @@ def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_trie
 
 
 def test_a_target_that_has_vanished_is_not_begun_anew_by_an_advance(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1))

@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from test_batch import MakePipeline, MakeTopic, World, world
-from test_upsert import MakeUpsert, WrongKeys, change, changes, key_of, make_upsert, replayed, state
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, failpoints
@@ -30,9 +28,9 @@ from exactbatch.operations.compact import Compaction, compact_changes, preview_c
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
-
-__all__ = ["make_upsert", "world"]
+from support.upserts import MakeUpsert, WrongKeys, change, changes, key_of, replayed, state
 
 HOUR = timedelta(hours=1)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,7 +44,7 @@ def at(hours: float) -> int:
 
 
 @pytest.fixture
-def compacted(world: World) -> Compact:
+def compacted(world: BatchRunner) -> Compact:
     """Compact a pipeline, and see that the preview told it and that the target is the same."""
 
     def run(pipeline: Pipeline, before: datetime | None = None) -> Compaction:
@@ -62,12 +60,12 @@ def compacted(world: World) -> Compact:
     return run
 
 
-def places(world: World, pipeline: Pipeline) -> list[tuple[int, int]]:
+def places(world: BatchRunner, pipeline: Pipeline) -> list[tuple[int, int]]:
     """Partition and offset of the changes that are left."""
     return [(each[3], each[4]) for each in changes(world, pipeline)]
 
 
-def horizons(world: World) -> list[tuple[int, int]]:
+def horizons(world: BatchRunner) -> list[tuple[int, int]]:
     found = world.rows('select partition, "offset" from exactbatch.replay_horizon order by 1')
     return [(int(partition), int(offset)) for partition, offset in found]
 
@@ -76,11 +74,11 @@ def request(topic: Topic, *bounds: tuple[int, int], partition: int = 0, **more: 
     return ReplayRequest(ranges=tuple(AskedRange(topic.name, partition, *each) for each in bounds), **more)
 
 
-def plan(world: World, pipeline: Pipeline, asked: ReplayRequest) -> int | None:
+def plan(world: BatchRunner, pipeline: Pipeline, asked: ReplayRequest) -> int | None:
     return freeze_replay(world.connection, world.log, pipeline, asked, origin="cli").batch_id
 
 
-def audited(world: World, pipeline: Pipeline) -> PartitionAudit:
+def audited(world: BatchRunner, pipeline: Pipeline) -> PartitionAudit:
     """The exact audit of the only partition."""
     found = audit(pipeline, world.settings)
     assert found.is_exact, found
@@ -89,7 +87,7 @@ def audited(world: World, pipeline: Pipeline) -> PartitionAudit:
 
 
 def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     topic = make_topic()
     topic.produce(*[change(n % 3, f"a{n}") for n in range(20)])
@@ -116,7 +114,7 @@ def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
 
 
 def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     topic = make_topic(2)
     topic.produce(*[change(n % 3, f"a{n}") for n in range(10)])
@@ -151,7 +149,7 @@ def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
 
 
 def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_light(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     topic = make_topic()
     topic.produce(change(1, "old"), change(1, "below"), change(2, "two"))
@@ -173,7 +171,7 @@ def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_
 
 
 def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, compacted: Compact
 ) -> None:
     from exactbatch import Debezium, Upsert
 
@@ -200,7 +198,7 @@ def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
 
 
 def test_without_a_version_a_delete_goes_with_all_that_it_deleted(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     topic = make_topic(2)
     pipeline = make_upsert(topic)
@@ -229,7 +227,7 @@ def test_without_a_version_a_delete_goes_with_all_that_it_deleted(
 
 
 def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     """As they may be there from when the pipeline had a version."""
     topic = make_topic(2, retention_ms="-1")
@@ -250,7 +248,7 @@ def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
 
 
 def test_times_become_offsets_below_which_nothing_is_from_then_or_later(
-    world: World,
+    world: BatchRunner,
     make_topic: MakeTopic,
     make_upsert: MakeUpsert,
     compacted: Compact,
@@ -290,7 +288,7 @@ def test_times_become_offsets_below_which_nothing_is_from_then_or_later(
 
 
 def test_a_replay_that_was_planned_before_does_not_publish(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
@@ -342,7 +340,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 @pytest.fixture
-def command(world: World, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def command(world: BatchRunner, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start `exactbatch compact` for a pipeline, as a process of its own."""
 
     def start(pipeline: Pipeline, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
@@ -367,7 +365,7 @@ def command(world: World, tmp_path: Path) -> Callable[..., subprocess.Popen[str]
 
 
 def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
-    world: World,
+    world: BatchRunner,
     make_topic: MakeTopic,
     make_upsert: MakeUpsert,
     command: Callable[..., subprocess.Popen[str]],
@@ -391,7 +389,7 @@ def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
 
 
 def test_a_publish_waits_for_a_compaction_and_then_goes_on(
-    world: World,
+    world: BatchRunner,
     make_topic: MakeTopic,
     make_upsert: MakeUpsert,
     command: Callable[..., subprocess.Popen[str]],
@@ -424,7 +422,7 @@ def test_a_publish_waits_for_a_compaction_and_then_goes_on(
 
 
 def test_the_auditor_still_finds_what_is_wrong(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
 ) -> None:
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
@@ -476,7 +474,7 @@ def test_the_auditor_still_finds_what_is_wrong(
 
 
 def test_the_command_shows_asks_and_drops(
-    world: World,
+    world: BatchRunner,
     make_topic: MakeTopic,
     make_upsert: MakeUpsert,
     make_pipeline: MakePipeline,

@@ -12,7 +12,6 @@ import psycopg2
 import pytest
 from adbc_driver_manager import Error as AdbcError
 from psycopg2.extensions import make_dsn
-from test_batch import MakePipeline
 
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagingTables
@@ -22,6 +21,7 @@ from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.postgres.session_settings import SessionSettings
 from exactbatch.settings import Settings
+from support.batch_runner import MakePipeline
 from support.topics import Topic
 
 OPENERS: Final = (connect, connect_arrow)

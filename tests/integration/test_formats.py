@@ -16,12 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError, TasksFailed
-
-__all__ = ["world"]
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 
 # Executors cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -77,21 +75,21 @@ def registry() -> Iterator[str]:
     server.server_close()
 
 
-def target(world: World, pipeline: Pipeline, order: str = "kafka_offset") -> list[tuple[Any, ...]]:
+def target(world: BatchRunner, pipeline: Pipeline, order: str = "kafka_offset") -> list[tuple[Any, ...]]:
     """The pipeline's own columns, in the order of the records."""
     table = pipeline.sink.table.as_string(world.connection)
     names = ", ".join(f'"{column.name}"' for column in pipeline.value.columns)
     return world.rows(f"select {names} from {table} order by {order}")
 
 
-def reasons(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+def reasons(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     return world.rows(
         f"select \"offset\", reason from exactbatch.rejected_record where pipeline = '{pipeline.name}' order by 1"
     )
 
 
 def test_avro_bodies_are_loaded_exactly(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(*map(body, range(500)), b"\x02", *map(body, range(500, 510)))
@@ -106,7 +104,7 @@ def test_avro_bodies_are_loaded_exactly(
 
 
 def test_avro_with_a_registry_is_loaded_exactly(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, registry: str
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, registry: str
 ) -> None:
     topic = make_topic()
     topic.produce(*(b"\0\0\0\0\7" + body(number) for number in range(100)), b"\0\0\0\0\10", b"{}")
@@ -127,7 +125,9 @@ def test_avro_with_a_registry_is_loaded_exactly(
     assert world.is_exact(pipeline)
 
 
-def test_csv_is_loaded_exactly(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+def test_csv_is_loaded_exactly(
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> None:
     topic = make_topic()
     topic.produce(*(f'{number},"a ""b""\n{number}",\n'.encode() for number in range(300)))
     topic.produce(b"1,2", b'1,"x', b"300,,2024-02-29")
@@ -153,7 +153,7 @@ def halves(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
 
 
 def test_a_function_of_the_users_own_is_loaded_exactly(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(*(f"{number}/x{number}".encode() for number in range(200)), b"x", None, b"200/")
@@ -166,7 +166,7 @@ def test_a_function_of_the_users_own_is_loaded_exactly(
 
 
 def test_a_mistake_in_a_function_ends_the_batch(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     def loses_one(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         rows, rejects = halves(batch)
@@ -183,7 +183,7 @@ def test_a_mistake_in_a_function_ends_the_batch(
 
 
 def test_key_and_headers_are_loaded_exactly(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     for number in range(50):
@@ -212,7 +212,7 @@ def test_key_and_headers_are_loaded_exactly(
 
 
 def test_an_upsert_takes_its_key_from_the_message(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     for number, name in ((1, "a"), (2, "b"), (1, "c"), (3, "d")):
@@ -232,7 +232,7 @@ def test_an_upsert_takes_its_key_from_the_message(
 
 
 def test_arrays_and_moments_as_numbers_are_loaded_exactly(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     values = [
@@ -258,7 +258,7 @@ def test_arrays_and_moments_as_numbers_are_loaded_exactly(
 
 
 def test_a_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raised(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     def asks(_: Any) -> Any:
         raise OSError("net.example is away")
@@ -271,7 +271,7 @@ def test_a_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raise
 
 
 def test_a_mistake_of_ours_is_told_with_its_type_and_text(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     class Broken(Raw):
         def decode(self, values: Any) -> Any:

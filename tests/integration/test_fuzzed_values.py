@@ -8,14 +8,12 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Json, Pipeline
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG, draw_seed
 from support.fuzzed_values import COLUMNS, LABELS, Fuzzer
 from support.strict_decoder import SHOWN, Refused, as_expected, rows_of
-
-__all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -30,7 +28,7 @@ Outcomes = dict[tuple[int, int], list[str | None] | bytes]
 
 
 def test_every_fuzzed_value_is_a_row_a_reject_or_a_tombstone(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     seed = draw_seed()
     values = list(Fuzzer(seed).values(VALUES, fuzzed=FUZZED, long=OF_900_KB))
@@ -70,7 +68,7 @@ def outcomes_of(values: list[bytes | None]) -> tuple[Outcomes, int]:
     return outcomes, values.count(None)
 
 
-def outcomes_in(world: World, pipeline: Pipeline) -> Outcomes:
+def outcomes_in(world: BatchRunner, pipeline: Pipeline) -> Outcomes:
     """What the target and the rejected records hold."""
     quoted = {f'"{name}"': type_ for name, type_ in COLUMNS.items()}
     shown = ", ".join(

@@ -10,7 +10,6 @@ import pytest
 from psycopg2 import sql
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Sum, Upsert, Window
 from exactbatch.audit.audit import audit
@@ -21,9 +20,8 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, request_of
 from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
-
-__all__ = ["world"]
 
 # Columns; a double quote cannot be in the schema of a format, but in what a transform gives.
 ID: Final = "i'd); drop table public.canary; --%s %(x)s {} {0}"
@@ -119,7 +117,7 @@ def table(name: str) -> str:
     return ".".join('"{}"'.format(part.replace('"', '""')) for part in (SCHEMA, name))
 
 
-def tables(world: World) -> set[tuple[str, str]]:
+def tables(world: BatchRunner) -> set[tuple[str, str]]:
     """All tables beside those of the ledger."""
     return set(
         world.rows(
@@ -129,7 +127,7 @@ def tables(world: World) -> set[tuple[str, str]]:
     )
 
 
-def selected(world: World, name: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
+def selected(world: BatchRunner, name: str, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
     names = sql.SQL(", ").join(
         sql.SQL("{} as {}").format(sql.Identifier(column), sql.Identifier(f"c{i}"))
         for i, column in enumerate(columns)
@@ -147,7 +145,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_names_and_values_are_names_and_values(
-    world: World, topic: Topic, make_pipeline: MakePipeline, kind: str
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, kind: str
 ) -> None:
     it = KINDS[kind]
     load(topic, lambda number: json.dumps({ID: number}).encode() if "key" in it.changes else BAD)
@@ -186,7 +184,7 @@ def test_hostile_names_and_values_are_names_and_values(
 
 
 def test_a_target_that_exists_is_altered_cast_into_and_refused_by_its_own_names(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """evolve, casts of text, a check constraint and a unique one."""
     load(topic, lambda number: BAD)
@@ -251,7 +249,7 @@ HOSTILE: Final = "1'; drop table public.canary; --%s {}"
     ],
 )
 def test_hostile_parameters_of_a_run_are_refused(
-    world: World, topic: Topic, make_pipeline: MakePipeline, parameters: dict[str, Any]
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, parameters: dict[str, Any]
 ) -> None:
     world.execute("create table public.canary (id int)")
     topic.produce(b"{}")
@@ -264,7 +262,7 @@ def test_hostile_parameters_of_a_run_are_refused(
 
 
 def test_a_hostile_range_of_the_command_line_is_no_part_of_the_log(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     world.execute("create table public.canary (id int)")
     topic.produce(b"{}")
@@ -275,6 +273,6 @@ def test_a_hostile_range_of_the_command_line_is_no_part_of_the_log(
     assert ("public", "canary") in tables(world)
 
 
-def plan(world: World, pipeline: Any, request: ReplayRequest | None) -> None:
+def plan(world: BatchRunner, pipeline: Any, request: ReplayRequest | None) -> None:
     assert request is not None
     freeze_replay(world.connection, world.log, pipeline, request, origin="manual")

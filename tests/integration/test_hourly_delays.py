@@ -11,16 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_batch import World, world
 
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
 from exactbatch.local.demo.flights import COUNT, flights, send
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.batch_runner import BatchRunner
 from support.environment import LONG
 from support.topics import Topic
-
-__all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -54,7 +52,7 @@ def by_spark(spark: Any, file: Path) -> dict[tuple[Any, ...], tuple[Any, ...]]:
 
 
 def test_hourly_delays_are_those_of_the_file(
-    world: World, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline], file: Path
+    world: BatchRunner, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline], file: Path
 ) -> None:
     expected = by_spark(world.spark, file)
     assert sum(each[0] for each in expected.values()) == FLIGHTS

@@ -23,8 +23,6 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from psycopg2.extensions import parse_dsn
-from test_audit import World
-from test_roles import ROLES, Deployment, deployment
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
@@ -45,10 +43,10 @@ from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.audited_target import AuditedTarget
 from support.environment import HOME
+from support.roles import ROLES, Deployment
 from support.topics import Topic, record
-
-__all__ = ["deployment"]
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "security.md"
 TOPIC: Final = "flights"
@@ -181,12 +179,14 @@ def topic(guarded: Guarded) -> Iterator[Topic]:
 @pytest.fixture
 def world(
     guarded: Guarded, topic: Topic, connection: Any, database: str, make_pipeline: Callable[..., Pipeline]
-) -> World:
+) -> AuditedTarget:
     """A pipeline over the records, as the job sees them."""
-    return World(connection, Settings(guarded.job, database), make_pipeline(topic, start="group:before"))
+    return AuditedTarget(
+        connection, Settings(guarded.job, database), make_pipeline(topic, start="group:before")
+    )
 
 
-def read(world: World, batch_id: int) -> int:
+def read(world: AuditedTarget, batch_id: int) -> int:
     """How many records the ranges of a batch have, as its tasks read them."""
     with transaction(world.connection):
         ranges = Ledger(world.connection).ranges(batch_id)
@@ -199,7 +199,7 @@ def read(world: World, batch_id: int) -> int:
     )
 
 
-def plan_replay(world: World) -> int:
+def plan_replay(world: AuditedTarget) -> int:
     request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),))
     batch_id = freeze_replay(
         world.connection, KafkaBroker(world.settings.kafka), world.pipeline, request, origin="cli"
@@ -208,11 +208,13 @@ def plan_replay(world: World) -> int:
     return batch_id
 
 
-def show_lag(world: World) -> None:
+def show_lag(world: AuditedTarget) -> None:
     KafkaBroker(world.settings.kafka).commit_group(f"exactbatch.{TOPIC}", {(TOPIC, 0): 10})
 
 
-def test_what_the_documentation_lists_is_enough_and_no_more_than_that(guarded: Guarded, world: World) -> None:
+def test_what_the_documentation_lists_is_enough_and_no_more_than_that(
+    guarded: Guarded, world: AuditedTarget
+) -> None:
     for row in NEEDED.values():
         assert row in DOCS.read_text(encoding="utf-8")
     log = KafkaBroker(world.settings.kafka)
@@ -257,7 +259,9 @@ def test_what_the_documentation_lists_is_enough_and_no_more_than_that(guarded: G
     topic.end_transaction(open_transaction, "abort")
 
 
-def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(guarded: Guarded, world: World) -> None:
+def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(
+    guarded: Guarded, world: AuditedTarget
+) -> None:
     """Whether Kafka has compacted it is then not known, and what a compacted topic lacks cannot be made again."""
     world.load()
     guarded.grant(READ, LAG, START)
@@ -268,7 +272,7 @@ def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(guarded: G
     assert freeze_replay(world.connection, log, world.pipeline, request, origin="cli").batch_id is not None
 
 
-def test_the_reader_needs_no_group(guarded: Guarded, world: World) -> None:
+def test_the_reader_needs_no_group(guarded: Guarded, world: AuditedTarget) -> None:
     """librdkafka looks for the coordinator of the group that it was given, and is denied to."""
     batch_id = world.load()
     for denied in (None, ("group", "exactbatch", "Describe")):
@@ -277,7 +281,7 @@ def test_the_reader_needs_no_group(guarded: Guarded, world: World) -> None:
             assert read(world, batch_id) == 10
 
 
-def test_a_window_behind_whose_end_is_looked_needs_no_group(guarded: Guarded, world: World) -> None:
+def test_a_window_behind_whose_end_is_looked_needs_no_group(guarded: Guarded, world: AuditedTarget) -> None:
     """It ends at a record of long after, and what follows it might be of the window."""
     world.load()
     guarded.grant(READ, CONFIGS, denied=("group", "exactbatch", "Describe"))

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from test_batch import MakePipeline, World
 from typer.testing import CliRunner
 
 from exactbatch import Pipeline
@@ -23,6 +22,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.batch_runner import BatchRunner, MakePipeline
 from support.certificates import Authority
 from support.environment import HOME
 from support.secure_broker import KEY_PASSWORD, MECHANISMS, PASSWORD, SecureBroker, secure_broker
@@ -67,7 +67,7 @@ def topic(broker: SecureBroker) -> Topic:
     return topic
 
 
-def check_path(world: World, pipeline: Pipeline) -> None:
+def check_path(world: BatchRunner, pipeline: Pipeline) -> None:
     """Plan, batch, replay, audit and the group for lag tools, with the properties of `world` alone."""
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows) == (10, 10)
@@ -96,7 +96,7 @@ def test_a_batch_is_exact_over_sasl_ssl_with_scram(
 ) -> None:
     settings = Settings(kafka=broker.scram(mechanism), postgres=database)
     commit = "partition" if mechanism.endswith("256") else "batch"
-    check_path(World(spark, connection, settings), make_pipeline(topic, commit=commit))
+    check_path(BatchRunner(spark, connection, settings), make_pipeline(topic, commit=commit))
 
 
 def test_a_batch_is_exact_over_ssl_with_a_client_certificate(
@@ -108,7 +108,7 @@ def test_a_batch_is_exact_over_ssl_with_a_client_certificate(
     make_pipeline: MakePipeline,
 ) -> None:
     settings = Settings(kafka=broker.by_certificate, postgres=database)
-    check_path(World(spark, connection, settings), make_pipeline(topic, sql="select * from records"))
+    check_path(BatchRunner(spark, connection, settings), make_pipeline(topic, sql="select * from records"))
 
 
 def test_the_command_line_takes_it_from_the_environment(
@@ -234,7 +234,7 @@ def test_a_batch_that_cannot_log_in_leaves_nothing_behind(
 ) -> None:
     """The password was changed between the plan and the batch."""
     pipeline = make_pipeline(topic)
-    world = World(spark, connection, Settings(kafka=broker.scram(), postgres=database))
+    world = BatchRunner(spark, connection, Settings(kafka=broker.scram(), postgres=database))
     batch_id = world.plan(pipeline)
     world.settings = Settings(kafka=broker.scram(sasl_password=WRONG_PASSWORD) | SOON, postgres=database)
     assert "sasl.password" in world.refused(ConfigurationError, pipeline, batch_id)

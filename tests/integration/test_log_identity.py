@@ -16,9 +16,6 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from test_audit import World as AuditWorld
-from test_audit import findings
-from test_batch import World
 
 from exactbatch import Append, Limits, Pipeline
 from exactbatch.audit.audit import audit
@@ -41,6 +38,8 @@ from exactbatch.kafka.reader import read_range
 from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.settings import Settings
+from support.audited_target import AuditedTarget, findings
+from support.batch_runner import BatchRunner
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
@@ -340,7 +339,7 @@ def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(
     In one go, because each cut takes two starts of the broker.
     """
     broker = own_stack.broker
-    world = World(spark, connection, Settings(kafka=dict(broker.kafka_properties), postgres=database))
+    world = BatchRunner(spark, connection, Settings(kafka=dict(broker.kafka_properties), postgres=database))
     topics = shorter, grown, by_range, between, under = [
         Topic(f"cut-{name}", broker.kafka_properties)
         for name in ("shorter", "grown", "by-range", "between", "under")
@@ -443,7 +442,7 @@ def test_an_audit_jumps_over_the_gaps_of_a_sparse_log(
     move_segment(broker.data_dir / "sparse-0", 5, FAR)
     broker.start()
     pipeline = make_pipeline(topic, sink=Append("public.sparse"))
-    world = AuditWorld(connection, Settings(topic.properties, database), pipeline)
+    world = AuditedTarget(connection, Settings(topic.properties, database), pipeline)
     far = range(FAR, FAR + 5)
     batch_id = world.load(only=[*range(5), *far])
 

@@ -6,16 +6,14 @@ from itertools import pairwise
 from typing import Any, Final
 
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagedBatch
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
 from support.topics import Topic, record
-
-__all__ = ["world"]
 
 log = logging.getLogger(__name__)
 PARTITIONS: Final = 1000 if LONG else 60
@@ -48,7 +46,7 @@ def topic(loaded: dict[str, Topic], make_topic: MakeTopic) -> Topic:
 
 @pytest.mark.parametrize("way", WAYS if LONG else ("upsert", "transform"))
 def test_many_partitions_share_few_tasks(
-    world: World, topic: Topic, make_pipeline: MakePipeline, way: str, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"name": f"{topic.name}-{way}", "max_connections": 5, **WAYS[way]}
     if "sink" in changes:
@@ -97,7 +95,7 @@ def test_many_partitions_share_few_tasks(
 
 
 def test_the_largest_ranges_are_spread_over_the_tasks(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(6)
     for partition, count in enumerate((1, 90, 2, 80, 3, 70)):

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from test_batch import LINEAGE, MakePipeline, MakeTopic, World, recreate, world
-from test_replay import Replays, ranges, replays
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch import partition_commit
-from exactbatch.batch.partition_commit import RangeTask, commit_batch, commit_range
-from exactbatch.batch.publish import facts_of
+from exactbatch.batch.partition_commit import commit_batch, commit_range
 from exactbatch.cli.render import batches_table
 from exactbatch.errors import (
     Fenced,
@@ -34,9 +31,10 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
+from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic, recreate
+from support.range_commits import committed, task_of
+from support.replays import Replays, ranges
 from support.topics import Topic, record
-
-__all__ = ["replays", "world"]
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def tolerant(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, max_rejects=1)
 
 
-def half_done(world: World, pipeline: Pipeline) -> int:
+def half_done(world: BatchRunner, pipeline: Pipeline) -> int:
     """A batch with one range that is committed and one that failed."""
     batch_id = world.plan(pipeline)
     with pytest.raises(TooManyRejects):
@@ -67,36 +65,12 @@ def half_done(world: World, pipeline: Pipeline) -> int:
     return batch_id
 
 
-def committed(world: World, batch_id: int) -> list[tuple[Any, ...]]:
-    """What the ledger has of each range of a batch."""
-    return world.rows(
-        "select partition, records, rows, rejected, tombstones from exactbatch.batch_range "
-        "where batch_id = %s order by partition",
-        batch_id,
-    )
-
-
-def status_of(world: World, batch_id: int) -> str:
+def status_of(world: BatchRunner, batch_id: int) -> str:
     with transaction(world.connection):
         return Ledger(world.connection).batch(batch_id).status
 
 
-def task_of(world: World, pipeline: Pipeline, batch_id: int, partition: int = 0) -> RangeTask:
-    """What the driver gives an executor."""
-    with transaction(world.connection):
-        ledger = Ledger(world.connection)
-        (range_,) = (each for each in ledger.ranges(batch_id) if each.partition == partition)
-        plan_id = ledger.batch(batch_id).plan_id
-    with transaction(world.connection) as cursor:
-        pipeline.sink.prepare(cursor, pipeline.value.columns)
-    with transaction(world.connection) as cursor:
-        seen = facts_of(cursor, pipeline.sink)
-    return RangeTask(
-        range_, None, batch_id, plan_id, pipeline, world.settings.kafka, world.settings.postgres, seen
-    )
-
-
-def waiting(world: World) -> bool:
+def waiting(world: BatchRunner) -> bool:
     """Whether a session of the test's database waits for a lock."""
     return world.rows(
         "select count(*) > 0 from pg_stat_activity "
@@ -134,7 +108,7 @@ class Held:
 
 
 def test_each_range_is_a_transaction_and_the_batch_has_the_sums(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(4, retention_ms="-1")
     topic.produce(record(1, "a"), None, record(2, None), timestamp=1_700_000_000_123)
@@ -182,7 +156,7 @@ def test_each_range_is_a_transaction_and_the_batch_has_the_sums(
 
 
 def test_a_range_with_too_many_rejects_keeps_the_others_and_the_retry_goes_on_with_it(
-    world: World, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, topic: Topic, pipeline: Pipeline
 ) -> None:
     batch_id = world.plan(pipeline)
     with pytest.raises(TooManyRejects) as caught:
@@ -207,7 +181,7 @@ def test_a_range_with_too_many_rejects_keeps_the_others_and_the_retry_goes_on_wi
 
 
 def test_a_share_of_rejects_holds_for_each_range_by_itself(
-    world: World, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, topic: Topic, pipeline: Pipeline
 ) -> None:
     """1 of 4 in the second partition is more than 0.2, although it is less than 0.2 of all 9."""
     batch_id = world.plan(pipeline)
@@ -218,7 +192,7 @@ def test_a_share_of_rejects_holds_for_each_range_by_itself(
 
 
 def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(
-    world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The range with a reject, which is in the ledger once as well."""
     pipeline = tolerant(pipeline)
@@ -238,7 +212,7 @@ def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(
 
 
 def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(
-    world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has copied all of its rows by then."""
     task = task_of(world, pipeline, world.plan(pipeline))
@@ -252,7 +226,7 @@ def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(
 
 
 def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance_goes_on(
-    world: World, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, topic: Topic, pipeline: Pipeline
 ) -> None:
     older = half_done(world, pipeline)
     task = task_of(world, tolerant(pipeline), older, partition=1)
@@ -277,7 +251,7 @@ def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance
 
 
 def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(
-    world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
@@ -291,13 +265,13 @@ def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(
 
 
 def test_a_plan_waits_for_a_range_that_is_about_to_commit_and_goes_on_behind_it(
-    world: World, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     older = world.plan(pipeline)
     task = task_of(world, pipeline, older)
     topic.produce(record(8))
     looking_on = connect(world.settings.postgres, application="tests", timeout=10)
-    onlooker = World(world.spark, looking_on, world.settings)
+    onlooker = BatchRunner(world.spark, looking_on, world.settings)
     held = Held(monkeypatch, "partition.before_commit")
     one, newer = held.while_held(
         lambda: commit_range(task, 1),
@@ -318,7 +292,7 @@ def test_a_plan_waits_for_a_range_that_is_about_to_commit_and_goes_on_behind_it(
 
 
 def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(
-    world: World, replays: Replays, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, replays: Replays, topic: Topic, pipeline: Pipeline
 ) -> None:
     older = half_done(world, pipeline)
     assert f"batch {older}: expected a committed batch" in replays.refused(
@@ -349,7 +323,7 @@ def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(
 
 
 def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(
-    world: World, replays: Replays, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, replays: Replays, topic: Topic, pipeline: Pipeline
 ) -> None:
     batch_id = half_done(world, pipeline)
     replayed = replays.run(pipeline, ranges((1, 3), topic=topic)).batch
@@ -368,7 +342,7 @@ def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(
 
 
 def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transaction(
-    world: World, pipeline: Pipeline
+    world: BatchRunner, pipeline: Pipeline
 ) -> None:
     batch_id = half_done(world, pipeline)
     other = replace(tolerant(pipeline), commit="batch")
@@ -379,7 +353,9 @@ def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transac
     assert world.is_exact(pipeline)
 
 
-def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(world: World, pipeline: Pipeline) -> None:
+def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(
+    world: BatchRunner, pipeline: Pipeline
+) -> None:
     batch_id = world.plan(pipeline)
     world.execute("update exactbatch.stored_offset set next_offset = 1 where partition = 0")
     with pytest.raises(Fenced, match="expected the stored offset 0, found 1 of topic id"):
@@ -387,7 +363,7 @@ def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(world: World,
     assert [row[0] for row in world.target(pipeline, "id")] == [5, 6, 7]
 
 
-def test_a_batch_is_not_committed_before_its_last_range(world: World, pipeline: Pipeline) -> None:
+def test_a_batch_is_not_committed_before_its_last_range(world: BatchRunner, pipeline: Pipeline) -> None:
     batch_id = half_done(world, pipeline)
     with pytest.raises(TasksFailed, match=r"expected every range to be committed, found that .*\[1\] 0..4"):
         commit_batch(world.connection, pipeline, batch_id, task_of(world, pipeline, batch_id).plan_id)
@@ -418,7 +394,7 @@ def test_a_batch_is_not_committed_before_its_last_range(world: World, pipeline: 
     ],
 )
 def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_is_read(
-    world: World, topic: Topic, make_pipeline: MakePipeline, definition: str, found: str
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, definition: str, found: str
 ) -> None:
     world.execute(f"create table t ({definition})")
     pipeline = make_pipeline(topic, sink=Append("public.t"), commit="partition")
@@ -428,7 +404,7 @@ def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_i
 
 
 def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
-    world: World, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, topic: Topic, pipeline: Pipeline
 ) -> None:
     """A trigger drops a row of the first partition; then a check and another trigger refuse it. The second
     partition's rows stay."""
@@ -469,7 +445,7 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
 
 
 def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(
-    world: World, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, topic: Topic, pipeline: Pipeline
 ) -> None:
     """Deferred triggers of the target and of a table that it logs into, and a deferred foreign key."""
     target = pipeline.sink.target
@@ -523,7 +499,7 @@ def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(
 
 
 def test_a_truncate_behind_which_the_counts_are_right_is_noticed(
-    world: World, topic: Topic, pipeline: Pipeline
+    world: BatchRunner, topic: Topic, pipeline: Pipeline
 ) -> None:
     """It takes older rows away, and writes those of the range again."""
     target = pipeline.sink.target
@@ -548,7 +524,7 @@ def test_a_truncate_behind_which_the_counts_are_right_is_noticed(
 
 
 def test_a_type_that_is_changed_after_the_check_is_noticed(
-    world: World, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real takes the four bytes of an int for its own: a COPY would put other numbers into it."""
     batch_id = world.plan(pipeline)
@@ -568,7 +544,7 @@ def test_a_type_that_is_changed_after_the_check_is_noticed(
 
 
 def test_a_partitioned_target_with_any_name_takes_ranges(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     value = Json('id int, "50% ünï; --" text, "select" int')
     target = '"My Schema"."100% ""sure""; drop table x --"'
@@ -586,7 +562,7 @@ def test_a_partitioned_target_with_any_name_takes_ranges(
 
 
 def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
-    world: World,
+    world: BatchRunner,
     admin: AdminClient,
     topic: Topic,
     pipeline: Pipeline,
@@ -611,7 +587,7 @@ def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
 
 
 def test_a_batch_all_of_whose_ranges_are_committed_is_finished_or_superseded(
-    world: World, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its driver failed just before the end: there is nothing to plan, and then there is."""
     pipeline = tolerant(pipeline)

@@ -8,7 +8,6 @@ from typing import Any, Final
 import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
-from test_batch import MakePipeline
 
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import StagingTables
@@ -17,6 +16,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.batch_runner import MakePipeline
 from support.bouncer import bouncer
 from support.topics import Topic
 

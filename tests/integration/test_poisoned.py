@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, failpoints
@@ -16,9 +15,8 @@ from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic, record
-
-__all__ = ["world"]
 
 
 @pytest.fixture
@@ -29,11 +27,11 @@ def topic(make_topic: MakeTopic) -> Topic:
     return topic
 
 
-def status(world: World, pipeline: Pipeline) -> Status:
+def status(world: BatchRunner, pipeline: Pipeline) -> Status:
     return load_status(world.connection, world.log, pipeline)
 
 
-def replay_all(world: World, pipeline: Pipeline) -> int:
+def replay_all(world: BatchRunner, pipeline: Pipeline) -> int:
     """Plan a replay of the first ten offsets."""
     request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 0, 10),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
@@ -42,7 +40,7 @@ def replay_all(world: World, pipeline: Pipeline) -> int:
 
 
 def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
-    world: World, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = make_pipeline(topic)
     world.run(pipeline)
@@ -85,7 +83,7 @@ def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
     assert world.is_exact(pipeline)
 
 
-def said(world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
+def said(world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
     """What `exactbatch status` prints, on one line."""
     monkeypatch.setattr(cli_inspect, "load", lambda _: (pipeline, world.settings))
     result = CliRunner().invoke(app, ["status", "any"])
@@ -94,7 +92,7 @@ def said(world: World, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     world.run(pipeline)
@@ -116,7 +114,7 @@ def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
 
 
 def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
-    world: World,
+    world: BatchRunner,
     topic: Topic,
     make_pipeline: MakePipeline,
     monkeypatch: pytest.MonkeyPatch,

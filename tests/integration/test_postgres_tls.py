@@ -7,7 +7,6 @@ from typing import Any, Final
 import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
-from test_batch import MakePipeline, MakeTopic, World
 
 from exactbatch import Json, Upsert
 from exactbatch.audit.audit import audit
@@ -23,6 +22,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.certificates import Authority
 from support.tls_proxy import TlsProxy
 from support.topics import record
@@ -83,7 +83,7 @@ def test_every_connection_of_a_batch_is_encrypted(
     }[kind]
     pipeline = make_pipeline(topic, max_rejects=1, **changes)
     encrypted = Settings(kafka=settings.kafka, postgres=dsn())
-    world = World(spark, connect(encrypted.postgres, application="tests"), encrypted)
+    world = BatchRunner(spark, connect(encrypted.postgres, application="tests"), encrypted)
     try:
         batch = world.run(pipeline).batch
         assert (batch.records, batch.rows, batch.rejected) == (10, 9, 1)
@@ -161,7 +161,7 @@ def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behi
     topic = make_topic()
     topic.produce(record(1))
     pipeline = make_pipeline(topic)
-    world = World(spark, connection, Settings(kafka=settings.kafka, postgres=dsn()))
+    world = BatchRunner(spark, connection, Settings(kafka=settings.kafka, postgres=dsn()))
     theirs = wrong(name, dsn, stack, authorities[1])
 
     def tasks(*arguments: Any) -> list[StageTask]:

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
 from typer.testing import CliRunner
 
 from exactbatch import Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import TooManyRejects
 from exactbatch.settings import KAFKA, POSTGRES
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic, record
-
-__all__ = ["world"]
 
 Command = Callable[..., Any]
 
 
 @pytest.fixture
-def command(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(world: BatchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `exactbatch …` over a pipeline in this process, whose Spark session it uses; the JSON it prints."""
     monkeypatch.syspath_prepend(tmp_path)
     for name, value in world.settings.as_environment().items():
@@ -58,7 +56,7 @@ class _Same:
 
 
 def test_a_share_of_the_records_may_be_rejected(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(*[record(n) for n in range(18)], b"bad", b"worse")
@@ -73,7 +71,7 @@ def test_a_share_of_the_records_may_be_rejected(
 
 
 def test_rejects_are_listed_grouped_and_processed_again(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
 ) -> None:
     topic = make_topic(2)
     wrong = [b'{"id": "%d", "name": "x"}' % n for n in range(3)]
@@ -110,7 +108,7 @@ def test_rejects_are_listed_grouped_and_processed_again(
 
 
 def test_nothing_was_rejected(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
 ) -> None:
     topic: Topic = make_topic()
     topic.produce(record(0))

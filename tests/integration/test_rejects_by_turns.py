@@ -6,8 +6,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
-from test_partition_commit import committed, task_of
 
 from exactbatch.batch import partition_commit, staging
 from exactbatch.batch import uncastable as sift
@@ -26,9 +24,9 @@ from exactbatch.errors import TooManyRejects
 from exactbatch.kafka import reader as read
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.range_commits import committed, task_of
 from support.topics import Topic, record
-
-__all__ = ["world"]
 
 GOOD, BAD = 40, 20
 
@@ -54,7 +52,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def task(world: World, topic: Topic, make_pipeline: MakePipeline) -> Iterator[StageTask]:
+def task(world: BatchRunner, topic: Topic, make_pipeline: MakePipeline) -> Iterator[StageTask]:
     """What an executor is given, and its staging tables."""
     pipeline = make_pipeline(topic, max_rejects=1.0)
     batch_id = world.plan(pipeline)
@@ -68,13 +66,13 @@ def task(world: World, topic: Topic, make_pipeline: MakePipeline) -> Iterator[St
     world.execute(f"drop table exactbatch_staging.{tables.rows}, exactbatch_staging.{tables.rejects}")
 
 
-def staged(world: World, task: StageTask, table: str) -> list[tuple[Any, ...]]:
+def staged(world: BatchRunner, task: StageTask, table: str) -> list[tuple[Any, ...]]:
     """Task attempts and how many rows each has."""
     return world.rows(f"select task_attempt, count(*) from exactbatch_staging.{table} group by 1 order by 1")
 
 
 def test_one_connection_takes_rows_and_rejects_by_turns(
-    world: World, task: StageTask, turns: Counter[str], monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, task: StageTask, turns: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert stage(task, 5) == Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)
     assert turns["stage.after_rejects"] >= 6
@@ -96,7 +94,7 @@ def test_one_connection_takes_rows_and_rejects_by_turns(
 
 
 def test_what_a_transform_reads_leaves_its_rejects_in_portions(
-    world: World, task: StageTask, turns: Counter[str]
+    world: BatchRunner, task: StageTask, turns: Counter[str]
 ) -> None:
     given = list(decode(task, 5))
     assert given.pop() == Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)
@@ -113,7 +111,7 @@ def test_what_a_transform_reads_leaves_its_rejects_in_portions(
 
 
 def test_a_range_is_committed_with_rejects_of_many_portions(
-    world: World, topic: Topic, make_pipeline: MakePipeline, turns: Counter[str]
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, turns: Counter[str]
 ) -> None:
     pipeline = make_pipeline(topic, commit="partition", max_rejects=1.0)
     batch_id = world.plan(pipeline)
@@ -131,7 +129,7 @@ def test_a_range_is_committed_with_rejects_of_many_portions(
 
 
 def test_rows_that_do_not_fit_become_rejects_page_by_page(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """100,000 is too large a number for the target; its records are far from each other, and near."""
     topic = make_topic(2)

@@ -8,7 +8,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from test_audit import World, findings
 from typer.testing import CliRunner
 
 from exactbatch import Append, OffsetRange, Pipeline
@@ -18,6 +17,7 @@ from exactbatch.ledger import Ledger, Run
 from exactbatch.model import LogPartition
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.audited_target import AuditedTarget, findings
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
@@ -34,11 +34,13 @@ NAMED = (
 
 
 @pytest.fixture
-def world(connection: Any, settings: Settings, make_topic: MakeTopic, make_pipeline: MakePipeline) -> World:
+def world(
+    connection: Any, settings: Settings, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> AuditedTarget:
     """A pipeline with a committed batch, and a row in each table of the ledger that has its name."""
     topic = make_topic()
     topic.produce(*map(record, range(10)))
-    world = World(connection, settings, make_pipeline(topic, max_rejects=1))
+    world = AuditedTarget(connection, settings, make_pipeline(topic, max_rejects=1))
     world.load(rejects=(3,))
     pipeline = world.pipeline
     with transaction(connection):
@@ -56,22 +58,22 @@ def world(connection: Any, settings: Settings, make_topic: MakeTopic, make_pipel
     return world
 
 
-def names(world: World, table: str) -> set[str]:
+def names(world: AuditedTarget, table: str) -> set[str]:
     with transaction(world.connection) as cursor:
         cursor.execute(f"select distinct pipeline from exactbatch.{table}")
         return {row[0] for row in cursor.fetchall()}
 
 
-def under(world: World, name: str, **changes: Any) -> Pipeline:
+def under(world: AuditedTarget, name: str, **changes: Any) -> Pipeline:
     return replace(world.pipeline, name=name, **changes)
 
 
-def register(world: World, pipeline: Pipeline, **how: Any) -> bool:
+def register(world: AuditedTarget, pipeline: Pipeline, **how: Any) -> bool:
     with transaction(world.connection):
         return Ledger(world.connection).register(pipeline, **how)
 
 
-def test_a_renamed_pipeline_takes_all_its_rows_along(world: World) -> None:
+def test_a_renamed_pipeline_takes_all_its_rows_along(world: AuditedTarget) -> None:
     old = world.pipeline
     world.pipeline = under(world, "renamed")
     assert register(world, world.pipeline, rename=old.name) is True
@@ -89,7 +91,9 @@ def test_a_renamed_pipeline_takes_all_its_rows_along(world: World) -> None:
         Ledger(world.connection).check_registered(old)
 
 
-def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out(world: World) -> None:
+def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out(
+    world: AuditedTarget,
+) -> None:
     """It would load each record a second time, and every audit would be exact."""
     old, new = world.pipeline.name, under(world, "new")
     with transaction(world.connection), pytest.raises(NotRegistered) as caught:
@@ -111,7 +115,7 @@ def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out
     assert register(world, under(world, "new", topics=("another",))) is True
 
 
-def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(world: World) -> None:
+def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(world: AuditedTarget) -> None:
     new = under(world, "new")
     assert register(world, new, share_topics=True) is True
     assert register(world, new) is False
@@ -124,7 +128,9 @@ def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(
         register(world, under(world, "newer"))
 
 
-def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(world: World, make_topic: MakeTopic) -> None:
+def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(
+    world: AuditedTarget, make_topic: MakeTopic
+) -> None:
     apart = under(world, "apart", topics=(make_topic().name,))
     assert register(world, apart) is True
     both = replace(apart, topics=(*apart.topics, *world.pipeline.topics))
@@ -133,7 +139,7 @@ def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(world: World, make
             check(Ledger(world.connection), both)
 
 
-def test_what_cannot_be_renamed(world: World) -> None:
+def test_what_cannot_be_renamed(world: AuditedTarget) -> None:
     with pytest.raises(NotRegistered, match="pipeline 'nobody' is not in the ledger"):
         register(world, under(world, "new"), rename="nobody")
     register(world, under(world, "taken"), share_topics=True)
@@ -153,13 +159,13 @@ def test_what_cannot_be_renamed(world: World) -> None:
         "update exactbatch.batch set announced_at = now(), rows = 0",
     ],
 )
-def test_nobody_moves_the_past_to_another_pipeline_by_hand(world: World, statement: str) -> None:
+def test_nobody_moves_the_past_to_another_pipeline_by_hand(world: AuditedTarget, statement: str) -> None:
     register(world, under(world, "taken"), share_topics=True)
     with pytest.raises(StatementRefused, match="SQLSTATE 23001"):
         world.execute(statement)
 
 
-def test_a_batch_that_was_announced_stays_so(world: World) -> None:
+def test_a_batch_that_was_announced_stays_so(world: AuditedTarget) -> None:
     announced = "update exactbatch.batch set announced_at = now() where status = 'committed'"
     assert world.execute(announced) == 1
     with pytest.raises(StatementRefused, match="can not be changed any more"):
@@ -167,10 +173,10 @@ def test_a_batch_that_was_announced_stays_so(world: World) -> None:
 
 
 def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(
-    world: World, make_pipeline: MakePipeline
+    world: AuditedTarget, make_pipeline: MakePipeline
 ) -> None:
     """As they were left behind by a rename before there was one."""
-    other = World(world.connection, world.settings, under(world, "other"))
+    other = AuditedTarget(world.connection, world.settings, under(world, "other"))
     register(world, other.pipeline, share_topics=True)
     other.load()
     for each, name in ((world, "other"), (other, world.pipeline.name)):
@@ -185,7 +191,7 @@ def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(
 
 
 def test_the_command_line_renames_and_forgets(
-    world: World, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    world: AuditedTarget, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = ModuleType("pipelines_renamed")
     module.new = under(world, "new")  # type: ignore[attr-defined]

@@ -8,30 +8,23 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
-from exactbatch.batch.publish import Published
-from exactbatch.errors import ExactbatchError, Fenced, OffsetsLost, ReplayRefused
+from exactbatch.errors import Fenced, OffsetsLost, ReplayRefused
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import Run
 from exactbatch.model import LogPartition
 from exactbatch.planning.freeze_advance import freeze_advance
-from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
+from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.planning.run import plan_run
-from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.replays import Replays, ranges
 from support.topics import Topic, record
-
-__all__ = ["world"]
 
 HOUR = timedelta(hours=1)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def ranges(*asked: tuple[int, int], partition: int = 0, topic: Topic) -> ReplayRequest:
-    return ReplayRequest(ranges=tuple(AskedRange(topic.name, partition, *each) for each in asked))
 
 
 def window(start: datetime, end: datetime, **more: Any) -> ReplayRequest:
@@ -41,57 +34,6 @@ def window(start: datetime, end: datetime, **more: Any) -> ReplayRequest:
 def at(hours: float) -> int:
     """A message timestamp, in ms."""
     return int((T0 + hours * HOUR).timestamp() * 1000)
-
-
-class Replays:
-    """Plans and processes replays of one test."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-
-    def plan(self, pipeline: Pipeline, request: ReplayRequest, **more: Any) -> int | None:
-        world = self.world
-        return freeze_replay(world.connection, world.log, pipeline, request, origin="cli", **more).batch_id
-
-    def run(self, pipeline: Pipeline, request: ReplayRequest) -> Published:
-        batch_id = self.plan(pipeline, request)
-        assert batch_id is not None
-        return self.world.process(pipeline, batch_id)
-
-    def refused(self, expected: type[ExactbatchError], pipeline: Pipeline, request: ReplayRequest) -> str:
-        """The message with which planning ends; nothing is written."""
-        before = self.world.rows("select count(*) from exactbatch.batch")
-        with pytest.raises(expected) as caught:
-            self.plan(pipeline, request)
-        assert self.world.rows("select count(*) from exactbatch.batch") == before
-        return str(caught.value)
-
-    def coverage(self, pipeline: Pipeline) -> list[tuple[int, int, int, int | None]]:
-        with transaction(self.world.connection):
-            found = Ledger(self.world.connection).coverage(pipeline)
-        return [(each.partition, each.from_offset, each.until_offset, each.batch_id) for each in found]
-
-    def stored(self, pipeline: Pipeline) -> list[int]:
-        with transaction(self.world.connection):
-            return [each.next_offset for each in Ledger(self.world.connection).stored_offsets(pipeline)]
-
-    def checksum(self, pipeline: Pipeline, where: str) -> str:
-        table = pipeline.sink.table.as_string(self.world.connection)
-        (row,) = self.world.rows(
-            f"select md5(string_agg(t::text, '|' order by t::text)) from {table} t where {where}"
-        )
-        return str(row[0])
-
-    def planned(self, batch_id: int | None) -> list[tuple[int, int, int]]:
-        assert batch_id is not None
-        with transaction(self.world.connection):
-            found = Ledger(self.world.connection).ranges(batch_id)
-        return [(each.partition, each.from_offset, each.until_offset) for each in found]
-
-
-@pytest.fixture
-def replays(world: World) -> Replays:
-    return Replays(world)
 
 
 @pytest.fixture
@@ -109,7 +51,7 @@ def with_another_column(pipeline: Pipeline) -> Pipeline:
 
 
 def test_only_the_range_changes_and_the_coverage_shows_both_batches(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch
@@ -137,7 +79,7 @@ def test_only_the_range_changes_and_the_coverage_shows_both_batches(
 
 
 def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
-    world: World,
+    world: BatchRunner,
     replays: Replays,
     make_topic: MakeTopic,
     make_pipeline: MakePipeline,
@@ -185,7 +127,7 @@ class SlowLog(KafkaBroker):
 
 
 def test_a_replay_names_its_batches_before_it_asks_the_broker(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """One that commits meanwhile reaches beyond where the pipeline stood, and is one that was planned."""
     pipeline = make_pipeline(topic)
@@ -199,7 +141,7 @@ def test_a_replay_names_its_batches_before_it_asks_the_broker(
 
 
 def test_a_replay_of_a_committed_replay_writes_nothing_twice(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     world.run(pipeline)
@@ -212,7 +154,7 @@ def test_a_replay_of_a_committed_replay_writes_nothing_twice(
 
 
 def test_rejects_are_taken_back_and_written_anew(
-    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(0), b'{"id": "one", "name": "x"}', record(2), b"no json", record(4))
@@ -228,7 +170,7 @@ def test_rejects_are_taken_back_and_written_anew(
 
 
 def test_ranges_of_several_partitions_and_batches_at_once(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     world.run(pipeline)
@@ -251,7 +193,7 @@ def test_ranges_of_several_partitions_and_batches_at_once(
 
 
 def test_rows_of_another_pipeline_in_the_same_target_stay(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     other = make_pipeline(topic, name=f"{topic.name}.other")
@@ -265,7 +207,7 @@ def test_rows_of_another_pipeline_in_the_same_target_stay(
 
 
 def test_an_older_replay_cannot_overwrite_a_newer_ones_result(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     world.run(pipeline)
@@ -283,7 +225,7 @@ def test_an_older_replay_cannot_overwrite_a_newer_ones_result(
 
 
 def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
@@ -303,7 +245,7 @@ def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
 
 
 def test_what_cannot_be_replayed_is_told_before_anything_runs(
-    replays: Replays, world: World, topic: Topic, make_pipeline: MakePipeline
+    replays: Replays, world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     assert "found none: it has processed nothing that could be replayed" in replays.refused(
@@ -334,7 +276,7 @@ def test_what_cannot_be_replayed_is_told_before_anything_runs(
 
 
 def test_batches_are_replayed_by_their_ids(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
@@ -357,7 +299,7 @@ def delete_below(admin: AdminClient, topic: Topic, offset: int, partition: int =
 
 
 def test_what_retention_removed_is_refused_or_left_out_as_asked(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
 ) -> None:
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
@@ -378,7 +320,7 @@ def test_what_retention_removed_is_refused_or_left_out_as_asked(
 
 
 def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_late(
-    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(retention_ms="-1")
     for hours in (0, 0.5, 1, 1.5, 2, 2.5):
@@ -411,7 +353,7 @@ def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_l
 
 
 def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
-    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(0), record(1))
@@ -428,7 +370,11 @@ def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
 
 
 def test_a_time_resolved_after_a_later_one_stays_below_it(
-    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline, admin: AdminClient
+    world: BatchRunner,
+    replays: Replays,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    admin: AdminClient,
 ) -> None:
     """Backwards, and with records that come or go in between: intervals never overlap."""
     topic = make_topic(retention_ms="-1")
@@ -454,7 +400,11 @@ def test_a_time_resolved_after_a_later_one_stays_below_it(
 
 
 def test_a_window_whose_beginning_was_removed_is_refused(
-    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline, admin: AdminClient
+    world: BatchRunner,
+    replays: Replays,
+    make_topic: MakeTopic,
+    make_pipeline: MakePipeline,
+    admin: AdminClient,
 ) -> None:
     topic = make_topic(retention_ms="-1")
     for hours in (0, 0.2, 0.4, 1.5):
@@ -479,7 +429,7 @@ def test_a_window_whose_beginning_was_removed_is_refused(
 
 
 def test_history_before_the_first_batch_can_be_filled_in(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
     assert freeze_advance(world.connection, world.log, pipeline, origin="cli") is None
@@ -495,7 +445,7 @@ def test_history_before_the_first_batch_can_be_filled_in(
 
 
 def test_rows_without_offsets_are_replaced_by_whole_batches(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     sink = Append(f'public."{topic.name}"', lineage="batch")
     pipeline = make_pipeline(topic, sink=sink)
@@ -531,7 +481,7 @@ def test_rows_without_offsets_are_replaced_by_whole_batches(
 
 
 def test_a_widening_that_no_longer_holds_is_fenced(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))
     world.run(pipeline)
@@ -550,7 +500,7 @@ def test_a_widening_that_no_longer_holds_is_fenced(
 
 
 def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
 ) -> None:
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))
     first = world.run(pipeline).batch.batch_id
@@ -563,7 +513,7 @@ def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
 
 
 def test_what_a_dag_run_gets(
-    world: World, replays: Replays, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
 
@@ -601,7 +551,7 @@ def test_what_a_dag_run_gets(
 
 
 def test_a_backfill_asks_for_its_interval_each_time(
-    world: World, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(retention_ms="-1")
     for hours in range(4):

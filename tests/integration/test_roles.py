@@ -1,75 +1,24 @@
 """Each role of docs/roles.sql can do its work, and nothing else."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psycopg2
 import psycopg2.errors
 import pytest
-from psycopg2.extensions import make_dsn
-from test_batch import MakeTopic
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
-from exactbatch.postgres.connection import connect, transaction
-from exactbatch.settings import Settings
+from exactbatch.postgres.connection import connect
+from support.batch_runner import MakeTopic
+from support.roles import ROLES, Deployment
 from support.topics import Topic, record
-
-ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """A database with the roles, and a login in each of them."""
-
-    superuser: str
-    kafka: dict[str, Any]
-
-    def settings(self, role: str) -> Settings:
-        """Where the servers are, for a login in a role."""
-        return Settings(kafka=self.kafka, postgres=make_dsn(self.superuser, user=f"test_{role}"))
-
-    def execute(self, statement: str, role: str | None = None) -> int:
-        """Run a statement; return how many rows it touched."""
-        dsn = self.superuser if role is None else self.settings(role).postgres
-        connection = psycopg2.connect(dsn)
-        try:
-            with connection, connection.cursor() as cursor:
-                cursor.execute(statement)
-                return int(cursor.rowcount)
-        finally:
-            connection.close()
-
-    def init(self, pipeline: Pipeline) -> None:
-        """`exactbatch init`, as its owner."""
-        connection = connect(self.settings("owner").postgres, application="tests")
-        migrate(connection)
-        with transaction(connection):
-            Ledger(connection).register(pipeline)
-        connection.close()
-
-
-@pytest.fixture
-def deployment(database: str, settings: Settings) -> Iterator[Deployment]:
-    deployment = Deployment(database, dict(settings.kafka))
-    deployment.execute(ROLES)
-    for role in ("owner", "job", "reader"):
-        deployment.execute(
-            f"do $$ begin if to_regrole('test_{role}') is null then "
-            f"create role test_{role} login in role exactbatch_{role}; end if; end $$"
-        )
-    deployment.execute("create schema shop; grant usage, create on schema shop to exactbatch_job")
-    return deployment
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import psycopg2
 import pytest
 from psycopg2 import sql
 from psycopg2.extensions import make_dsn, parse_dsn
-from test_batch import World
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Min, Pipeline, Sum, Upsert, Window
 from exactbatch.audit.audit import audit
@@ -29,6 +28,7 @@ from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.batch_runner import BatchRunner
 from support.bouncer import bouncer
 from support.topics import Topic
 
@@ -280,7 +280,7 @@ def outcome(place: Place, sink: str, dsn: str) -> list[Any]:
         execute(place.dsn, f"create table public.{name} ({definitions}, {TOLD}, {key})")
     settings = Settings(kafka=place.topic.properties, postgres=dsn)
     with closing(connect(dsn, application="tests", timeout=10)) as connection:
-        world = World(place.spark, connection, settings)
+        world = BatchRunner(place.spark, connection, settings)
         with transaction(connection):
             Ledger(connection).register(pipeline)
         assert world.run(pipeline).batch.records == len(RECORDS)

@@ -11,16 +11,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.util import PythonEvalType
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
 from exactbatch.batch.session import PINNED, batch_session, spark_session
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
 from support.topics import Topic
-
-__all__ = ["world"]
 
 LINEAGE: Final = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 # What a site may have set, each contrary to what Spark has by default, or to what exactbatch pins.
@@ -134,12 +132,12 @@ def expected() -> dict[str, Any]:
     return {}
 
 
-def contents(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+def contents(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     hidden = "'batch_id', 'kafka_topic', 'kafka_timestamp'"
     return world.rows(f"select to_jsonb(t) - array[{hidden}] from {pipeline.sink.target} t order by 1")
 
 
-def run_and_replay(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+def run_and_replay(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     """What the target holds after a run, and still after the replay of a part with another number of tasks."""
     world.run(pipeline)
     found = contents(world, pipeline)
@@ -171,7 +169,7 @@ CONDITIONS: Final = {
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("changed", CONDITIONS.values(), ids=CONDITIONS)
 def test_rows_are_the_same_under_every_setting(
-    world: World,
+    world: BatchRunner,
     topic: Topic,
     make_pipeline: MakePipeline,
     expected: dict[str, Any],

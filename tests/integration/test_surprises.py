@@ -23,8 +23,6 @@ from confluent_kafka.admin import (
     NewPartitions,
 )
 from kafka import KafkaProducer
-from test_batch import MakePipeline, MakeTopic, World, world
-from test_every_sink import KINDS, LONG, NOON, VALUE, Kind
 
 from exactbatch import Aggregate, Count, Debezium, Limits, Pipeline, Window, failpoints
 from exactbatch.audit.audit import audit
@@ -46,10 +44,11 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
 from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.environment import LONG
 from support.reference import LogRecord, read_log
+from support.scenarios import KINDS, NOON, VALUE, SinkKind
 from support.topics import Topic
-
-__all__ = ["world"]
 
 MB: Final = 1024 * 1024
 
@@ -58,11 +57,11 @@ MB: Final = 1024 * 1024
 class Scene:
     """A topic, a pipeline over it, and all the records that the topic ever held when it was looked at."""
 
-    world: World
+    world: BatchRunner
     admin: AdminClient
     topic: Topic
     pipeline: Pipeline
-    kind: Kind
+    kind: SinkKind
     partitions: int = 2
     number: int = 0
 
@@ -196,7 +195,9 @@ MakeScene = Callable[..., Scene]
 
 
 @pytest.fixture
-def scene(world: World, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline) -> MakeScene:
+def scene(
+    world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
+) -> MakeScene:
     def make(kind: str, partitions: int = 2, topic: Topic | None = None, **changes: Any) -> Scene:
         config = {name: changes.pop(name) for name in ("max_message_bytes",) if name in changes}
         topic = topic or make_topic(partitions, **config)

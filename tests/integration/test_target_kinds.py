@@ -5,13 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from test_target_writes import LINEAGE, Database, batches, db, trigger
 
 from exactbatch import Aggregate, Append, Count, Sum, Upsert
 from exactbatch.errors import TargetMismatch
-from support.staged_batches import Batches
-
-__all__ = ["batches", "db"]
+from support.staged_batches import LINEAGE, Batches, Database, trigger
 
 MakeBatches = Callable[..., Batches]
 DOCS = Path(__file__).parents[2] / "docs" / "targets.md"

@@ -5,13 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, TargetMismatch, TooManyRejects
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
-
-__all__ = ["world"]
 
 Produced = Callable[..., Topic]
 
@@ -37,7 +35,7 @@ def target(pipeline: Pipeline) -> str:
     return pipeline.sink.target
 
 
-def rejected(world: World, pipeline: Pipeline) -> dict[int, str]:
+def rejected(world: BatchRunner, pipeline: Pipeline) -> dict[int, str]:
     return dict(
         world.rows(
             'select "offset", reason from exactbatch.rejected_record where pipeline = %s', pipeline.name
@@ -72,7 +70,7 @@ CASES = [
 
 @pytest.mark.parametrize(("actual", "written", "good", "bad"), CASES, ids=[f"{c[1]}->{c[0]}" for c in CASES])
 def test_a_value_is_a_row_where_the_column_can_hold_it_and_else_a_reject(
-    world: World,
+    world: BatchRunner,
     produced: Produced,
     make_pipeline: MakePipeline,
     actual: str,
@@ -105,7 +103,7 @@ def test_a_value_is_a_row_where_the_column_can_hold_it_and_else_a_reject(
 
 
 def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2)
     for partition in (0, 1):  # rows on both sides, and rejects far apart from each other
@@ -132,7 +130,7 @@ def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(
 
 
 def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     topic = produced({"id": "x"}, *({"id": n, "x": "no"} for n in range(5)))
     pipeline = make_pipeline(topic, value=Json("id int, x uuid"), max_rejects=2)
@@ -145,7 +143,7 @@ def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(
 
 
 def test_an_upsert_checks_values_against_changes_and_target(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     world.execute("create type public.mood as enum ('sad', 'glad')")
     topic = produced(
@@ -196,7 +194,7 @@ REFUSALS = [
     ("restraint", "ids", "reason", "rows", "first"), REFUSALS, ids=[each[0].split()[2] for each in REFUSALS]
 )
 def test_a_constraint_that_fails_names_itself_and_the_offsets(
-    world: World,
+    world: BatchRunner,
     produced: Produced,
     make_pipeline: MakePipeline,
     restraint: str,
@@ -220,7 +218,7 @@ def test_a_constraint_that_fails_names_itself_and_the_offsets(
 
 
 def test_a_constraint_of_an_upserts_target_names_the_offsets_too(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     topic = produced({"id": 1, "name": "x"}, {"id": 2, "name": "y"}, {"id": 2, "name": "x"})
     pipeline = make_pipeline(topic, sink=Upsert(f'public."{topic.name}"', key=("id",)))
@@ -231,7 +229,7 @@ def test_a_constraint_of_an_upserts_target_names_the_offsets_too(
 
 
 def test_a_trigger_that_refuses_a_row_is_quoted(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(produced({"id": 1}))
     world.execute(f"create table {target(pipeline)} (id int, name text, {LINEAGE})")
@@ -245,7 +243,7 @@ def test_a_trigger_that_refuses_a_row_is_quoted(
 
 
 def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_without_one(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     topic = produced({"id": 1, "at": "2026-01-31T23:59:59Z"}, {"id": 2, "at": "2026-02-01T00:00:00Z"})
     pipeline = make_pipeline(topic, value=Json("id int, at timestamptz"))
@@ -267,7 +265,7 @@ def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_with
 
 
 def test_identity_default_and_generated_columns_are_the_targets_own(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(produced({"id": 4}), sink=Append('"Sho p"."Tab""le"'), value=Json("id int"))
     world.execute('create schema "Sho p"')
@@ -281,7 +279,7 @@ def test_identity_default_and_generated_columns_are_the_targets_own(
 
 
 def test_a_generated_column_cannot_be_written(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(produced({"id": 4}))
     world.execute(
@@ -294,7 +292,7 @@ def test_a_generated_column_cannot_be_written(
 
 
 def test_a_missing_target_gets_the_types_of_the_pipeline(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     world.execute("create type public.mood as enum ('sad', 'glad')")
     columns = 'u uuid, v varchar(3), m public.mood, n numeric(50,2), "T" time, i interval'
@@ -309,7 +307,7 @@ def test_a_missing_target_gets_the_types_of_the_pipeline(
 
 @pytest.mark.parametrize("kind", ["append", "upsert"])
 def test_new_columns_are_added_where_the_pipeline_says_so(
-    world: World, produced: Produced, make_pipeline: MakePipeline, kind: str
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline, kind: str
 ) -> None:
     topic = produced({"id": 1, "name": "a", "size": 7})
     sink = (
@@ -331,7 +329,7 @@ def test_new_columns_are_added_where_the_pipeline_says_so(
 
 
 def test_lineage_columns_are_never_added(
-    world: World, produced: Produced, make_pipeline: MakePipeline
+    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(produced({"id": 1}), evolve="add")
     world.execute(f"create table {target(pipeline)} (id int, name text)")
@@ -347,7 +345,7 @@ def test_a_wrong_word_for_evolve_and_json_as_a_key_are_refused() -> None:
         Pipeline(name="p", topics=("t",), value=Json("id int, j json"), sink=Upsert("t", key=("j",)))
 
 
-def _refused(world: World, pipeline: Pipeline) -> str:
+def _refused(world: BatchRunner, pipeline: Pipeline) -> str:
     batch_id = world.plan(pipeline)
     with pytest.raises(TargetMismatch) as caught:
         world.process(pipeline, batch_id)

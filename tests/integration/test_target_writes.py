@@ -2,61 +2,16 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from psycopg2 import sql
 
-from exactbatch import Aggregate, Append, Count, Json, Max, Min, OffsetRange, Pipeline, Sum, Upsert
+from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Pipeline, Sum, Upsert
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
-from support.staged_batches import ID, Batches
-
-LINEAGE = (
-    "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint"
-)
-MakeBatches = Callable[..., Batches]
-
-
-class Database:
-    """Statements in the database of a test."""
-
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
-
-    def execute(self, statement: str) -> None:
-        with transaction(self.connection) as cursor:
-            cursor.execute(statement)
-
-    def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        with transaction(self.connection) as cursor:
-            cursor.execute(statement)
-            return [tuple(row) for row in cursor.fetchall()]
-
-
-@pytest.fixture
-def db(connection: Any) -> Database:
-    return Database(connection)
-
-
-@pytest.fixture
-def batches(connection: Any) -> MakeBatches:
-    def make(columns: str, sink: Any, **changes: Any) -> Batches:
-        pipeline = Pipeline(name="p", topics=("t",), value=Json(columns), sink=sink, **changes)
-        return Batches(connection, pipeline)
-
-    return make
-
-
-def trigger(table: str, when: str, body: str, name: str = "meddle", each: str = "row") -> str:
-    """Statements that create a trigger on a table."""
-    return (
-        f"create function {name}() returns trigger language plpgsql as $$ begin {body} end $$; "
-        f"create trigger {name} {when} on {table} for each {each} execute function {name}()"
-    )
-
+from support.staged_batches import ID, LINEAGE, Batches, Database, MakeBatches, trigger
 
 ROWS = tuple((number, number * 10) for number in range(5))
 UPSERTS = tuple((number, number * 10, False) for number in range(5))

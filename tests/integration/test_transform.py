@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.batch.transform import Transformed, _check_query
@@ -24,12 +23,11 @@ from exactbatch.errors import (
 )
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
-
-__all__ = ["world"]
+from support.transform_queries import LINEAGE
 
 MakeTransformed = Callable[..., Pipeline]
-LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 
 
 def record(number: int, **fields: Any) -> bytes:
@@ -45,7 +43,7 @@ def topic(make_topic: MakeTopic) -> Topic:
     return topic
 
 
-def replayed(world: World, pipeline: Pipeline, partition: int, start: int, end: int) -> None:
+def replayed(world: BatchRunner, pipeline: Pipeline, partition: int, start: int, end: int) -> None:
     request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], partition, start, end),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
@@ -57,7 +55,7 @@ def even(records: DataFrame) -> DataFrame:
 
 
 def test_records_that_a_transform_drops_are_counted(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     topic.produce(b"no json", None)
     pipeline = make_pipeline(topic, transform=even, max_rejects=1)
@@ -88,7 +86,7 @@ def by_the_clock(records: DataFrame) -> DataFrame:
 
 
 def test_a_transform_gives_the_same_rows_in_every_time_zone(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     for number, at in enumerate(("2026-01-01T18:00:00Z", "2026-01-01T19:30:00Z")):
@@ -126,7 +124,7 @@ def test_a_transform_gives_the_same_rows_in_every_time_zone(
 
 
 def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     query = f"select id, explode(sequence(1, id % 4)) as part, {LINEAGE} from records where id % 4 > 0"
     pipeline = make_pipeline(topic, sql=query)
@@ -148,7 +146,7 @@ def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(
 
 @pytest.mark.parametrize("damage", ["delete", "insert", "both"])
 def test_the_audit_finds_a_row_that_is_missing_or_there_again(
-    world: World, topic: Topic, make_pipeline: MakePipeline, damage: str
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, damage: str
 ) -> None:
     pipeline = make_pipeline(topic, transform=even)
     world.run(pipeline)
@@ -162,7 +160,7 @@ def test_the_audit_finds_a_row_that_is_missing_or_there_again(
 
 
 def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
     message = world.refused(TransformRefused, make_pipeline(topic, sql=query))
@@ -173,7 +171,7 @@ def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(
 
 
 def test_a_transform_that_puts_records_together_is_replayed_by_batch(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
     pipeline = make_pipeline(topic, sql=query, sink=Append(f'public."{topic.name}"', lineage="batch"))
@@ -208,7 +206,7 @@ def test_a_transform_that_puts_records_together_is_replayed_by_batch(
          "udf", "subquery", "literal", "window"],
 )  # fmt: skip
 def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
-    world: World,
+    world: BatchRunner,
     topic: Topic,
     make_pipeline: MakePipeline,
     transform: Callable[[DataFrame], DataFrame],
@@ -219,7 +217,9 @@ def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
     assert f"allow_nondeterministic=({name!r},)" in message
 
 
-def test_what_is_allowed_by_name_is_done(world: World, topic: Topic, make_pipeline: MakePipeline) -> None:
+def test_what_is_allowed_by_name_is_done(
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
+) -> None:
     pipeline = make_pipeline(
         topic, sql=f"select id, now() as at, {LINEAGE} from records", allow_nondeterministic=("now",)
     )
@@ -236,7 +236,7 @@ DEDUPLICATED = f"""
 
 
 def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     message = world.refused(TransformRefused, make_pipeline(topic, sql=DEDUPLICATED))
     assert (
@@ -262,7 +262,7 @@ def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
 
 
 def test_a_query_with_subqueries_over_another_source_runs(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     other = "(select id from values (2), (3), (4) as t (id))"
     query = f"""
@@ -277,7 +277,7 @@ def test_a_query_with_subqueries_over_another_source_runs(
 
 
 def test_a_batch_shares_no_view_with_the_session_that_it_was_given(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     world.spark.sql("select 'mine' as name").createOrReplaceTempView("records")
     try:
@@ -289,7 +289,7 @@ def test_a_batch_shares_no_view_with_the_session_that_it_was_given(
 
 
 def test_an_error_names_the_record_that_it_is_raised_for(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     inverse = F.udf(lambda number: 1 / (number - 13), "double")
     pipeline = make_pipeline(topic, transform=lambda records: records.withColumn("inverse", inverse("id")))
@@ -306,7 +306,7 @@ def test_an_error_names_the_record_that_it_is_raised_for(
 
 
 def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
     assert "`idd`" in message
@@ -319,7 +319,7 @@ def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
 
 
 def test_lineage_that_a_transform_has_changed_is_refused(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     moved = make_pipeline(topic, transform=lambda r: r.withColumn("kafka_offset", F.col("kafka_offset") + 5))
     message = world.refused(TransformRefused, moved)
@@ -327,7 +327,7 @@ def test_lineage_that_a_transform_has_changed_is_refused(
 
 
 def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     query = f"select id, explode(array(id, id * 2500)) as n, {LINEAGE} from records where id >= 10"
     pipeline = make_pipeline(topic, sql=query, max_rejects=9)
@@ -344,7 +344,7 @@ def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(
 
 
 def test_rows_of_no_record_that_do_not_fit_fail_the_batch(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     sink = Append(f'public."{topic.name}"', lineage="batch")
     pipeline = make_pipeline(
@@ -359,7 +359,7 @@ def test_rows_of_no_record_that_do_not_fit_fail_the_batch(
 
 
 def test_nested_values_become_jsonb_and_arrays_arrays(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     query = (
         "select id, named_struct('a', id, 'b', array(1, 2)) as s, map('k', name) as m, array(id, 7) as a, "
@@ -374,7 +374,7 @@ def test_nested_values_become_jsonb_and_arrays_arrays(
 
 
 def test_u0000_that_a_transform_makes_is_a_reject(
-    world: World, topic: Topic, make_pipeline: MakePipeline
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     query = f"select if(id = 4, concat(name, char(0)), name) as name, {LINEAGE} from records"
     message = world.refused(TooManyRejects, make_pipeline(topic, sql=query))
@@ -385,7 +385,7 @@ def test_u0000_that_a_transform_makes_is_a_reject(
 
 
 def test_an_upsert_is_transformed_with_its_deletes(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(record(1, name="a"), record(2, name="b"), record(30, name="c"), b'{"name": "no key"}')
@@ -418,7 +418,7 @@ def test_an_upsert_is_transformed_with_its_deletes(
 
 
 def test_records_that_spark_has_read_again_meanwhile_are_noticed(
-    world: World, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = make_pipeline(topic, transform=even)
     stage_rows = Transformed._stage_rows

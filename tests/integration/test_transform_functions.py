@@ -16,11 +16,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
-from test_allowed_plan import ONE_AT_A_TIME, SEVERAL, STATIC, VALUES
 
 from exactbatch.transforms.allowed_expressions import DATELESS, UNKNOWN, Reason
 from exactbatch.transforms.allowed_plan import findings, marked
 from support.spark_functions import RECORDS, Call, builtin, call
+from support.transform_queries import ONE_AT_A_TIME, SEVERAL, STATIC, VALUES
 
 DOC: Final = Path(__file__).parents[2] / "docs" / "transform-functions.md"
 ROWS: Final = 60

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Append, Json, Raw, Upsert
 from exactbatch.batch import staging, transform
@@ -23,9 +22,8 @@ from exactbatch.errors import (
 )
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
-
-__all__ = ["world"]
 
 LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 
@@ -34,14 +32,14 @@ def records(topic: Topic, *values: dict[str, Any], **where: Any) -> None:
     topic.produce(*(json.dumps(value).encode() for value in values), **where)
 
 
-def rejects(world: World) -> list[tuple[Any, ...]]:
+def rejects(world: BatchRunner) -> list[tuple[Any, ...]]:
     return world.rows(
         'select partition, "offset", reason, value from exactbatch.rejected_record order by 1, 2'
     )
 
 
 def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     records(topic, {"id": 1, "name": "kept"}, {"id": 2, "name": "unknown"}, {"id": 3, "name": "gone"})
@@ -61,7 +59,7 @@ def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(
 
 
 def test_changes_of_one_key_from_one_record_are_refused_unless_a_version_orders_them(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     records(topic, {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
@@ -93,7 +91,7 @@ BAD_VALUES = {
 
 @pytest.mark.parametrize("large", ["false", "true"])
 def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, large: str
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, large: str
 ) -> None:
     topic = make_topic()
     topic.produce(*BAD_VALUES)
@@ -124,7 +122,7 @@ def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(
 
 
 def test_without_lineage_such_a_value_ends_the_batch(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(b"fine", b"\xff")
@@ -181,7 +179,7 @@ def with_offsets(offsets: Callable[[int], list[int]]) -> Any:
 
 
 def test_lineage_that_belongs_to_another_record_is_refused(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(retention_ms="-1")
     for number in range(3):
@@ -232,7 +230,7 @@ def failing_to_read(_frame: DataFrame) -> DataFrame:
 
 
 def test_a_transform_may_act_while_it_is_planned(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     records(topic, *({"id": number, "name": "n"} for number in range(3)))
@@ -252,7 +250,7 @@ def test_a_transform_may_act_while_it_is_planned(
 
 
 def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic(8)
     for partition in range(8):
@@ -277,7 +275,7 @@ def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
 
 
 def test_nothing_is_searched_where_postgres_has_failed(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
     records(topic, {"id": 1, "name": "n"})

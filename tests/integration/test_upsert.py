@@ -5,71 +5,21 @@ import json
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from pyspark import cloudpickle
-from test_batch import MakePipeline, MakeTopic, World, world
 
 from exactbatch import Debezium, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
-from exactbatch.formats import Decoded
-from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
-from support.topics import Topic
-
-__all__ = ["world"]
-
-MakeUpsert = Callable[..., Pipeline]
-
-
-def change(number: int | None, name: str | None, version: int | None = None) -> bytes:
-    return json.dumps({"id": number, "name": name, "version": version}).encode()
-
-
-def key_of(number: int) -> bytes:
-    return json.dumps({"id": number}).encode()
-
-
-@pytest.fixture
-def make_upsert(make_pipeline: MakePipeline) -> MakeUpsert:
-    def make(topic: Topic, version: str | None = None, **changes: Any) -> Pipeline:
-        sink = Upsert(f'public."{topic.name}"', key=("id",), version=version)
-        value = Json("id int, name text, version int")
-        return make_pipeline(topic, **{"sink": sink, "value": value, "key": Json("id int"), **changes})
-
-    return make
-
-
-def state(world: World, pipeline: Pipeline) -> dict[int, str]:
-    """The target, by key."""
-    table = pipeline.sink.table.as_string(world.connection)
-    return {row[0]: row[1] for row in world.rows(f"select id, name from {table}")}
-
-
-def changes(world: World, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.contributions.table.as_string(world.connection)
-    return world.rows(
-        f"select id, name, deleted, kafka_partition, kafka_offset, batch_id from {table} "
-        f"order by kafka_partition, kafka_offset"
-    )
-
-
-def replayed(world: World, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> None:
-    asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
-    batch_id = freeze_replay(
-        world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
-    ).batch_id
-    assert batch_id is not None
-    world.process(pipeline, batch_id)
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.upserts import MakeUpsert, WrongKeys, change, changes, key_of, replayed, state
 
 
 def test_the_last_change_of_a_key_is_its_row(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic()
     topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
@@ -85,7 +35,7 @@ def test_the_last_change_of_a_key_is_its_row(
 
 
 def test_a_null_value_deletes_the_row_of_its_key(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic()
     topic.produce(change(1, "a"), change(2, "b"))
@@ -114,22 +64,12 @@ def test_a_null_value_deletes_the_row_of_its_key(
     assert world.is_exact(pipeline)
 
 
-@dataclass(frozen=True)
-class WrongKeys(Json):
-    """A program with a mistake: its keys are 100 too high."""
-
-    def decode(self, values: Any) -> Decoded:
-        decoded = super().decode(values)
-        rows = decoded.rows.set_column(0, "id", pc.add(decoded.rows.column(0), pa.scalar(100, pa.int32())))
-        return replace(decoded, rows=rows)
-
-
 # Executors cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic()
     topic.produce(change(101, "not to be deleted"), change(1, "a"), change(2, "b"))
@@ -154,7 +94,7 @@ def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(
 
 
 def test_late_and_repeated_changes_do_not_overwrite_newer_ones(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic(2)
     pipeline = make_upsert(topic, version="version")
@@ -172,7 +112,7 @@ def test_late_and_repeated_changes_do_not_overwrite_newer_ones(
 
 
 def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic(2)
     topic.produce(change(1, "a"), change(2, "b"))
@@ -190,7 +130,7 @@ def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(
 
 
 def test_a_key_that_is_not_known_is_a_reject(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic()
     topic.produce(change(1, "a"), change(None, "nobody"))
@@ -213,7 +153,7 @@ def test_a_key_that_is_not_known_is_a_reject(
 
 
 def test_a_target_without_the_key_as_a_constraint_is_refused(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic()
     topic.produce(change(1, "a"))
@@ -245,7 +185,7 @@ def test_a_key_that_cannot_be_one_is_told(sink: Callable[[], Upsert], said: str)
 
 
 def test_the_auditor_finds_a_row_that_is_not_the_latest(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     topic = make_topic()
     topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
@@ -263,7 +203,7 @@ def test_the_auditor_finds_a_row_that_is_not_the_latest(
 
 
 def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(
-    world: World, make_topic: MakeTopic, make_upsert: MakeUpsert
+    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
 ) -> None:
     """Two partitions, versions out of order, deletes, bad records, batches of any size, replays in between."""
     chance = random.Random(11)
@@ -299,7 +239,7 @@ def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(
     assert world.is_exact(pipeline)
 
 
-def test_debezium_in_one_line(world: World, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+def test_debezium_in_one_line(world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
     """Events of a key over two partitions, out of order: source.lsn tells."""
     topic = make_topic(2)
 

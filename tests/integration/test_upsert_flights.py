@@ -11,14 +11,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from test_batch import World, world
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.local.demo.flights import COUNT, flights
+from support.batch_runner import BatchRunner
 from support.environment import LONG
 from support.topics import Topic
-
-__all__ = ["world"]
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -44,7 +42,7 @@ def events() -> Iterator[tuple[datetime, dict[str, Any]]]:
 
 
 def test_one_row_for_each_flight_with_its_last_state(
-    world: World, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
+    world: BatchRunner, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
 ) -> None:
     topic = make_topic(PARTITIONS, retention_ms="-1")
     producer = Producer({**topic.properties, "linger.ms": 50, "queue.buffering.max.messages": 500_000})

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_batch import MakePipeline, MakeTopic, World, world
-from test_transform import LINEAGE
 
 from exactbatch import Append, Json, Upsert
 from exactbatch.batch.staging import LINEAGE_NAMES, Waiting, _storable
 from exactbatch.columns import Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.target import TargetTable
+from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.transform_queries import LINEAGE
 from support.value_matrix import (
     AS_TEXT,
     AS_TEXT_ARRAYS,
@@ -27,8 +27,6 @@ from support.value_matrix import (
     rendered,
     summary,
 )
-
-__all__ = ["world"]
 
 DOC = Path(__file__).parents[2] / "docs" / "value-matrix.md"
 CORE = {"text", "text[]", "bigint", "double precision", "numeric(10,2)", "timestamp with time zone"}
@@ -168,7 +166,7 @@ select id, named_struct(
 
 
 def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(
-    world: World, make_topic: MakeTopic, make_pipeline: MakePipeline
+    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
     topic.produce(b'{"id": 1, "at": "2026-01-01T10:00:00.123456Z"}')

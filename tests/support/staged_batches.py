@@ -117,3 +117,35 @@ class Batches:
                 (attempt, range_.partition, offset, "2026-01-01 00:00:00+00", self.topic, *row),
             )
         return Staged(range_, attempt, len(rows), len(rows), 0, 0)
+
+
+LINEAGE = (
+    "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint"
+)
+
+
+MakeBatches = Callable[..., Batches]
+
+
+class Database:
+    """Statements in the database of a test."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    def execute(self, statement: str) -> None:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement)
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with transaction(self.connection) as cursor:
+            cursor.execute(statement)
+            return [tuple(row) for row in cursor.fetchall()]
+
+
+def trigger(table: str, when: str, body: str, name: str = "meddle", each: str = "row") -> str:
+    """Statements that create a trigger on a table."""
+    return (
+        f"create function {name}() returns trigger language plpgsql as $$ begin {body} end $$; "
+        f"create trigger {name} {when} on {table} for each {each} execute function {name}()"
+    )

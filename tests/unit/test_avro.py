@@ -20,12 +20,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_values import decode, reason, rows
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 from exactbatch.formats import Avro, Text, WithMessage, with_registry
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 from support.certificates import Authority
+from support.decoding import decode, reason, rows
 
 
 def body(schema: Any, value: Any) -> bytes:

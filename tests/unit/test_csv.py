@@ -8,10 +8,10 @@ from decimal import Decimal
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_values import decode, reason, rows
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Csv
+from support.decoding import decode, reason, rows
 
 
 def test_a_line_is_a_row() -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from test_values import decode, rows
 
 from exactbatch.errors import ConfigurationError, ReadFailed, TasksFailed
 from exactbatch.formats import Custom
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
+from support.decoding import decode, rows
 
 Returned = tuple[pa.RecordBatch, Mapping[int, str]]
 

@@ -6,9 +6,9 @@ from decimal import Context, Decimal
 
 import pyarrow as pa
 import pytest
-from test_values import decode, reason, rows
 
 from exactbatch.formats import Csv, Debezium, Format, Json
+from support.decoding import decode, reason, rows
 
 # Arrow finds 0.00 in the first ones, and ends the process at the last ones.
 TINY = [

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_values import OBJECTS, VALUES, decode, reason, rows, value_of
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Json
 from exactbatch.formats.postgres_limits import EARLIEST_DATE, EARLIEST_TIMESTAMP, LATEST_DATE
+from support.decoding import decode, reason, rows, value_of
+from support.json_values import OBJECTS, VALUES
 
 
 def why_not(type_: str, written: str) -> str:

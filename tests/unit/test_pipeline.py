@@ -10,20 +10,15 @@ from exactbatch import Append, Json, Pipeline, Raw, Upsert
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError
 from exactbatch.sinks.target import TargetTable
-
-
-def pipeline(**changes: Any) -> Pipeline:
-    arguments: dict[str, Any] = {
-        "name": "flights",
-        "topics": ("flights",),
-        "value": Json("year int"),
-        "sink": Append("public.flight"),
-    }
-    return Pipeline(**{**arguments, **changes})
+from support.pipelines import flights_pipeline
 
 
 def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects() -> None:
-    assert (pipeline().start, pipeline().on_loss, pipeline().max_rejects) == ("earliest", "fail", 0)
+    assert (flights_pipeline().start, flights_pipeline().on_loss, flights_pipeline().max_rejects) == (
+        "earliest",
+        "fail",
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +56,7 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
 )
 def test_a_pipeline_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        pipeline(**changes)
+        flights_pipeline(**changes)
 
 
 @pytest.mark.parametrize(
@@ -79,20 +74,20 @@ def test_a_pipeline_that_cannot_work_is_refused(changes: dict[str, Any], message
 )
 def test_names_that_are_one_to_spark_are_refused_with_a_transform_alone(value: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        pipeline(value=value, sql="select * from records")
+        flights_pipeline(value=value, sql="select * from records")
     if "afka" not in message:
-        assert pipeline(value=value)
+        assert flights_pipeline(value=value)
 
 
 def test_an_upsert_has_a_column_deleted_of_its_own() -> None:
     sink = Upsert("public.flight", key=("id",))
     with pytest.raises(ConfigurationError, match="the columns 'deleted' and 'Deleted'"):
-        pipeline(value=Json('id int, "Deleted" bool'), sink=sink, sql="select * from records")
+        flights_pipeline(value=Json('id int, "Deleted" bool'), sink=sink, sql="select * from records")
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "group:etl", {"flights": {0: 5}}, {}])
 def test_every_kind_of_start_is_taken(start: Any) -> None:
-    assert pipeline(start=start).start == start
+    assert flights_pipeline(start=start).start == start
 
 
 @pytest.mark.parametrize(
@@ -190,13 +185,13 @@ def test_a_module_that_cannot_be_imported_ends_with_what_it_raises(module: Any, 
 def test_rejects_are_allowed_by_number_or_by_share(
     max_rejects: int | float, records: int, allowed: int
 ) -> None:
-    assert pipeline(max_rejects=max_rejects).rejects_allowed(records) == allowed
+    assert flights_pipeline(max_rejects=max_rejects).rejects_allowed(records) == allowed
 
 
 @pytest.mark.parametrize("max_rejects", [-1, 1.5, -0.1, float("nan")])
 def test_a_number_of_rejects_that_is_none_is_refused(max_rejects: float) -> None:
     with pytest.raises(ConfigurationError, match=r"a share from 0\.0 to 1\.0"):
-        pipeline(max_rejects=max_rejects)
+        flights_pipeline(max_rejects=max_rejects)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +212,15 @@ def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(
     changes: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        pipeline(**{"value": Json("id int"), **changes}, commit="partition")
+        flights_pipeline(**{"value": Json("id int"), **changes}, commit="partition")
     assert "which commit='partition' needs, found " + found in str(caught.value)
     assert str(caught.value).endswith("Use commit='batch'.")
-    assert pipeline(**{"value": Json("id int"), **changes}).commit == "batch"
+    assert flights_pipeline(**{"value": Json("id int"), **changes}).commit == "batch"
 
 
 def test_a_way_to_commit_that_there_is_not_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected commit to be 'batch' or 'partition', found 'row'"):
-        pipeline(commit="row")
+        flights_pipeline(commit="row")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any, cast
 import pyspark
 import pytest
 from pyspark.errors import PySparkException
-from test_pipeline import pipeline as make
 
 from exactbatch.batch.session import (
     PINNED,
@@ -21,6 +20,7 @@ from exactbatch.batch.session import (
 )
 from exactbatch.batch.spark_errors import may_be_of_a_record, setting_refused
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
+from support.pipelines import flights_pipeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
@@ -56,12 +56,12 @@ def test_spark_connect_is_refused_by_the_variable_that_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "sc://localhost")
-    with pytest.raises(ConfigurationError, match=f"^{name} is set"), spark_session(make()):
+    with pytest.raises(ConfigurationError, match=f"^{name} is set"), spark_session(flights_pipeline()):
         pass
 
 
 def test_spark_connect_in_the_pipelines_properties_is_refused() -> None:
-    pipeline = make(spark_conf={"spark.remote": "sc://localhost"})
+    pipeline = flights_pipeline(spark_conf={"spark.remote": "sc://localhost"})
     with pytest.raises(ConfigurationError, match=r"spark_conf has spark\.remote"), spark_session(pipeline):
         pass
 
@@ -167,7 +167,7 @@ def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said: str, may_b
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "PST", ""])
 def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
-    pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
+    pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
     with pytest.raises(ConfigurationError, match="has no such zone"):
         _variables(pipeline)
 
@@ -177,7 +177,7 @@ def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
     [("America/Port-au-Prince", "America/Port-au-Prince"), ("+02:00", "UTC"), ("UTC", "UTC")],
 )
 def test_python_functions_see_the_zone_of_the_session(zone: str, local: str) -> None:
-    pipeline = make(spark_conf={"spark.sql.session.timeZone": zone})
+    pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
     assert _variables(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
 
 

@@ -2,50 +2,14 @@
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import Decoded, Format, Json, Raw, Text
-
-
-def decode(format_: Format, *values: bytes | None) -> Decoded:
-    """Decode, and check what holds of every outcome."""
-    decoded = format_.decode(pa.array(values, pa.binary()))
-    types = [(column.name, column.arrow_type) for column in format_.columns]
-    assert [(field.name, field.type) for field in decoded.rows.schema] == types
-    decoded.rows.validate(full=True)
-    kept, rejected = decoded.kept.to_pylist(), [index for index, _ in decoded.rejects]
-    nulls = [i for i, value in enumerate(values) if value is None and format_.null_is_tombstone]
-    assert len(decoded.rows) == len(kept)
-    assert kept == sorted(kept)
-    assert sorted([*kept, *rejected, *nulls]) == list(range(len(values)))
-    assert decoded.tombstones == len(nulls)
-    return decoded
-
-
-def rows(format_: Format, *values: bytes | None) -> list[dict[str, Any]]:
-    """The rows of values that all decode."""
-    decoded = decode(format_, *values)
-    assert decoded.rejects == ()
-    return decoded.rows.to_pylist()
-
-
-def value_of(type_: str, written: str) -> Any:
-    """What a field of a JSON object becomes in a column of a type."""
-    [row] = rows(Json(f"a {type_}"), b'{"a":%s}' % written.encode())
-    return row["a"]
-
-
-def reason(format_: Format, value: bytes) -> str:
-    """Why a value is refused."""
-    [(index, why)] = decode(format_, value).rejects
-    assert index == 0
-    return why
+from exactbatch.formats import Json, Raw, Text
+from support.decoding import decode, reason, rows, value_of
+from support.json_values import VALUES
 
 
 def test_no_value_gives_no_row() -> None:
@@ -320,27 +284,6 @@ def test_a_column_name_that_postgres_cannot_have_is_refused() -> None:
     for format_ in (Text(""), Raw("x" * 64)):
         with pytest.raises(ConfigurationError, match="expected a column name of 1 to 63 bytes"):
             _ = format_.columns
-
-
-# fmt: off
-FIELDS = st.sampled_from(["a", "b", "c", "d", "e", "other"])
-LITERALS = st.sampled_from([
-    "1", "-3", "1.5", "2147483648", "1e39", "123456.7", "null", "true", "[]", "{}", '{"a":1}', "NaN", '"x"',
-    '"1.25"', '"\\u0000"', '"\\ud800"', '"}{"', '"é"', '"2024-02-29"', '"2024-02-30"', '"2024-02-29T10:00Z"',
-])
-BROKEN = st.sampled_from([
-    b"", b"null", b"{", b"}", b"{}{}", b"{}\n{}", b'{"a":1}{"a":2}', b'{"a":1},{"a":2}', b'{"a":1}\0}', b"{}]}",
-    b'{"x":[{}', b'{"x":"{}', b'{}"}', b'{"x":{}', b"{}}", b'{"a":1}}', b'{"a":1}{"a":2}\0}', b'{"a":1,}', b"[{}]",
-    b"\xff", b'{"other":"\xff"}', b" {} ", b'{"a":2}\n', b'\n{"b":"x"}', b"\xef\xbb\xbf{}", b"{}\x0b",
-])
-# fmt: on
-OBJECTS = st.lists(st.tuples(FIELDS, LITERALS), max_size=4).map(
-    lambda fields: ("{" + ",".join(f'"{name}":{literal}' for name, literal in fields) + "}").encode()
-)
-PIECES = st.lists(
-    st.sampled_from(["{", "}", "[", "]", '"a"', ":", ",", "1", "\n", '"', "\0"]), max_size=8
-).map(lambda pieces: "".join(pieces).encode())
-VALUES = st.lists(OBJECTS | OBJECTS | BROKEN | PIECES | st.none() | st.binary(max_size=5), max_size=12)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])

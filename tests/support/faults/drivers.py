@@ -213,3 +213,6 @@ def load(topic: Topic) -> None:
     """30 good records and 2 bad ones."""
     topic.produce(*[json.dumps({"id": n}).encode() for n in range(20)], b"bad")
     topic.produce(*[json.dumps({"id": n}).encode() for n in range(20, 30)], b"worse", partition=1)
+
+
+MakeLoaded = Callable[..., Pipeline]

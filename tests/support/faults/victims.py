@@ -18,8 +18,6 @@ import psycopg2
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
 from pyspark import cloudpickle
-from test_batch import World
-from test_every_sink import COLUMNS, KINDS, PARTITIONS, VALUE, Kind, Play
 
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
@@ -33,10 +31,12 @@ from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
+from support.batch_runner import BatchRunner
 from support.faults import drivers, worker_failpoints
 from support.faults.matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
 from support.faults.proxy import Proxy
 from support.reference import LogRecord, Row, appended, is_rejected, read_log
+from support.scenarios import COLUMNS, KINDS, PARTITIONS, VALUE, Play, SinkKind
 from support.topics import Topic
 
 cloudpickle.register_pickle_by_value(worker_failpoints)  # executors cannot import what is beside the tests
@@ -52,7 +52,7 @@ def _transformed(log: list[LogRecord]) -> dict[Row, Row]:
     return {key: (row[0], row[1] and row[1].lower(), *row[2:]) for key, row in rows if row[0] != 5}
 
 
-TRANSFORM: Final = Kind(
+TRANSFORM: Final = SinkKind(
     Append,
     f"kafka_partition, kafka_offset, {COLUMNS}",
     2,
@@ -157,7 +157,7 @@ class Victims:
         if combination.moment.name != "publish.after_take_back":
             return play.world.plan(play.pipeline)
         play.world.run(play.pipeline)
-        return play._plan_replay()
+        return play.plan_replay()
 
     def _check(self, combination: Combination, play: Play) -> None:
         """The target is what the log makes it, and the auditor agrees."""
@@ -323,7 +323,7 @@ class Victims:
 
     def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
         """A driver with a JVM of its own."""
-        world = drivers.World(self.spark, play.world.connection, play.world.settings, self._folder)
+        world = drivers.BatchRunner(self.spark, play.world.connection, play.world.settings, self._folder)
         action = _ACTIONS[combination.fault]
         driver = world.launch(
             play.pipeline, batch_id, f"{combination.moment.name}={action}", self._through(play.world.settings)
@@ -427,7 +427,7 @@ class Victims:
         )
         with transaction(connection):
             Ledger(connection).register(pipeline)
-        world = World(self.spark, connection, Settings(kafka=properties, postgres=dsn))
+        world = BatchRunner(self.spark, connection, Settings(kafka=properties, postgres=dsn))
         return Play(world, Topic(name, dict(properties)), pipeline, kind)
 
 

@@ -1,0 +1,111 @@
+"""Fixtures that several files of fault tests share."""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg2.extensions import make_dsn
+
+from exactbatch import Json, Pipeline
+from exactbatch.batch import direct, partition_commit, staging
+from exactbatch.batch import job as batch_job
+from exactbatch.batch import uncastable as sift
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger
+from exactbatch.local import LocalStack
+from exactbatch.local.ports import HOST
+from exactbatch.postgres.connection import transaction
+from exactbatch.settings import Settings
+from support.faults.answered_batches import (
+    SINKS,
+    AnsweredBatches,
+    KnownIds,
+    on_this_process,
+    process,
+    read_once,
+)
+from support.faults.answers import Answers
+from support.faults.cases import Case
+from support.faults.cluster import SparkCluster
+from support.faults.drivers import World, load
+from support.topics import Topic
+
+
+@pytest.fixture
+def make_case(
+    stack: LocalStack, cluster: SparkCluster, database: str, make_topic: Callable[..., Topic], tmp_path: Path
+) -> Callable[..., Case]:
+    """A pipeline with a sink by its name, whose batches the cluster processes."""
+
+    def make(sink: str, **changes: Any) -> Case:
+        return Case(cluster, make_topic(2), database, tmp_path, sink, **changes)
+
+    return make
+
+
+@pytest.fixture
+def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
+    """Drivers over the test's broker and database; none of them outlives the test."""
+    world = World(spark, connection, settings, tmp_path)
+    yield world
+    for each in world.drivers:
+        each.close()
+
+
+@pytest.fixture
+def make_loaded(
+    make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
+) -> Callable[..., Pipeline]:
+    """A pipeline whose topic has two partitions with 30 good records and 2 bad ones."""
+
+    def make(**changes: Any) -> Pipeline:
+        topic = make_topic(2)
+        load(topic)
+        return make_pipeline(topic, value=Json("id int"), max_rejects=2, **changes)
+
+    return make
+
+
+@pytest.fixture
+def answers(stack: LocalStack) -> Iterator[Answers]:
+    with Answers((HOST, stack.postgres.port)) as answers:
+        yield answers
+
+
+@pytest.fixture
+def case(
+    answers: Answers,
+    settings: Settings,
+    database: str,
+    connection: Any,
+    kafka_log: KafkaBroker,
+    make_topic: Callable[..., Topic],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AnsweredBatches:
+    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
+    monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
+    for module in (direct, batch_job):
+        monkeypatch.setattr(module, "on_executors", on_this_process)
+    for module in (staging, sift, partition_commit):
+        monkeypatch.setattr(module, "read_range", read_once(module.read_range))
+    for module in (batch_job, partition_commit):
+        monkeypatch.setattr(module, "KafkaBroker", lambda _properties: KnownIds(kafka_log))
+    topic = make_topic()
+    behind = make_dsn(database, port=answers.port, sslmode="disable", gssencmode="disable")
+    name = f"public.{topic.name}"
+    pipeline = Pipeline(
+        name=topic.name,
+        topics=(topic.name,),
+        max_rejects=100,
+        read_timeout=10,
+        publish_timeout=10,
+        **{"value": Json("id int, name varchar(8)"), **SINKS[request.param](name)},
+    )
+    with transaction(connection):
+        Ledger(connection).register(pipeline)
+    case = AnsweredBatches(answers, pipeline, topic, Settings(settings.kafka, behind), connection, kafka_log)
+    process(case)()  # targets are there from now on
+    return case

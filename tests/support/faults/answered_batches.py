@@ -1,0 +1,171 @@
+"""Batches in this process, without Spark, on connections whose statements a proxy answers."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.batch import direct
+from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging import dump
+from exactbatch.errors import ExactbatchError, TasksFailed
+from exactbatch.errors.translation import all_errors_own
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger, check_schema
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import connect, transaction
+from exactbatch.settings import Settings
+from support.faults.answers import Answers
+from support.topics import Topic
+
+SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+    "append": lambda name: {"sink": Append(name)},
+    "partition": lambda name: {"sink": Append(name), "commit": "partition", "value": Json("id int, name text")},
+    "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
+    "aggregate": lambda name: {"sink": Aggregate(name, by=("name",), measures={"n": Count(), "ids": Sum("id")})},
+}  # fmt: skip
+
+
+class NoSpark:
+    """What a batch asks of Spark, beside its executors."""
+
+    class sparkContext:
+        """Its context."""
+
+        defaultParallelism = 2
+
+
+def on_this_process(_spark: Any, tasks: Any, do: Any, *, most: int, what: str) -> list[Any]:
+    """As on_executors(), but here, and once: Spark's other tries would meet no error any more."""
+    outcomes = []
+    for attempt, task in enumerate(tasks):
+        try:
+            outcomes.append(dump(do(task, attempt)))
+        except Exception as error:
+            name = f"{type(error).__module__}.{type(error).__name__}"
+            raise TasksFailed(f"expected every task to {what} its range, found: {name}: {error}.") from error
+    return direct.loaded(outcomes)
+
+
+def read_once(read_range: Callable[..., Any]) -> Callable[..., Any]:
+    """As read_range(), but Kafka is asked once for each range."""
+    read: dict[Any, list[Any]] = {}
+
+    def cached(range_: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
+        if range_ not in read:
+            read[range_] = list(read_range(range_, *arguments, **named))
+        return iter(read[range_])
+
+    return cached
+
+
+class KnownIds:
+    """As KafkaBroker, for what a batch asks of it; Kafka is asked once."""
+
+    ids: ClassVar[dict[tuple[str, ...], Any]] = {}
+
+    def __init__(self, log: KafkaBroker) -> None:
+        self._log = log
+
+    def topic_ids(self, topics: Any) -> Any:
+        """The topics' ids."""
+        if (key := tuple(topics)) not in self.ids:
+            self.ids[key] = self._log.topic_ids(topics)
+        return self.ids[key]
+
+    def cluster(self, topics: Any) -> Any:
+        """The topics' ids, and no cluster to compare with."""
+        return self.topic_ids(topics), None
+
+
+@dataclass
+class AnsweredBatches:
+    """A pipeline behind the proxy, beside a connection that is not."""
+
+    answers: Answers
+    pipeline: Pipeline
+    topic: Topic
+    settings: Settings
+    connection: Any
+    log: KafkaBroker
+    produced: int = 0
+    batch_id: int = 0
+
+    def produce(self) -> None:
+        """Four records, one of which does not decode and one does not fit."""
+        numbers = range(self.produced, self.produced + 2)
+        values = [json.dumps({"id": n, "name": f"n{n % 2}"}).encode() for n in numbers]
+        self.topic.produce(*values, b"bad", b'{"id": 1, "name": "too long a name"}')
+        self.produced += 2
+
+    def planned(self) -> int:
+        """The batch to process: a new one where the last has committed."""
+        if not self.batch_id or self.status(self.batch_id) != "planned":
+            self.produce()
+            planned = freeze_advance(self.connection, self.log, self.pipeline, origin="cli")
+            assert planned is not None
+            self.batch_id = planned
+        return self.batch_id
+
+    def status(self, batch_id: int) -> str:
+        with transaction(self.connection):
+            return Ledger(self.connection).batch(batch_id).status
+
+    def seen(self) -> list[tuple[Any, ...]]:
+        """All that a batch changes: where the pipeline stands, its coverage, rows and rejects."""
+        sink = self.pipeline.sink
+        tables = {sink.table.as_string(self.connection), sink.contributions.table.as_string(self.connection)}
+        with transaction(self.connection) as cursor:
+            seen = []
+            for statement in (
+                "select topic, partition, next_offset from exactbatch.stored_offset",
+                "select count(*), max(batch_id), sum(upper(offsets)) from exactbatch.coverage",
+                "select count(*), max(batch_id) from exactbatch.rejected_record",
+                "select batch_id, status, records, rows from exactbatch.batch order by 1 desc limit 2",
+                *(
+                    f"select count(*), md5(string_agg(t::text, ';' order by t::text)) from {name} t"
+                    for name in tables
+                ),
+            ):
+                cursor.execute(statement)
+                seen += [tuple(each) for each in cursor.fetchall()]
+        return seen
+
+    def through(self, what: Callable[[Any], Any]) -> Any:
+        """Do something on a connection of its own behind the proxy, as a command does."""
+        with closing(connect(self.settings.postgres, application="exactbatch cli", timeout=10)) as connection:
+            check_schema(connection)
+            return what(connection)
+
+    def assert_exact(self) -> None:
+        found = audit(self.pipeline, self.settings)
+        assert found.is_exact, found
+
+
+def process(case: AnsweredBatches) -> Any:
+    batch_id = case.planned()
+    return lambda: process_batch(NoSpark, case.pipeline, batch_id, case.settings)  # type: ignore[arg-type]
+
+
+def process_replay(case: AnsweredBatches) -> Any:
+    if not case.batch_id or case.status(case.batch_id) != "planned":
+        request = ReplayRequest(ranges=(AskedRange(case.topic.name, 0, 0, 4),))
+        batch_id = freeze_replay(case.connection, case.log, case.pipeline, request, origin="cli").batch_id
+        assert batch_id is not None
+        case.batch_id = batch_id
+    return lambda: process_batch(NoSpark, case.pipeline, case.batch_id, case.settings)  # type: ignore[arg-type]
+
+
+def outcome(work: Callable[[], Any]) -> ExactbatchError | None:
+    """How it ends for whoever runs a command or a task."""
+    try:
+        with all_errors_own():
+            work()
+    except ExactbatchError as error:
+        return error
+    return None

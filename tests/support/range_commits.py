@@ -1,0 +1,34 @@
+"""Ranges that are committed one by one."""
+
+from typing import Any
+
+from exactbatch import Pipeline
+from exactbatch.batch.partition_commit import RangeTask
+from exactbatch.batch.publish import facts_of
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner
+
+
+def committed(world: BatchRunner, batch_id: int) -> list[tuple[Any, ...]]:
+    """What the ledger has of each range of a batch."""
+    return world.rows(
+        "select partition, records, rows, rejected, tombstones from exactbatch.batch_range "
+        "where batch_id = %s order by partition",
+        batch_id,
+    )
+
+
+def task_of(world: BatchRunner, pipeline: Pipeline, batch_id: int, partition: int = 0) -> RangeTask:
+    """What the driver gives an executor."""
+    with transaction(world.connection):
+        ledger = Ledger(world.connection)
+        (range_,) = (each for each in ledger.ranges(batch_id) if each.partition == partition)
+        plan_id = ledger.batch(batch_id).plan_id
+    with transaction(world.connection) as cursor:
+        pipeline.sink.prepare(cursor, pipeline.value.columns)
+    with transaction(world.connection) as cursor:
+        seen = facts_of(cursor, pipeline.sink)
+    return RangeTask(
+        range_, None, batch_id, plan_id, pipeline, world.settings.kafka, world.settings.postgres, seen
+    )

@@ -1,0 +1,47 @@
+"""A database with the roles of docs/roles.sql."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import psycopg2.errors
+from psycopg2.extensions import make_dsn
+
+from exactbatch import Pipeline
+from exactbatch.ledger import Ledger, migrate
+from exactbatch.postgres.connection import connect, transaction
+from exactbatch.settings import Settings
+
+ROLES = (Path(__file__).parents[2] / "docs" / "roles.sql").read_text()
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A database with the roles, and a login in each of them."""
+
+    superuser: str
+    kafka: dict[str, Any]
+
+    def settings(self, role: str) -> Settings:
+        """Where the servers are, for a login in a role."""
+        return Settings(kafka=self.kafka, postgres=make_dsn(self.superuser, user=f"test_{role}"))
+
+    def execute(self, statement: str, role: str | None = None) -> int:
+        """Run a statement; return how many rows it touched."""
+        dsn = self.superuser if role is None else self.settings(role).postgres
+        connection = psycopg2.connect(dsn)
+        try:
+            with connection, connection.cursor() as cursor:
+                cursor.execute(statement)
+                return int(cursor.rowcount)
+        finally:
+            connection.close()
+
+    def init(self, pipeline: Pipeline) -> None:
+        """`exactbatch init`, as its owner."""
+        connection = connect(self.settings("owner").postgres, application="tests")
+        migrate(connection)
+        with transaction(connection):
+            Ledger(connection).register(pipeline)
+        connection.close()

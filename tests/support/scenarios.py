@@ -1,0 +1,221 @@
+"""Steps with each kind of sink, and what the target must then hold."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from exactbatch import (
+    Aggregate,
+    Append,
+    Count,
+    Json,
+    Max,
+    Min,
+    Pipeline,
+    Sum,
+    Upsert,
+    Window,
+)
+from exactbatch.audit.audit import audit
+from exactbatch.ledger import Ledger
+from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner
+from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
+from support.topics import Topic
+
+# Moments at which a Python worker of Spark dies.
+ON_EXECUTORS: Final = (
+    "stage.before_copy_commit",
+    "stage.after_copy_commit",
+    "partition.before_locks",
+    "partition.after_locks",
+    "partition.before_commit",
+    "partition.after_commit",
+)
+
+
+# Moments after which the batch is committed, or will be without another try.
+COMMITTED: Final = ("publish.after_commit", "partition.after_commit", "partition.after_batch_commit")
+
+
+PARTITIONS: Final = 3
+
+
+VALUE: Final = Json("id int, carrier text, at timestamptz, delay int, version int")
+
+
+COLUMNS: Final = "id, carrier, at, delay, version"
+
+
+NOON: Final = datetime(2026, 5, 1, 12, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class SinkKind:
+    """A sink, what its target holds by key, and what it should hold."""
+
+    sink: Callable[[str], Any]
+    query: str
+    key: int
+    expected: Callable[[list[LogRecord]], dict[Row, Row]]
+    changes: dict[str, Any] = field(default_factory=dict)
+    # Whether the changes of an id may be in several partitions.
+    spread: bool = True
+
+
+KEYED: Final = {"key": Json("id int")}
+
+
+MEASURES: Final = {"events": Count(), "delay": Sum("delay"), "best": Min("delay"), "worst": Max("delay")}
+
+
+KINDS: Final = {
+    "append": SinkKind(Append, f"kafka_partition, kafka_offset, {COLUMNS}", 2, appended),
+    "upsert": SinkKind(
+        lambda name: Upsert(name, key=("id",), version="version"),
+        f"id as its_key, {COLUMNS}",
+        1,
+        latest,
+        KEYED,
+    ),
+    "upsert by offset": SinkKind(
+        lambda name: Upsert(name, key=("id",)), f"id as its_key, {COLUMNS}", 1, last, KEYED, spread=False
+    ),
+    "aggregate": SinkKind(
+        lambda name: Aggregate(name, by=("carrier", Window("at", "1 hour", "hour")), measures=MEASURES),
+        "carrier, hour, events, delay, best, worst",
+        2,
+        by_hour,
+    ),
+    "partition": SinkKind(
+        Append, f"kafka_partition, kafka_offset, {COLUMNS}", 2, appended, {"commit": "partition"}
+    ),
+}
+
+
+class Play:
+    """One scenario with one sink: its topic, its pipeline, and the steps that can be done."""
+
+    def __init__(self, world: BatchRunner, topic: Topic, pipeline: Pipeline, kind: SinkKind) -> None:
+        self.world, self.topic, self.pipeline, self.kind = world, topic, pipeline, kind
+        self._number, self._middle = 0, datetime.now(UTC)
+
+    # Steps that write to the log
+
+    def produce(self, count: int = 30) -> None:
+        """Events of a few ids, each id in one partition, versions rising."""
+        for _ in range(count):
+            self._send(self._number % 7)
+
+    def late(self) -> None:
+        """Events of long ago."""
+        for number in range(5):
+            self._send(number, at=NOON - timedelta(days=3, minutes=number))
+
+    def out_of_order(self) -> None:
+        """Changes of the same ids over all partitions, older versions last."""
+        for version in (900, 700, 800):
+            for number in range(4):
+                shift = version // 100 if self.kind.spread else 0
+                self._send(number, version=version + number, partition=(shift + number) % PARTITIONS)
+
+    def repeated(self) -> None:
+        """The same record three times, as a producer that retries sends it."""
+        for _ in range(3):
+            self._send(3, at=NOON, version=500, delay=7)
+
+    def tombstones(self) -> None:
+        """Null values for two ids, and one of them comes back."""
+        for number in (1, 2):
+            key = json.dumps({"id": number}).encode()
+            self.topic.produce(None, key=key, partition=number % PARTITIONS)
+        self._send(2)
+
+    def bad(self) -> None:
+        """Records that are no events."""
+        self.topic.produce(b"", b"{", b'{"id": "x"}', b"\xff\xfe", b'{"id": 1.5}', partition=1)
+        self._send(5)
+
+    def mark(self) -> None:
+        """Remember the time: what comes now belongs to the next interval."""
+        time.sleep(0.01)
+        self._middle = datetime.now(UTC)
+        time.sleep(0.01)
+
+    def plan_replay(self) -> int:
+        """Plan a replay of the middle third of each partition."""
+        with transaction(self.world.connection):
+            stored = Ledger(self.world.connection).stored_offsets(self.pipeline)
+        asked = tuple(
+            AskedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
+            for each in stored
+            if each.next_offset > 1
+        )
+        request = ReplayRequest(ranges=asked)
+        batch_id = freeze_replay(
+            self.world.connection, self.world.log, self.pipeline, request, origin="cli"
+        ).batch_id
+        assert batch_id is not None
+        return batch_id
+
+    # Steps that process it
+
+    def advance(self) -> None:
+        """The next batch."""
+        self.world.run(self.pipeline)
+
+    def retry(self) -> None:
+        """A batch that is processed again after it has committed."""
+        batch_id = self.world.plan(self.pipeline)
+        assert self.world.process(self.pipeline, batch_id).wrote
+        assert not self.world.process(self.pipeline, batch_id).wrote
+
+    def replay(self) -> None:
+        """The middle of each partition once more."""
+        self.world.process(self.pipeline, self.plan_replay())
+
+    def backfill(self) -> None:
+        """Two windows of time that touch, as neighbouring intervals of a backfill, the later one first."""
+        middle = self._middle
+        for start, end in ((middle, middle + timedelta(days=1)), (middle - timedelta(days=1), middle)):
+            request = ReplayRequest(window=(start, end))
+            batch_id = freeze_replay(
+                self.world.connection, self.world.log, self.pipeline, request, origin="backfill"
+            ).batch_id
+            if batch_id is not None:
+                self.world.process(self.pipeline, batch_id)
+
+    def check(self) -> None:
+        """The target is what the log makes it, every record is accounted for, and the auditor agrees."""
+        log = read_log(self.topic.properties, self.topic.name, PARTITIONS)
+        table = self.pipeline.sink.table.as_string(self.world.connection)
+        rows = self.world.rows(f"select {self.kind.query} from {table}")
+        found = {row[: self.kind.key]: row[self.kind.key :] for row in rows}
+        assert len(found) == len(rows)
+        assert found == self.kind.expected(log)
+        rejected = self.world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
+        assert rejected == [(each.partition, each.offset) for each in log if is_rejected(each)]
+        audits = audit(self.pipeline, self.world.settings)
+        assert audits.is_exact, audits
+        assert audits.records == len(log)
+        assert self.world.staging() == []
+
+    def _send(self, number: int, **given: Any) -> None:
+        self._number += 1
+        event = {
+            "id": number,
+            "carrier": ("AA", "UA", None)[number % 3],
+            "at": given.get("at", NOON + timedelta(minutes=13 * self._number)).isoformat(),
+            "delay": given.get("delay", None if self._number % 5 == 0 else self._number * 7 % 100 - 30),
+            "version": given.get("version", self._number),
+        }
+        self.topic.produce(
+            json.dumps(event).encode(),
+            key=json.dumps({"id": number}).encode(),
+            partition=given.get("partition", number % PARTITIONS),
+        )

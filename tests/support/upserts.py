@@ -1,0 +1,58 @@
+"""Records, pipelines and targets of Upserts."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from exactbatch import Json, Pipeline
+from exactbatch.formats import Decoded
+from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.request import AskedRange, ReplayRequest
+from support.batch_runner import BatchRunner
+
+MakeUpsert = Callable[..., Pipeline]
+
+
+def change(number: int | None, name: str | None, version: int | None = None) -> bytes:
+    return json.dumps({"id": number, "name": name, "version": version}).encode()
+
+
+def key_of(number: int) -> bytes:
+    return json.dumps({"id": number}).encode()
+
+
+def state(world: BatchRunner, pipeline: Pipeline) -> dict[int, str]:
+    """The target, by key."""
+    table = pipeline.sink.table.as_string(world.connection)
+    return {row[0]: row[1] for row in world.rows(f"select id, name from {table}")}
+
+
+def changes(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
+    table = pipeline.sink.contributions.table.as_string(world.connection)
+    return world.rows(
+        f"select id, name, deleted, kafka_partition, kafka_offset, batch_id from {table} "
+        f"order by kafka_partition, kafka_offset"
+    )
+
+
+def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> None:
+    asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    batch_id = freeze_replay(
+        world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
+    ).batch_id
+    assert batch_id is not None
+    world.process(pipeline, batch_id)
+
+
+@dataclass(frozen=True)
+class WrongKeys(Json):
+    """A program with a mistake: its keys are 100 too high."""
+
+    def decode(self, values: Any) -> Decoded:
+        decoded = super().decode(values)
+        rows = decoded.rows.set_column(0, "id", pc.add(decoded.rows.column(0), pa.scalar(100, pa.int32())))
+        return replace(decoded, rows=rows)
