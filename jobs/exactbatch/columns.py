@@ -1,4 +1,4 @@
-"""Named, typed columns, written as Postgres writes them: "year int, time_hour timestamptz"."""
+"""Parse columns in the notation of Postgres: "year int, time_hour timestamptz"."""
 
 import re
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _CANONICAL = {
     "timetz": "time with time zone",
     "decimal": "numeric",
 }
-# Types whose values travel as Arrow data of their own, beside numeric(p,s).
+# Types that have an Arrow type, in addition to numeric(p,s).
 _CARRIED = {
     "smallint",
     "integer",
@@ -42,7 +42,7 @@ _CARRIED = {
     "timestamp without time zone",
     "timestamp with time zone",
 }
-# Types whose values travel as text: Postgres reads them, and tells which it refuses.
+# Types whose values are staged as text: Postgres parses them, and reports those that it refuses.
 _AS_TEXT = {
     "character varying",
     "character",
@@ -60,14 +60,13 @@ _AS_TEXT = {
 _WITH_LENGTH = {"character varying", "character"}
 _COLUMN = re.compile(r'\s*(?:"(?P<quoted>[^"]+)"|(?P<plain>[a-z_][a-z0-9_]*))\s+(?P<type>.+?)\s*')
 _TYPE = re.compile(r"(?P<name>[a-z0-9 ]+?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>\d+)\s*)?\))?")
-# A type that the database's owner made, such as an enum: always with its schema, so that a typing mistake in
-# a built-in type's name is found at once.
+# Your own type, such as an enum: always with its schema, so that a typo in the name of a built-in type is an error.
 _OWN_TYPE = re.compile(r'(?:"[^"]+"|[a-z_][a-z0-9_]*)\.(?:"[^"]+"|[a-z_][a-z0-9_]*)')
 _NEEDLESS_QUOTES = re.compile(r'"([a-z_][a-z0-9_]*)"')
 _MAX_PRECISION = 38  # decimal128's
 _MAX_NUMERIC = 1000  # digits that a numeric may declare
 _MAX_NAME = 63  # bytes of a Postgres identifier
-# Every table of Postgres has these already.
+# Every Postgres table already has these.
 _SYSTEM_COLUMNS = {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}
 # A comma that is neither between parentheses nor between double quotes.
 _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
@@ -77,35 +76,33 @@ _BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
 class Column:
     """One column: its name as Postgres stores it, and its type as Postgres's format_type() prints it.
 
-    The type of one that the database's owner made is written with its schema, as "public.mood".
+    Your own types are written with their schema, such as "public.mood".
     """
 
     name: str
     type: str
 
     def __post_init__(self) -> None:
-        # Postgres cuts a longer identifier with no more than a notice; two could become the same.
+        # Postgres truncates a longer identifier with just a notice; two could become the same.
         if not 1 <= len(self.name.encode()) <= _MAX_NAME or "\0" in self.name:
             raise ConfigurationError(
-                f"expected a column name of 1 to {_MAX_NAME} bytes, as Postgres stores them, found "
-                f"{self.name!r}, {len(self.name.encode())} bytes. Choose a shorter one."
+                f"expected a column name of 1 to {_MAX_NAME} bytes, the limit of Postgres, found {self.name!r}, "
+                f"{len(self.name.encode())} bytes. Choose a shorter name."
             )
 
         if self.name in _SYSTEM_COLUMNS:
             raise ConfigurationError(
-                f"column {self.name!r}: every table of Postgres has a column of this name for itself. Choose "
-                f"another one."
+                f"column {self.name!r}: every Postgres table has a system column of this name. Choose another name."
             )
 
     @property
     def element(self) -> str | None:
-        """The type of an array's elements; None for what is no array."""
+        """The type of an array's elements; None for other types."""
         return self.type.removesuffix("[]") if self.type.endswith("[]") else None
 
     @property
     def staged_type(self) -> str:
-        """The Postgres type of the column in a staging table: the column's own, or text where Postgres is to
-        read the values."""
+        """The column's Postgres type in a staging table: its own, or text if Postgres parses the values."""
         element = self.element or self.type
         carried = element in _CARRIED or _carried_decimal(element) is not None
         return (element if carried else "text") + ("[]" if self.element else "")
@@ -134,16 +131,15 @@ class Column:
 
 
 def parse_columns(text: str) -> tuple[Column, ...]:
-    """Parse `name type, name type, …`; a name that is not lower-case goes into double quotes.
+    """Parse `name type, name type, …`. Names that are not lower-case need double quotes.
 
-    Raises ConfigurationError for what is not a column, an unknown type, or a name given twice.
+    Raises ConfigurationError for a malformed column, an unknown type, and a name given twice.
     """
     columns = tuple(_parse_column(part) for part in _BETWEEN.split(text))
     names = [column.name for column in columns]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigurationError(
-            f"expected each column once, found {', '.join(map(repr, sorted(repeated)))} again in {text!r}. "
-            f"Remove or rename the repeated ones."
+            f"columns {', '.join(map(repr, sorted(repeated)))} occur more than once in {text!r}. Remove or rename them."
         )
     return columns
 
@@ -166,11 +162,13 @@ def _parse_type(text: str, *, column: str) -> str:
         return _NEEDLESS_QUOTES.sub(r"\1", text)  # as quote_ident() spells it
     match = _TYPE.fullmatch(text.lower())
     name = _CANONICAL.get(match["name"], match["name"]) if match else ""
-    numbers = [int(each) for each in (match["first"], match["second"]) if each is not None] if match else []
+    numbers = (
+        [int(number) for number in (match["first"], match["second"]) if number is not None] if match else []
+    )
     if name == "numeric":
         return _numeric(numbers, text, column) if numbers else name
     if name in _WITH_LENGTH and len(numbers) <= 1:
-        # Without a length, varchar is text by another name, and char is one character.
+        # Without a length, varchar is the same as text, and char is one character.
         length = numbers[0] if numbers else 1
         return "text" if name == "character varying" and not numbers else f"{name}({length})"
     if name not in _CARRIED | _AS_TEXT or numbers:

@@ -1,4 +1,4 @@
-"""Are the options of a pipeline, format or sink of the types that their fields declare?"""
+"""Check that the options of a pipeline, format or sink have the types that their fields declare."""
 
 import types
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from exactbatch.errors import ConfigurationError
 
 
 def check_types(options: Any, what: str = "") -> None:
-    """Raise ConfigurationError for a field of a dataclass with a value of another type than the field declares.
+    """Raise ConfigurationError if the value of a dataclass field is not of the type that the field declares.
 
-    A list may stand for a tuple. Only functions declare their types as strings: these name libraries that are not
-    imported. Of fields with repr=False, which may hold secrets, the value is not shown.
+    A list is accepted as a tuple. Only functions declare their types as strings, since these name libraries that are
+    not imported. The message does not show values of fields with repr=False, which may hold secrets.
     """
     for field in fields(options):
         value = getattr(options, field.name, None)
@@ -48,7 +48,7 @@ def _fits(value: object, type_: Any) -> bool:
 
 
 def _written(type_: Any) -> str:
-    """A type as it is written in a program, without the modules of its parts."""
+    """Return a type as it is written in a program, without the modules of its parts."""
     of, parts = get_origin(type_), get_args(type_)
     if isinstance(type_, str):
         return "a function"

@@ -306,7 +306,7 @@ def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
     assert process() == 10
     _, cluster_id = log.cluster([topic.name])
     with monkeypatch.context() as patch:
-        patch.setattr("exactbatch.audit.audit.reader_properties", lambda _: reader_properties(other))
+        patch.setattr("exactbatch.audit.log_windows.reader_properties", lambda _: reader_properties(other))
         with pytest.raises(ConfigurationError, match=f"planned from the Kafka cluster {cluster_id}, and"):
             audit(pipeline, settings)
     kafka = other
@@ -483,8 +483,9 @@ def test_an_audit_jumps_over_the_gaps_of_a_sparse_log(
             kind,
         )
     found, _ = audited()
-    assert (found.missing.first, found.lost, found.records, found.rows) == ([FAR + 2], FAR - 5, 10, 9)
-    assert not found.gaps.count
+    [partition] = found.partitions
+    assert (partition.missing.first, partition.lost) == ([FAR + 2], FAR - 5)
+    assert (found.records, found.rows, found.findings["gaps"]) == (10, 9, 0)
 
 
 def move_segment(partition: Path, first: int, to: int) -> None:

@@ -142,7 +142,7 @@ def test_a_key_that_is_not_known_is_a_reject(
     assert (batch.records, batch.rows, batch.rejected) == (5, 1, 4)
     reasons = dict(world.rows('select "offset", reason from exactbatch.rejected_record'))
     assert reasons[1] == reasons[4] == "column 'id': expected the key of the row, found null"
-    assert reasons[2] == "key: expected one, found null"
+    assert reasons[2] == "key: expected a key, found null"
     assert reasons[3].startswith("key: ")
     assert world.is_exact(pipeline)
     without = make_upsert(

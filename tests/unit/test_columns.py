@@ -108,20 +108,19 @@ def test_numeric_has_a_precision_and_a_scale_that_postgres_takes(type_: str) -> 
 
 def test_a_name_given_twice_is_refused() -> None:
     assert refusal('b int, a int, "b" text') == (
-        "expected each column once, found 'b' again in 'b int, a int, \"b\" text'. Remove or rename the "
-        "repeated ones."
+        "columns 'b' occur more than once in 'b int, a int, \"b\" text'. Remove or rename them."
     )
 
 
 def test_a_name_that_postgres_would_cut_is_refused() -> None:
     assert parse_columns(f"{'a' * 63} int")[0].name == "a" * 63
     assert refusal(f'"{"é" * 32}" int') == (
-        f"expected a column name of 1 to 63 bytes, as Postgres stores them, found {'é' * 32!r}, 64 bytes. "
-        f"Choose a shorter one."
+        f"expected a column name of 1 to 63 bytes, the limit of Postgres, found {'é' * 32!r}, 64 bytes. "
+        f"Choose a shorter name."
     )
 
 
 @pytest.mark.parametrize("name", ["ctid", "xmin", "tableoid"])
 def test_a_column_that_every_table_has_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match="every table of Postgres has a column of this name"):
+    with pytest.raises(ConfigurationError, match="every Postgres table has a system column of this name"):
         parse_columns(f"id int, {name} text")

@@ -68,8 +68,8 @@ def rows_of(*indexes: int, **columns: pa.Array) -> pa.RecordBatch:
         ((rows_of(0), {}), "found no row or reject for 1: 1"),
         ((rows_of(0, 1, 1), {}), "found several rows or rejects for 1: 1"),
         ((rows_of(0, 1), {1: "x"}), "found several rows or rejects for 1: 1"),
-        ((rows_of(0, 1, 2), {}), "found a row or reject of no value for 1: 2"),
-        ((rows_of(0, 1), {7: "x"}), "found a row or reject of no value for 1: 7"),
+        ((rows_of(0, 1, 2), {}), "found a row or reject without a value for 1: 2"),
+        ((rows_of(0, 1), {7: "x"}), "found a row or reject without a value for 1: 7"),
         ((rows_of(0, 2), {}), "found no row or reject for 1: 1"),
         ((rows_of(0), {1: ""}), "expected rejects as a mapping of value_index to a reason"),
         ((rows_of(0), {"1": "x"}), "expected rejects as a mapping of value_index to a reason"),
@@ -135,5 +135,5 @@ def test_a_row_that_postgres_cannot_store_is_a_reject() -> None:
 
 
 def test_a_column_named_as_the_index_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="expected columns beside value_index"):
+    with pytest.raises(ConfigurationError, match="column 'value_index' in .* is reserved"):
         Custom(lengths, "value_index int")

@@ -133,9 +133,7 @@ def test_a_numeric_without_precision_is_the_number_as_it_is_written(written: str
     ],
 )
 def test_what_is_no_number_is_refused_for_numeric(written: str) -> None:
-    assert why_not("numeric", written).endswith(
-        "expected a number, bare or in a string, found something else"
-    )
+    assert why_not("numeric", written).endswith("expected a number, bare or in a string")
 
 
 def test_a_column_that_is_kept_as_text_may_have_any_name_and_place() -> None:
@@ -146,7 +144,7 @@ def test_a_column_that_is_kept_as_text_may_have_any_name_and_place() -> None:
 
 
 def test_a_name_that_cannot_be_looked_for_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="expected a numeric column with a name without backslashes"):
+    with pytest.raises(ConfigurationError, match="a name with backslashes, double quotes or control characters"):
         Json('"a\\b" numeric')
     assert rows(Json('"a\\b" int'), rb'{"a\\b":1}') == [{"a\\b": 1}]
 
@@ -268,7 +266,7 @@ def test_a_moment_as_a_number_is_an_integer_only() -> None:
 
 @pytest.mark.parametrize("wrong", [{"a": "h"}, {"a": "d"}, {"b": "s"}, {"c": "ms"}, {"d": "s"}])
 def test_an_epoch_that_is_none_of_the_columns_is_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match="expected epoch to give a column of type timestamp"):
+    with pytest.raises(ConfigurationError, match="epoch: expected one of the units s, ms, us and ns"):
         Json("a timestamptz, b date, d timestamp[]", epoch=wrong)
 
 

@@ -134,7 +134,7 @@ def test_a_null_value_is_what_it_is_for_the_value_format() -> None:
 
 def test_a_column_given_twice_is_refused() -> None:
     for wrong in ({"key": Text("a")}, {"headers": "a"}, {"key": Raw("k"), "header": {"x": Text("k")}}):
-        with pytest.raises(ConfigurationError, match="expected each column once in value, key and headers"):
+        with pytest.raises(ConfigurationError, match="occur more than once in value, key and headers"):
             WithMessage(Json("a int"), **wrong)
 
 

@@ -1,4 +1,4 @@
-"""Avro bodies, one for each record, with a schema of the pipeline's own or of a schema registry."""
+"""The format Avro: one body for each record, with the pipeline's schema or schemas of a registry."""
 
 import io
 import json
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 _MAGIC: Final = 0
 _HEADER: Final = 5  # bytes
 _TOKEN: Final = 16  # bytes
-_VALUE: Final = "value"  # the field, and column, of a schema that is no record
-_ENDS_ELSEWHERE: Final = (
-    "expected an Avro body of the schema that ends with its last field, found that it does not"
-)
+_VALUE: Final = "value"  # the field, and column, of a schema other than a record
+_ENDS_ELSEWHERE: Final = "the body does not end with the last field of its schema"
 _REASON_LENGTH: Final = 500  # characters
 
 
@@ -44,17 +42,18 @@ _REASON_LENGTH: Final = 500  # characters
 class Avro:
     """Values are Avro bodies without a container.
 
-    schema    their schema: JSON text, or the path of an .avsc file, which is read when the pipeline is made
-    registry  instead, the address of a Confluent schema registry, as "http://host:8081": values then begin with
-              byte 0 and the id of the schema that they were written with
-    columns   the fields to take, as for Json; without it, all fields of the schema. A registry needs it
+    schema    their schema: JSON text, or the path of an .avsc file, which is read when the pipeline is created
+    registry  instead, the address of a Confluent schema registry, such as "http://host:8081": values then begin with
+              byte 0 and the ID of the schema that they were written with
+    columns   the fields to take, as for Json; by default, all fields of the schema. Required with a registry
 
-    A field has to fit its column; what a writer's schema lacks is null. Enums are text, arrays of simple types are
-    arrays, records, maps and unions are jsonb. A schema that is no record is one column. What does not decode, has
-    bytes left over, another first byte or an unknown schema id is a reject, and a null value a tombstone.
+    A field has to fit its column; a field that a writer's schema lacks is null. Enums are text, arrays of simple types
+    are arrays, and records, maps and unions are jsonb. A schema other than a record is one column. A body that cannot
+    be decoded or has bytes left over, another first byte, and an unknown schema ID are rejects; a null value is a
+    tombstone.
 
-    Raises ConfigurationError for what is no schema, and columns that it does not have; decode() raises
-    RegistryUnavailable where the registry does not answer.
+    Raises ConfigurationError for an invalid schema, and for columns that it does not have; decode() raises
+    RegistryUnavailable if the registry cannot be reached.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -69,16 +68,16 @@ class Avro:
     def __post_init__(self) -> None:
         check_types(self)
         if (self.schema is None) == (self.registry is None):
-            raise ConfigurationError("expected Avro to be given a schema or a registry, found both or none")
+            raise ConfigurationError("Avro: expected either a schema or a registry, found both or neither")
         if "@" in urlsplit(self.registry or "").netloc:
             raise ConfigurationError(
-                "expected the address of a schema registry without a user and password, which would stand in "
-                "errors and pages. Set schema.registry.basic.auth.user.info in the Kafka connection instead."
+                "The address of the schema registry contains a user and password, which errors and pages would show. "
+                "Set schema.registry.basic.auth.user.info in the Kafka connection instead."
             )
         if self.schema is None and self.columns is None:
             raise ConfigurationError(
-                f"expected the columns to take from values with schemas of the registry {self.registry}, found "
-                f'none: write them as columns="id bigint, name text"'
+                f"Avro with the registry {self.registry} needs the columns to take from its values: write them as "
+                f'columns="id bigint, name text"'
             )
         if isinstance(self.columns, str):
             object.__setattr__(self, "columns", parse_columns(self.columns))
@@ -88,13 +87,13 @@ class Avro:
         object.__setattr__(self, "schema", schema)
         fields = _fields(_parse(schema), self.columns)
         if self.columns is None:
-            columns = tuple(Column(each.name, each.type) for each in fields)
+            columns = tuple(Column(field.name, field.type) for field in fields)
             object.__setattr__(self, "columns", columns)
-        found = {each.name for each in fields}
-        if missing := [column.name for column in self.columns if column.name not in found]:
+        names = {field.name for field in fields}
+        if missing := [column.name for column in self.columns if column.name not in names]:
             raise ConfigurationError(
-                f"expected columns that are fields of the schema, {', '.join(sorted(found))}, found "
-                f"{', '.join(map(repr, missing))}"
+                f"columns {', '.join(map(repr, missing))} are not fields of the schema, which has "
+                f"{', '.join(sorted(names))}"
             )
         try:
             _body_of(schema, self.columns)
@@ -102,7 +101,7 @@ class Avro:
             raise ConfigurationError(str(error)) from None
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block for each schema that they are written with."""
+        """Decode n values, in one block for each schema that they were written with."""
         if self.registry is None:
             return decode_present(values, _body_of(str(self.schema), self.columns).decode)
         return self._decode_with_ids(values)
@@ -117,28 +116,30 @@ class Avro:
         empty = pa.RecordBatch.from_pylist([], stored_schema(self.columns))
         parts, rejects = [Decoded(empty, present[:0])], []
         for header in headers.unique().to_pylist():
-            its = pc.equal(headers, pa.scalar(header, pa.binary()))
+            matches = pc.equal(headers, pa.scalar(header, pa.binary()))
             body = self._body_after(header)
             if isinstance(body, str):
-                rejects += [(index, body) for index in present.filter(its).to_pylist()]
+                rejects += [(index, body) for index in present.filter(matches).to_pylist()]
             else:
-                parts.append(decode_block_or_halves(written.filter(its), present.filter(its), body.decode))
-        kept = pa.concat_arrays([each.kept for each in parts])
-        rows = pa.concat_batches([each.rows for each in parts])
-        rejects += [reject for each in parts for reject in each.rejects]
-        if len(parts) > 2:  # of several schemas: in the order of their values again
+                parts.append(
+                    decode_block_or_halves(written.filter(matches), present.filter(matches), body.decode)
+                )
+        kept = pa.concat_arrays([part.kept for part in parts])
+        rows = pa.concat_batches([part.rows for part in parts])
+        rejects += [reject for part in parts for reject in part.rejects]
+        if len(parts) > 2:  # values of several schemas: back to the order of the values
             order = pc.sort_indices(kept)
             kept, rows = kept.take(order), rows.take(order)
         return Decoded(rows, kept, tuple(sorted(rejects)), values.null_count)
 
     def _body_after(self, header: bytes) -> "_Body | str":
-        """What decodes the bodies after a header, or the reason why there is none."""
+        """Return the decoder of the bodies after a header, or the reason to reject them."""
         if len(header) < _HEADER or header[0] != _MAGIC:
-            return f"expected byte 0 and the 4 bytes of a schema id, found {header.hex(' ') or 'nothing'}"
+            return f"expected byte 0 and the 4 bytes of a schema ID, found {header.hex(' ') or 'nothing'}"
         schema_id = int.from_bytes(header[1:], "big")
         schema = writer_schema(str(self.registry), schema_id, self.properties)
         if schema is None:
-            return f"expected the id of a schema that the registry has, found {schema_id}"
+            return f"the registry has no schema with the ID {schema_id}"
         try:
             return _body_of(schema, self.columns, header=_HEADER)
         except ValueError as error:
@@ -146,46 +147,45 @@ class Avro:
 
 
 class _Body:
-    """Decodes bodies of one schema, each after a header of so many bytes.
+    """Decodes bodies of one schema, each after a header of `header` bytes.
 
-    A body says neither where it ends nor how long it is. So all of them are decoded at once, as an Avro array of
-    bodies, each with a token after it that no body can know: where every token is found in its place, every body
-    ended with its last field.
+    A body does not contain its length. All bodies are decoded at once, as an Avro array of bodies, each followed by a
+    random token: if every token is in its place, every body ended with its last field.
     """
 
     def __init__(self, schema: str, columns: tuple[Column, ...], header: int) -> None:
         self._columns = columns
         parsed = _parse(schema)
         self._is_record = _is_record(parsed)
-        fields = {each.name: each for each in _fields(parsed, columns)}
+        fields = {field.name: field for field in _fields(parsed, columns)}
         self._fields = [fields.get(column.name) for column in columns]
-        for column, its in zip(columns, self._fields, strict=True):
-            if its is not None and not its.fits(column):
+        for column, own in zip(columns, self._fields, strict=True):
+            if own is not None and not own.fits(column):
                 raise ValueError(
-                    f"column {column.name!r}, {column.type}: expected a field whose values fit, found {its.type}"
+                    f"column {column.name!r}, {column.type}: expected a field whose values fit, found {own.type}"
                 )
         self._header = header
         self._value = _value_of(parsed, fields.values())
         self._schema = _array_of(self._value, header)
 
     def decode(self, bodies: "pa.BinaryArray") -> "pa.RecordBatch":
-        """One row for each body, or ValueError."""
+        """Return one row for each body, or raise ValueError."""
         import pyarrow as pa
 
         if len(bodies) == 0:
             return pa.RecordBatch.from_pylist([], stored_schema(self._columns))
         values = self._decode(bodies)
         arrays = []
-        for column, its in zip(self._columns, self._fields, strict=True):
-            if its is None:
+        for column, own in zip(self._columns, self._fields, strict=True):
+            if own is None:
                 arrays.append(pa.nulls(len(values), column.arrow_type))
                 continue
-            found = list(map(itemgetter(its.name), values)) if self._is_record else values
+            field_values = list(map(itemgetter(own.name), values)) if self._is_record else values
             try:
-                arrays.append(_array(column, its, found))
+                arrays.append(_array(column, own, field_values))
             except (ValueError, TypeError, OverflowError) as error:
-                what = _decimal_in_words(column, found[0]) or str(error)[:_REASON_LENGTH]
-                raise ValueError(f"column {column.name!r}, {column.type}: {what}") from None
+                reason = _decimal_reason(column, field_values[0]) or str(error)[:_REASON_LENGTH]
+                raise ValueError(f"column {column.name!r}, {column.type}: {reason}") from None
         rows = pa.RecordBatch.from_arrays(arrays, schema=stored_schema(self._columns))
         check_rows(rows, self._columns)
         return rows
@@ -195,26 +195,26 @@ class _Body:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        # A single one stands between the ends of the block; the same token each time gives the same reason.
+        # A single body needs no random token; a fixed one gives the same reason each time.
         token = secrets.token_bytes(_TOKEN) if len(bodies) > 1 else bytes(_TOKEN)
         joined = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), token)[0].as_buffer()
         block = b"".join((_long(len(bodies)), memoryview(joined), token, _long(0)))
         stream = io.BytesIO(block)
         try:
-            found: Any = fastavro.schemaless_reader(stream, self._schema, None)
+            decoded: Any = fastavro.schemaless_reader(stream, self._schema, None)
         except EOFError:
             raise ValueError(_ENDS_ELSEWHERE) from None
         except MemoryError:
             raise
-        except Exception:  # fastavro says of broken bytes whatever it meets first
+        except Exception:  # fastavro raises errors of many types for broken bytes
             raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None
-        tokens = list(map(itemgetter("token"), found))
+        tokens = list(map(itemgetter("token"), decoded))
         if tokens != [token] * len(bodies) or stream.tell() != len(block):
             raise ValueError(_ENDS_ELSEWHERE)
-        return list(map(itemgetter("value"), found))
+        return list(map(itemgetter("value"), decoded))
 
     def _reason(self, body: bytes) -> str:
-        """Why a body is refused, and for which field: the last one of the fewest that do not decode."""
+        """Return why a body is refused, and the first field that cannot be decoded."""
         import fastavro
 
         types = {column.name: column.type for column in self._columns}
@@ -224,13 +224,13 @@ class _Body:
             except MemoryError:
                 raise
             except Exception as error:
-                what = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
-                return f"{what}: {_in_words(error)}"
+                place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
+                return f"{place}: {_reason_from(error)}"
         return _ENDS_ELSEWHERE
 
     @cached_property
     def _first_fields(self) -> list[tuple[str, Any]]:
-        """Of each field of a record its name, and the schema of the record that ends with it."""
+        """For each field of a record, its name and the schema of the record up to this field."""
         import fastavro
 
         if not self._is_record:
@@ -242,31 +242,29 @@ class _Body:
         ]
 
 
-def _in_words(error: Exception) -> str:
+def _reason_from(error: Exception) -> str:
     match error:
         case InvalidAvro():
             return str(error)
         case EOFError():
-            return "expected a value of the schema, found the end of the body"
+            return "the body ends before this field does"
         case UnicodeDecodeError():
             return "expected text in UTF-8, found other bytes"
         case IndexError():
-            return (
-                "expected the number of a symbol of its enum or a branch of its union, found another number"
-            )
+            return "the number of an enum's symbol or a union's branch is out of range"
         case _:
-            return f"expected a value of the schema, found none: {str(error)[:_REASON_LENGTH]}"
+            return f"not a value of its schema: {str(error)[:_REASON_LENGTH]}"
 
 
-def _decimal_in_words(column: Column, found: Any) -> str | None:
-    """Why a decimal does not fit its column, which Arrow says without the decimal; None for other values."""
+def _decimal_reason(column: Column, value: Any) -> str | None:
+    """Return why a decimal does not fit its column; None for other values. Arrow's message lacks the decimal."""
     import pyarrow as pa
 
     type_ = column.arrow_type
-    if not (pa.types.is_decimal(type_) and isinstance(found, Decimal)):
+    if not (pa.types.is_decimal(type_) and isinstance(value, Decimal)):
         return None
     room = type_.precision - type_.scale
-    return f"expected at most {room} digits before the point and {type_.scale} after it, found {found:f}"
+    return f"expected at most {room} digits before the point and {type_.scale} after it, found {value:f}"
 
 
 @cache
@@ -275,29 +273,28 @@ def _body_of(schema: str, columns: tuple[Column, ...], *, header: int = 0) -> _B
 
 
 def _schema_text(schema: str | PathLike[str]) -> str:
-    """A schema as JSON text, which may stand in a file."""
+    """Return a schema as JSON text; read it if it is the path of a file."""
     if isinstance(schema, str) and schema.lstrip().startswith(("{", "[", '"')):
         return schema
     try:
         return Path(schema).read_text()
     except OSError as error:
         raise ConfigurationError(
-            f"expected an Avro schema as JSON text or the path of an .avsc file, found {str(schema)!r}: "
-            f"{error.strerror}"
+            f"The Avro schema {str(schema)!r} is neither JSON text nor a readable .avsc file: {error.strerror}"
         ) from None
 
 
 def _parse(schema: str) -> Any:
-    """The schema with full names everywhere."""
+    """Parse a schema; all its names become full names."""
     import fastavro
 
     try:
         parsed = fastavro.parse_schema(json.loads(schema))
-    except Exception as error:  # fastavro's errors of a schema have no common base
+    except Exception as error:  # fastavro's errors about a schema have no common base
         raise ConfigurationError(
-            f"expected an Avro schema, found {schema[:_REASON_LENGTH]!r}: {type(error).__name__}: {error}"
+            f"Invalid Avro schema {schema[:_REASON_LENGTH]!r}: {type(error).__name__}: {error}"
         ) from None
-    # What fastavro keeps for itself would be taken for a part of the schema around it.
+    # Inside of another schema, fastavro would take its own notes for a part of it.
     return {k: v for k, v in parsed.items() if not k.startswith("__")} if isinstance(parsed, dict) else parsed
 
 
@@ -306,23 +303,23 @@ def _is_record(parsed: Any) -> bool:
 
 
 def _fields(parsed: Any, columns: Sequence[Column] | None) -> tuple[AvroField, ...]:
-    """The fields of a record; a schema that is none is one field, named as the first column."""
+    """Return the fields of a record; any other schema is one field, named as the first column."""
     return fields_of(parsed, columns[0].name if columns else _VALUE)
 
 
 def _value_of(parsed: Any, fields: Iterable[AvroField]) -> Any:
-    """The schema by which fastavro decodes a body."""
-    schemas = {each.name: each.schema for each in fields}
+    """Return the schema by which fastavro decodes a body."""
+    schemas = {field.name: field.schema for field in fields}
     if not _is_record(parsed):
         (value,) = schemas.values()
         return checked(value)
     return checked(
-        {**parsed, "fields": [{**each, "type": schemas[each["name"]]} for each in parsed["fields"]]}
+        {**parsed, "fields": [{**field, "type": schemas[field["name"]]} for field in parsed["fields"]]}
     )
 
 
 def _array_of(value: Any, header: int) -> Any:
-    """The schema of an array of bodies, each after a header of so many bytes and before a token."""
+    """Return the schema of an array of bodies, each between a header of `header` bytes and a token."""
     import fastavro
 
     framed = [
@@ -341,7 +338,7 @@ def _fixed(name: str, size: int) -> dict[str, Any]:
 
 
 def _long(number: int) -> bytes:
-    """A number of 0 or more as Avro writes a long: zigzag, 7 bits a byte, lowest first."""
+    """Encode a number of 0 or more as an Avro long: zigzag, 7 bits a byte, lowest first."""
     rest, written = number << 1, bytearray()
     while rest > 0x7F:
         written.append(rest & 0x7F | 0x80)
@@ -350,7 +347,7 @@ def _long(number: int) -> bytes:
 
 
 def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
-    """A column from what fastavro made of its field."""
+    """Return a column from the values that fastavro returned for its field."""
     import msgspec
     import pyarrow as pa
 
@@ -358,7 +355,7 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
         case "value":
             return pa.array(values, column.arrow_type)
         case "text":
-            return pa.array([None if each is None else _as_text(each) for each in values], pa.string())
+            return pa.array([None if value is None else _as_text(value) for value in values], pa.string())
         case "json":
             encode = msgspec.json.Encoder(decimal_format="number").encode
             texts = list(map(encode, values))
@@ -375,18 +372,18 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
 
 
 def _refuse_not_finite(value: Any) -> None:
-    """Raise ValueError for NaN and infinity, which JSON does not have and msgspec writes as null."""
+    """Raise ValueError for NaN and infinity, which JSON does not have and which msgspec writes as null."""
     match value:
         case float() if not isfinite(value):
-            raise ValueError(f"expected numbers that JSON has, found {value}")
+            raise ValueError(f"JSON has no number {value}")
         case dict():
-            for each in value.values():
-                _refuse_not_finite(each)
+            for member in value.values():
+                _refuse_not_finite(member)
         case list():
-            for each in value:
-                _refuse_not_finite(each)
+            for element in value:
+                _refuse_not_finite(element)
 
 
 def _as_text(value: Any) -> str:
-    """A time, a uuid or a decimal as Postgres reads it."""
+    """Return a time, a uuid or a decimal as text that Postgres reads."""
     return format(value, "f") if isinstance(value, Decimal) else str(value)

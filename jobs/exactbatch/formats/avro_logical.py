@@ -1,7 +1,7 @@
 """Readers of Avro's logical types that refuse what the specification does not allow.
 
-fastavro's own round a decimal to the precision of its schema, and take a time before midnight for one of the day
-before. Its readers are found by name, so these have names of their own and leave other users of fastavro alone.
+fastavro's own readers round a decimal to the precision of its schema, and read a negative time as a time of the day
+before. fastavro looks readers up by name: these have other names, so that other users of fastavro are not affected.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,11 @@ _DAY: Final = timedelta(days=1)
 
 
 class InvalidAvro(ValueError):
-    """A value that its schema does not allow, in words for a reason."""
+    """A value that its schema does not allow. The message is the reason of the reject."""
 
 
 def register() -> None:
-    """Make the readers known to fastavro; once or several times."""
+    """Register the readers with fastavro; may be called several times."""
     import fastavro.read
 
     readers: Any = fastavro.read.LOGICAL_READERS

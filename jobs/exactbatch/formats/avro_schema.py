@@ -1,4 +1,4 @@
-"""An Avro schema as columns of Postgres: which type a field has, and how its values come out of fastavro."""
+"""Map an Avro schema to Postgres columns: the type of each field, and how fastavro returns its values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from exactbatch.columns import Column
 
-# How a field's values become Arrow data: as they are, as text, as JSON text, or as integers of a unit since 1970.
+# How a field's values become Arrow data: unchanged, as text, as JSON text, or as integers of a unit since 1970.
 Reading = Literal["value", "text", "json", "s", "ms", "us", "ns", "d"]
 
 _PRIMITIVE: Final[Mapping[str, str]] = {
@@ -21,7 +21,7 @@ _PRIMITIVE: Final[Mapping[str, str]] = {
     "enum": "text",
     "null": "text",
 }
-_MOMENTS: Final[Mapping[tuple[str, str], tuple[str, Reading]]] = {
+_TIMESTAMPS: Final[Mapping[tuple[str, str], tuple[str, Reading]]] = {
     ("int", "date"): ("date", "d"),
     ("long", "timestamp-millis"): ("timestamp with time zone", "ms"),
     ("long", "timestamp-micros"): ("timestamp with time zone", "us"),
@@ -30,19 +30,20 @@ _MOMENTS: Final[Mapping[tuple[str, str], tuple[str, Reading]]] = {
     ("long", "local-timestamp-micros"): ("timestamp without time zone", "us"),
     ("long", "local-timestamp-nanos"): ("timestamp without time zone", "ns"),
 }
-_MOMENT_TYPES: Final = {"timestamp with time zone", "timestamp without time zone"}
+_TIMESTAMP_TYPES: Final = {"timestamp with time zone", "timestamp without time zone"}
 _TIMES: Final = {("int", "time-millis"), ("long", "time-micros")}
 _INTEGERS: Final = {"smallint", "integer", "bigint"}
 _CHECKED: Final = {"decimal", *(logical for _, logical in _TIMES)}
-CHECKED: Final = "exactbatch-"  # before the name of a logical type that fastavro is to read strictly
+CHECKED: Final = "exactbatch-"  # prefix of the logical types that avro_logical reads
 _MAX_PRECISION: Final = 1000  # digits that a numeric of Postgres may declare
 
 
 @dataclass(frozen=True, slots=True)
 class AvroField:
-    """A field of a record: the Postgres type that it has by itself, and how its values are read.
+    """A field of a record: its natural Postgres type, and how its values are read.
 
-    `schema` is what fastavro decodes it by: of moments the bare integers, which Arrow turns faster and exactly.
+    `schema` is the schema by which fastavro decodes it: bare integers for timestamps, which Arrow converts faster,
+    and exactly.
     """
 
     name: str
@@ -51,38 +52,38 @@ class AvroField:
     schema: Any
 
     def fits(self, column: Column) -> bool:
-        """Whether the field's values can be those of a column; integers and decimals are checked one by one."""
+        """True if a column can hold the field's values; integers and decimals are checked value by value later."""
         if self.reading == "json":
             return column.type in ("json", "jsonb", "text")
-        mine, its = self.type.removesuffix("[]"), column.element or column.type
+        own, target = self.type.removesuffix("[]"), column.element or column.type
         if self.type.endswith("[]") != (column.element is not None):
             return False
-        if its == mine or (mine in _INTEGERS and its in _INTEGERS):
+        if target == own or (own in _INTEGERS and target in _INTEGERS):
             return True
-        if mine in _MOMENT_TYPES and its in _MOMENT_TYPES:
+        if own in _TIMESTAMP_TYPES and target in _TIMESTAMP_TYPES:
             return True
-        if mine == "real":
-            return its == "double precision"
-        as_text = Column(column.name, its).staged_type == "text"
-        if mine.startswith("numeric"):
-            return its.startswith("numeric") and (not as_text or self.reading == "text")
-        return as_text and Column(self.name, mine).staged_type == "text"
+        if own == "real":
+            return target == "double precision"
+        as_text = Column(column.name, target).staged_type == "text"
+        if own.startswith("numeric"):
+            return target.startswith("numeric") and (not as_text or self.reading == "text")
+        return as_text and Column(self.name, own).staged_type == "text"
 
 
 def fields_of(parsed: Mapping[str, Any], name: str) -> tuple[AvroField, ...]:
-    """The fields of a schema that fastavro has parsed; one that is no record is a field of the given name."""
+    """Return the fields of a parsed schema; a schema other than a record is one field with the given name."""
     named: dict[str, Any] = {}
     _collect(parsed, named)
     if isinstance(parsed, dict) and parsed["type"] == "record":
-        return tuple(_field(each["name"], each["type"], named) for each in parsed["fields"])
+        return tuple(_field(field["name"], field["type"], named) for field in parsed["fields"])
     return (_field(name, parsed, named),)
 
 
 def checked(schema: Any) -> Any:
-    """The schema with decimals and times by which fastavro calls the readers of avro_logical."""
+    """Return the schema with logical types for which fastavro calls the readers of avro_logical."""
     match schema:
         case list():
-            return [checked(each) for each in schema]
+            return [checked(branch) for branch in schema]
         case dict():
             inner = {
                 key: checked(schema[key]) for key in ("fields", "items", "values", "type") if key in schema
@@ -100,13 +101,13 @@ def _field(name: str, schema: Any, named: Mapping[str, Any]) -> AvroField:
 
 
 def _read(schema: Any, named: Mapping[str, Any]) -> tuple[str, Reading, Any]:
-    """Postgres type, reading, and the schema to decode by."""
+    """Return Postgres type, reading, and the schema by which fastavro decodes."""
     if isinstance(schema, list):
-        others = [each for each in schema if _kind(each) != "null"]
+        others = [branch for branch in schema if _kind(branch) != "null"]
         if len(others) != 1:
             return "jsonb", "json", schema
         type_, reading, plain = _read(others[0], named)
-        return type_, reading, [plain if each is others[0] else each for each in schema]
+        return type_, reading, [plain if branch is others[0] else branch for branch in schema]
     kind = _kind(schema)
     if kind in named:
         kind, full = named[kind]["type"], named[kind]
@@ -120,8 +121,8 @@ def _read(schema: Any, named: Mapping[str, Any]) -> tuple[str, Reading, Any]:
         if reading in ("text", "json") or type_.endswith("[]"):
             return "jsonb", "json", schema
         return type_ + "[]", reading, {**full, "items": plain}
-    if (kind, logical) in _MOMENTS:
-        return *_MOMENTS[kind, logical], kind
+    if (kind, logical) in _TIMESTAMPS:
+        return *_TIMESTAMPS[kind, logical], kind
     if (kind, logical) in _TIMES:
         return "time without time zone", "text", schema
     if logical == "uuid":
@@ -133,22 +134,22 @@ def _read(schema: Any, named: Mapping[str, Any]) -> tuple[str, Reading, Any]:
 
 
 def _kind(schema: Any) -> str:
-    """The type of a schema, or the name of one that stands elsewhere."""
+    """Return the type of a schema, or the name of one that is defined elsewhere."""
     if isinstance(schema, dict):
         return str(schema["type"])
     return "union" if isinstance(schema, list) else str(schema)
 
 
 def _collect(schema: Any, named: dict[str, Any]) -> None:
-    """Find the types that have a name."""
+    """Collect the named types."""
     if isinstance(schema, list):
-        for each in schema:
-            _collect(each, named)
+        for branch in schema:
+            _collect(branch, named)
     elif isinstance(schema, dict):
         if "name" in schema:
             named[schema["name"]] = schema
-        for each in schema.get("fields", ()):
-            _collect(each["type"], named)
+        for field in schema.get("fields", ()):
+            _collect(field["type"], named)
         for inner in ("items", "values"):
             if inner in schema:
                 _collect(schema[inner], named)

@@ -1,4 +1,4 @@
-"""CSV, one line for each record, decoded by Arrow in blocks."""
+"""The format Csv: one line for each record, decoded by Arrow in blocks."""
 
 import re
 import secrets
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 _QUOTE: Final = '"'
 _TOKEN: Final = ""  # the token's column: no column of Postgres has this name
 _REASON_LENGTH: Final = 500  # characters
-# Arrow takes a hexadecimal integer for one in two's complement: 0xffff as a smallint would be -1.
+# Arrow reads a hexadecimal integer as two's complement: 0xffff as a smallint would be -1.
 _HEXADECIMAL: Final = "(?i)0x"
 _PRECISION: Final = re.compile(
     r"Error converting '(.*)' to decimal\d+\((\d+), .*\): precision not supported.*", re.DOTALL
 )
 _NUMBER: Final = r"^[ \t]*[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?[ \t]*$"
-# Arrow's reader cuts a block that is larger than this (bytes).
+# Arrow's reader splits a block that is larger than its block size; this many bytes make the block size larger.
 _BLOCK_MARGIN: Final = 1024
-# Arrow skips a byte order mark at the start of a block: only in the first value, were it not for this line.
+# Arrow skips a byte order mark at the start of a block, which without this line would be that of the first value.
 _FIRST_LINE: Final = "-\n"
 
 
@@ -38,13 +38,13 @@ _FIRST_LINE: Final = "-\n"
 class Csv:
     """Values are lines of CSV without a header; `schema` names their fields in order, all of them.
 
-    Fields may be in double quotes, and then hold delimiters, line breaks and doubled quotes. `null` is what
-    stands, without quotes, for null; with the default `1,` has a null and `1,""` an empty text. A line end after
-    the value is ignored.
+    A field in double quotes may contain delimiters, line breaks and doubled quotes. `null` is the unquoted text that
+    stands for null; with the default, `1,` ends with a null and `1,""` with an empty text. A line ending after the
+    value is ignored.
 
-    Strict: more or fewer fields, a fraction for an integer, a number that is out of range, NaN or infinity make
-    the record a reject. Timestamps and dates are ISO 8601; a timestamptz needs an offset, a timestamp has none.
-    A null value is a tombstone. Raises ConfigurationError for arrays and what is no delimiter or null.
+    Decoding is strict: too many or too few fields, a fraction for an integer, a number out of range, NaN or infinity
+    makes the record a reject. Timestamps and dates are ISO 8601; a timestamptz needs an offset, a timestamp must not
+    have one. A null value is a tombstone. Raises ConfigurationError for arrays, and for an invalid delimiter or null.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -61,38 +61,38 @@ class Csv:
         for column in self.columns:
             if column.element is not None:
                 raise ConfigurationError(
-                    f"expected columns that a field of CSV can hold, found the array {column.name} {column.type}. "
-                    f"Take it as text, or decode it by a function with Custom."
+                    f"column {column.name!r}, {column.type}: Csv has no arrays. Declare the column as text, or decode "
+                    f"the values with Custom."
                 )
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter.isalnum():
             raise ConfigurationError(
-                f"expected a delimiter of one ASCII character that is no letter or digit, found {self.delimiter!r}"
+                f"delimiter: expected one ASCII character other than a letter or digit, found {self.delimiter!r}"
             )
-        for what, text, never in (
+        for option, text, never in (
             ("delimiter", self.delimiter, f"{_QUOTE}\r\n"),
             ("null", self.null, f"{_QUOTE}\r\n{self.delimiter}"),
         ):
             if set(text) & set(never):
-                raise ConfigurationError(f"expected a {what} without any of {never!r}, found {text!r}")
+                raise ConfigurationError(f"{option}: expected text without any of {never!r}, found {text!r}")
 
     @cached_property
     def _types(self) -> "dict[str, pa.DataType]":
-        """The types in which fields are read: decimals that Arrow would multiply inexactly, as text."""
+        """The types in which fields are read: text for decimals that Arrow would multiply inexactly."""
         import pyarrow as pa
 
         wide = [column for column in self.columns if _is_wide(column.arrow_type)]
         return {column.name: pa.string() if column in wide else column.arrow_type for column in self.columns}
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block when all of them are lines."""
+        """Decode n values, in one block if all of them are lines."""
         return decode_present(values, self._decode_block)
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
-        """One row for each value, or ValueError.
+        """Return one row for each value, or raise ValueError.
 
-        A value may have line breaks, or open a quote that a later value closes. So each is followed by one more
-        field, a token that no value can know: where every row ends with it, and there are as many rows as
-        values, every row begins and ends where a value does.
+        A value may contain line breaks, or open a quote that a later value closes. Therefore each value is followed
+        by another field, a random token: if every row ends with the token, and there are as many rows as values,
+        every row begins and ends where a value does.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -107,7 +107,7 @@ class Csv:
         try:
             table = self._read(text, token, self._types)
             if len(table) != len(text) or not pc.all(pc.equal(table.column(_TOKEN), token)).as_py():
-                raise ValueError("rows are not values")
+                raise ValueError("rows do not match values")
         except ValueError as error:
             raise ValueError(self._reason(text, str(error)) if len(text) == 1 else "") from None
         table = self._with_wide_decimals(table.drop_columns(_TOKEN))
@@ -115,12 +115,12 @@ class Csv:
         check_rows(rows, self.columns, finite=True)
         for column in self.columns:
             if column.type.startswith("numeric") and column.staged_type == "text":
-                with _of(column):
+                with _named_errors(column):
                     _check_numbers(rows.column(column.name))
         return rows
 
     def _refuse_misread(self, text: "pa.StringArray", token: str) -> None:
-        """Raise ValueError for numbers that Arrow would take for others; what is no line is refused later."""
+        """Raise ValueError for numbers that Arrow would misread. Values that are not lines are refused later."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -135,17 +135,17 @@ class Csv:
         except ValueError:
             return
         for column in decimals:
-            with _of(column):
+            with _named_errors(column):
                 refuse_tiny(table.column(column.name).drop_null().to_pylist())
         for column in integers:
-            with _of(column):
+            with _named_errors(column):
                 if pc.any(pc.match_substring_regex(table.column(column.name), _HEXADECIMAL)).as_py():
-                    raise ValueError("expected an integer in decimal digits, found a hexadecimal one")
+                    raise ValueError("expected an integer in decimal digits, found a hexadecimal number")
 
     def _with_wide_decimals(self, table: "pa.Table") -> "pa.Table":
         for index, column in enumerate(self.columns):
             if _is_wide(column.arrow_type):
-                with _of(column):
+                with _named_errors(column):
                     decimals = decimals_of(table.column(index), column.arrow_type)
                 table = table.set_column(index, column.name, decimals)
         return table
@@ -180,13 +180,13 @@ class Csv:
             ),
         )
 
-    def _reason(self, text: "pa.StringArray", said: str) -> str:
-        """Why one value is refused: for what Arrow says of its fields, or for their number."""
-        if match := re.search(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", said, re.DOTALL):
+    def _reason(self, text: "pa.StringArray", message: str) -> str:
+        """Return why one value is refused: Arrow's message about a field, or their number."""
+        if match := re.search(r"In CSV column #(\d+): (?:Row #\d+: )?(.*)", message, re.DOTALL):
             column = self.columns[int(match[1])]
-            what = re.sub(r"^CSV conversion error to .+?: ", "", match[2])
-            what = _PRECISION.sub(r"expected a number with at most \2 digits, found \1", what)
-            return f"column {column.name!r}, {column.type}: {what[:_REASON_LENGTH]}"
+            reason = re.sub(r"^CSV conversion error to .+?: ", "", match[2])
+            reason = _PRECISION.sub(r"expected a number with at most \2 digits, found \1", reason)
+            return f"column {column.name!r}, {column.type}: {reason[:_REASON_LENGTH]}"
         try:
             lines = len(self._read(text, None, self._types))
         except ValueError as error:
@@ -196,7 +196,7 @@ class Csv:
         if not text[0].as_py():
             return f"expected a line of {len(self.columns)} fields, found none"
         if lines == 1:
-            return "expected every quote to be closed, found one left open"
+            return "a quote is not closed"
         return f"expected one line, found {lines}"
 
 
@@ -205,8 +205,8 @@ def _is_wide(type_: "pa.DataType") -> bool:
 
 
 @contextmanager
-def _of(column: Column) -> Iterator[None]:
-    """Errors inside name the column."""
+def _named_errors(column: Column) -> Iterator[None]:
+    """Put the column's name before the message of a ValueError."""
     try:
         yield
     except ValueError as error:
@@ -214,7 +214,7 @@ def _of(column: Column) -> Iterator[None]:
 
 
 def _check_numbers(text: "pa.StringArray") -> None:
-    """Raise ValueError for what Arrow would not read as a decimal, though Postgres would, as NaN and 0x10."""
+    """Raise ValueError for text that Postgres would read as a number and Arrow would not, such as NaN and 0x10."""
     import pyarrow.compute as pc
 
     if not pc.all(pc.match_substring_regex(text, _NUMBER), min_count=0).as_py():

@@ -1,4 +1,4 @@
-"""A format of the user's own: a function from values to rows."""
+"""The format Custom: your own function decodes the values."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _INDEX: Final = "value_index"
-_SHOWN: Final = 5  # mistaken indexes in a message
+_SHOWN: Final = 5  # wrong indexes in a message
 
 
 @dataclass(frozen=True)
 class Custom:
-    """`function` makes of values rows with the columns of `schema`, or rejects.
+    """`function` decodes values into rows with the columns of `schema`, or rejects them.
 
-    It is given a RecordBatch of `value_index` (int64) and `value` (binary), of values that are not null. It
-    returns a RecordBatch of `value_index` and the columns of `schema`, in any order, and a mapping of value_index
-    to the reason for each value that it refuses. Every value has to be one row or one reject, and the same rows
-    each time: a retry and a replay decode again.
+    Its argument is a RecordBatch of `value_index` (int64) and `value` (binary), without null values. It returns a
+    RecordBatch of `value_index` and the columns of `schema`, in any order, and a mapping of value_index to the reason
+    for each value that it rejects. Every value has to give one row or one reject, and the same row each time: a retry
+    and a replay decode again.
 
-    What it returns is checked: a mistake, or an exception other than OSError, is a ConfigurationError and ends
-    the batch; after an OSError the batch is tried again. A row that Postgres could not store is a reject. A null
-    value is a tombstone.
+    The result is checked: an invalid result, or an exception other than OSError, raises ConfigurationError and ends
+    the batch; after an OSError the batch is retried. A row that Postgres cannot store is a reject. A null value is a
+    tombstone.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -43,8 +43,7 @@ class Custom:
         object.__setattr__(self, "columns", parse_columns(self.schema))
         if _INDEX in [column.name for column in self.columns]:
             raise ConfigurationError(
-                f"expected columns beside {_INDEX}, which tells the value of a row, found it in {self.schema!r}: "
-                f"rename it"
+                f"column {_INDEX!r} in {self.schema!r} is reserved for the index of a row's value: rename the column"
             )
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
@@ -64,7 +63,7 @@ class Custom:
         return rows
 
     def _called(self, given: "pa.RecordBatch") -> "tuple[pa.RecordBatch, dict[int, str]]":
-        """What the function returns, checked."""
+        """Call the function and check its result."""
         import pyarrow as pa
 
         schema = {_INDEX: pa.int64(), **{column.name: column.arrow_type for column in self.columns}}
@@ -88,9 +87,9 @@ class Custom:
                 raise self._mistake(
                     "a pair of a pyarrow.RecordBatch and a mapping of rejects", f"{type(returned).__name__}"
                 )
-        found = {field.name: field.type for field in rows.schema}
-        if found != schema or len(rows.schema) != len(schema):
-            raise self._mistake(f"rows with the columns {_listed(schema)}", f"{_listed(found)}")
+        returned = {field.name: field.type for field in rows.schema}
+        if returned != schema or len(rows.schema) != len(schema):
+            raise self._mistake(f"rows with the columns {_listed(schema)}", f"{_listed(returned)}")
         try:
             rows.validate(full=True)
         except ValueError as error:
@@ -99,19 +98,19 @@ class Custom:
         return rows, dict(rejects)
 
     def _check_complete(self, given: "pa.Array", rows: "pa.Array", rejects: Mapping[Any, Any]) -> None:
-        """Every value is one row or one reject."""
+        """Check that every value is one row or one reject."""
         import pyarrow as pa
 
         if not all(isinstance(index, int) and isinstance(why, str) and why for index, why in rejects.items()):
             raise self._mistake(f"rejects as a mapping of {_INDEX} to a reason", repr(dict(rejects))[:200])
-        told = pa.concat_arrays([rows, pa.array(list(rejects), pa.int64())])
-        if told.sort().equals(given):
+        returned = pa.concat_arrays([rows, pa.array(list(rejects), pa.int64())])
+        if returned.sort().equals(given):
             return
-        once = told.unique()
+        once = returned.unique()
         for what, wrong in (
             ("no row or reject for", given.filter(_not_in(given, once))),
-            ("a row or reject of no value for", once.filter(_not_in(once, given))),
-            ("several rows or rejects for", _repeated(told)),
+            ("a row or reject without a value for", once.filter(_not_in(once, given))),
+            ("several rows or rejects for", _repeated(returned)),
         ):
             if len(wrong):
                 shown = ", ".join(map(str, wrong[:_SHOWN].to_pylist()))

@@ -1,4 +1,4 @@
-"""Debezium's change events, as JSON with or without their schema."""
+"""The format Debezium: change events as JSON, with or without their schema."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +23,11 @@ _DELETE: Final = "d"
 _NO_ORDER: Final = (
     "give Debezium and the Upsert no version: all changes of a key are in one partition by default"
 )
-# Fields of `source` that are no order of the changes, and why.
-_POSITION: Final = "a position inside a binlog file, which begins again with each new file"
-_CLOCK: Final = "a clock, which can stand still and go back"
-_TRANSACTION: Final = "the number of a transaction, which is given out in another order than that of commits"
-_TEXT: Final = "no integer"
+# Fields of `source` that do not order the changes, and why.
+_POSITION: Final = "a position inside a binlog file, which starts again with each new file"
+_CLOCK: Final = "a clock, which can repeat a time and go back"
+_TRANSACTION: Final = "a transaction number, and transactions do not commit in the order of their numbers"
+_TEXT: Final = "not an integer"
 _NO_VERSION: Final = {
     **dict.fromkeys(("pos", "row", "file", "gtid", "server_id", "thread"), _POSITION),
     **dict.fromkeys(("ts_ms", "ts_us", "ts_ns", "ts_sec", "ts_usec"), _CLOCK),
@@ -39,20 +39,20 @@ _NO_VERSION: Final = {
 
 @dataclass(frozen=True)
 class Debezium:
-    """Values are Debezium's envelopes {before, after, op, source}, bare or as the payload beside their schema.
+    """Values are Debezium's envelopes {before, after, op, source}, bare or as the payload next to their schema.
 
     schema       the columns of the row, as for Json
     version      an integer field of `source` that orders the changes, which becomes a column of that name:
-                 "lsn" for Postgres. Other connectors have none: leave it out
+                 "lsn" for Postgres. Other connectors have no such field: omit the option
     unavailable  the connector's unavailable.value.placeholder: an event that has it in a column, because the
                  source left the value out, is a reject
-    binary       how the connector writes bytea: "base64" (binary.handling.mode=bytes, its default, and base64),
+    binary       how the connector encodes bytea: "base64" (binary.handling.mode=bytes, its default, and base64),
                  "base64-url-safe" or "hex"
 
-    A row is `after`, or for a delete `before`, of which only the key need be there. The tombstone that follows a
-    delete is counted, and deletes nothing more. What is no change of a row, such as a truncate, is a reject.
+    A row is `after`, or for a delete `before`, which needs only the key. The tombstone that follows a delete is
+    counted and has no further effect. An event that is not a change of a row, such as a truncate, is a reject.
 
-    Let the connector write times as ISO text and decimals as text or numbers: time.precision.mode=isostring,
+    Configure the connector to write times as ISO text and decimals as text or numbers: time.precision.mode=isostring,
     decimal.handling.mode=string or double.
 
     Raises ConfigurationError for a version that does not order changes, or is a column of the row.
@@ -72,13 +72,12 @@ class Debezium:
         row = parse_columns(self.schema)
         if self.version in [column.name for column in row]:
             raise ConfigurationError(
-                f"expected the version, a field of Debezium's source, beside the columns of the row, found "
-                f"{self.version!r} among them: rename the column"
+                f"version={self.version!r}, a field of source, is also a column of the row: rename the column"
             )
         if self.version in _NO_VERSION:
             raise ConfigurationError(
-                f"version={self.version!r}: source.{self.version} is {_NO_VERSION[self.version]}, so newer "
-                f"changes would be taken for older ones. For Postgres use version='lsn'; otherwise {_NO_ORDER}."
+                f"version={self.version!r}: source.{self.version} is {_NO_VERSION[self.version]}, so that "
+                f"newer changes could count as older ones. For Postgres use version='lsn'; otherwise {_NO_ORDER}."
             )
         if not self.unavailable:
             raise ConfigurationError(
@@ -91,7 +90,7 @@ class Debezium:
         return [column for column in columns if column.name != self.version]
 
     def _envelope(self, columns: Sequence[Column]) -> "pa.Schema":
-        """What is read of a value for some columns; a payload has the same fields once more."""
+        """The schema by which a value is read for some columns; a payload repeats the same fields."""
         import pyarrow as pa
 
         row = pa.struct([pa.field(column.name, _written_as(column)) for column in self._of_row(columns)])
@@ -105,7 +104,7 @@ class Debezium:
         return Placeholder(self.unavailable)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block when all of them are envelopes."""
+        """Decode n values, in one block if all of them are envelopes."""
         import pyarrow.compute as pc
 
         decoded = decode_present(values, self._decode_block)
@@ -122,7 +121,7 @@ class Debezium:
         )
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
-        """As _read(); of a single value, ValueError tells what it is."""
+        """Return the rows as _read() does; for a single value, the ValueError says what the value is."""
         try:
             return self._read(values, self.columns)
         except ValueError:
@@ -138,7 +137,7 @@ class Debezium:
             raise ValueError(why_refused(values, self.columns, partial(self._read, values))) from None
 
     def _read(self, values: "pa.BinaryArray", read_columns: Sequence[Column]) -> "pa.RecordBatch":
-        """The columns of a row and, last, whether it is a delete, and which column a write has no value for."""
+        """Return the columns of a row, then whether it is a delete, then a column for which a write has no value."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -152,7 +151,7 @@ class Debezium:
         has_payload = pc.is_valid(read.column("payload"))
 
         def of(*path: str) -> "pa.Array":
-            """A field of the envelope, wherever the envelope is."""
+            """A field of the envelope, bare or in the payload."""
             bare = pc.struct_field(read.column(path[0]), path[1:]) if path[1:] else read.column(path[0])
             return pc.if_else(has_payload, pc.struct_field(read.column("payload"), path), bare)
 
@@ -164,7 +163,7 @@ class Debezium:
                 pc.is_valid(read.column(name)),
             )
             if pc.any(pc.and_not(its, there)).as_py():
-                raise ValueError(f"expected {name!r}, which holds the row of such an event, found none")
+                raise ValueError(f"the event has no {name!r}, which would hold its row")
         columns = [
             pc.if_else(deleted, of("before", column.name), of("after", column.name)) for column in row_columns
         ]
@@ -172,25 +171,25 @@ class Debezium:
         if self.version is not None and self.version in stored.names:
             columns.append(of("source", self.version))
             if columns[-1].null_count:
-                raise ValueError(f"expected source.{self.version}, which orders the changes, found none")
+                raise ValueError(f"the event has no source.{self.version}, which orders the changes")
         table = pa.Table.from_arrays([*columns, deleted, left_out], with_beside.names)
         return as_stored(table, with_beside).combine_chunks().to_batches()[0]
 
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
     ) -> "tuple[list[pa.Array], pa.StringArray]":
-        """The columns with null for a value that was left out and bytes for bytea; and, of each write, the first
-        column that has a value left out. A delete needs none of them."""
+        """Return the columns with null for a value that was left out and bytes for bytea, and for each write the
+        first column whose value was left out. A delete does not need them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         whole = []
         left_out = pa.nulls(len(deleted), pa.string())
         for column, values in zip(row_columns, columns, strict=True):
-            found = self._placeholder.found(column, values)
-            if pc.any(found).as_py():
-                values = pc.if_else(found, pa.scalar(None, values.type), values)
-                of_writes = pc.and_(pc.and_not(found, deleted), left_out.is_null())
+            matches = self._placeholder.matches(column, values)
+            if pc.any(matches).as_py():
+                values = pc.if_else(matches, pa.scalar(None, values.type), values)
+                of_writes = pc.and_(pc.and_not(matches, deleted), left_out.is_null())
                 left_out = pc.if_else(of_writes, column.name, left_out)
             whole.append(self._bytes(values) if _is_bytea(column) else values)
         return whole, left_out
@@ -207,13 +206,13 @@ class Debezium:
         table = table_of(event_of(value.as_py()))
         return (
             f"column {column!r}: the source left the value out, and Debezium wrote {self.unavailable} instead. "
-            f"For Postgres, run `alter table {table} replica identity full` at the source; or let the connector's "
-            f"ReselectColumnsPostProcessor read such values"
+            f"For Postgres, run `alter table {table} replica identity full` at the source, or configure "
+            f"the connector's ReselectColumnsPostProcessor to read such values"
         )
 
 
 def _deletes(op: "pa.StringArray") -> "pa.BooleanArray":
-    """Which events are deletes; ValueError for one that is no change of a row."""
+    """Return true for each delete; raise ValueError for an event that is not a change of a row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -229,7 +228,7 @@ def _is_bytea(column: Column) -> bool:
 
 
 def _written_as(column: Column) -> "pa.DataType":
-    """The type in which a column's values are read; bytea is text until its placeholders are found."""
+    """Return the type in which a column's values are read; bytea is text until placeholders are removed."""
     import pyarrow as pa
 
     if _is_bytea(column):

@@ -1,11 +1,11 @@
-"""Decimals that Arrow's readers must not see.
+"""Refuse decimals that Arrow's readers would misread.
 
-A decimal with more places than 38, as 1e-41, makes Arrow read past the end of its table of powers of ten: it finds
-another number there, or ends the process (https://github.com/apache/arrow/issues/50964).
+A decimal with more than 38 places, such as 1e-41, makes Arrow read past the end of its table of powers of ten: it reads
+a wrong number there, or crashes (https://github.com/apache/arrow/issues/50964).
 
-A decimal is multiplied by 10^scale modulo 2^128, and what is left may look like a number that fits: 40 for a
-decimal128(38, 37). Arrow's readers refuse more digits than the precision before that, so a product is too great
-only where precision and scale together exceed 38. Such columns are read with 256 bits, which hold any product.
+Arrow multiplies a decimal by 10^scale modulo 2^128, and the remainder may look like a number that fits, as 40 does in a
+decimal128(38, 37). Its readers first refuse more digits than the precision, so that a product is too large only if
+precision and scale together exceed 38. Such columns are read with 256 bits, which hold any product.
 """
 
 import json
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 _MOST_PLACES: Final = 38  # decimal128's
 _MOST_DIGITS: Final = 38  # decimal128's
-# So many digits, times 10^38, are less than 2^255.
+# A number of this many digits, times 10^38, is less than 2^255.
 _FEW_DIGITS: Final = r"^[-+]?[0-9.]{1,38}$"
-# Arrow refuses more than 38 digits before it looks at the places, so more than 38 places take an exponent. Looking
-# for any negative one is fast; the second tells it from what only looks like one, as a part of a uuid.
+# Arrow refuses more than 38 digits before it counts the places, so that more than 38 places need an exponent. The
+# search for any negative exponent is fast; the second pattern excludes what only looks like one, such as part of a
+# uuid.
 _NEGATIVE_EXPONENT: Final = "(?i)e-[0-9]"
 _FAR_EXPONENT: Final = "(?:^|[^0-9A-Za-z-])[-+]?[0-9.]+[eE]-0*[1-9][0-9]|[0-9]{29}[.]?[eE]-[0-9]"
 # A character of a number in a JSON string.
 _ESCAPED: Final = r"\\u00(?:2[bdeBDE]|3[0-9]|[46]5)"
 _WITH_EXPONENT: Final = re.compile(r"[^.]*(?:\.([0-9]*))?[eE]-([0-9]+)")
 _SHOWN: Final = 60  # characters of a number in a message
-_EXPONENT_DIGITS: Final = 9  # with more than these, an exponent is below that of any decimal
+_EXPONENT_DIGITS: Final = 9  # an exponent with more digits is below that of any decimal
 
 
 def has_decimals(type_: "pa.DataType") -> bool:
-    """Whether a type is a decimal or has one inside."""
+    """True for a decimal, and for a type that contains one."""
     import pyarrow as pa
 
     inner = [type_.field(index).type for index in range(type_.num_fields)]
@@ -41,7 +42,7 @@ def has_decimals(type_: "pa.DataType") -> bool:
 
 
 def without_wrapping(type_: "pa.DataType") -> "pa.DataType":
-    """A decimal type in which Arrow's JSON reader multiplies exactly, and any other type as it is."""
+    """Return a decimal type in which Arrow's JSON reader multiplies exactly, and any other type unchanged."""
     import pyarrow as pa
 
     if pa.types.is_decimal128(type_) and type_.precision + type_.scale > _MOST_DIGITS:
@@ -50,17 +51,17 @@ def without_wrapping(type_: "pa.DataType") -> "pa.DataType":
 
 
 def decimals_of(text: "pa.ChunkedArray", type_: "pa.Decimal128Type") -> "pa.ChunkedArray":
-    """Numbers that are written as text, with at most 38 places, as decimals; ValueError for any other."""
+    """Convert text to decimals; raise ValueError for text that is not a number with at most 38 places."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     text = pc.ascii_trim(text, characters=" \t")
     long = text.filter(pc.invert(pc.match_substring_regex(text, _FEW_DIGITS)))
-    _refuse_great(long.to_pylist(), type_)
+    _refuse_too_large(long.to_pylist(), type_)
     try:
         return text.cast(pa.decimal256(type_.precision, type_.scale)).cast(type_)
     except ValueError:
-        _refuse_great(text.drop_null().to_pylist(), type_)
+        _refuse_too_large(text.drop_null().to_pylist(), type_)
         raise
 
 
@@ -71,17 +72,17 @@ def check_digits(decimals: "pa.ChunkedArray | pa.Array") -> None:
     except ValueError as error:
         type_ = decimals.type
         if match := re.search(r"Decimal value (-?)([0-9]+) does not fit in precision", str(error)):
-            found = Decimal((len(match[1]), tuple(map(int, match[2])), -type_.scale))
+            number = Decimal((len(match[1]), tuple(map(int, match[2])), -type_.scale))
             raise ValueError(
-                _too_great(re.sub(r"\.?0*$", "", f"{found:f}") if type_.scale else str(found), type_)
+                _too_large(re.sub(r"\.?0*$", "", f"{number:f}") if type_.scale else str(number), type_)
             ) from None
         raise
 
 
 def refuse_tiny_fields(objects: "pa.StringArray", row: "pa.StructType") -> None:
-    """Raise ValueError where a field of JSON objects that is read as a decimal has more than 38 places.
+    """Raise ValueError if a field of JSON objects that is read as a decimal has more than 38 places.
 
-    What is no JSON, or nested too deep to look at, is refused only if it may have such a field.
+    Text that is not JSON, or nested too deeply to check, is refused only if it may have such a field.
     """
     import pyarrow.compute as pc
 
@@ -94,21 +95,21 @@ def refuse_tiny_fields(objects: "pa.StringArray", row: "pa.StructType") -> None:
     suspect = suspect.filter(pc.match_substring_regex(suspect, f"{_FAR_EXPONENT}|{_ESCAPED}"))
     for text in suspect.to_pylist():
         try:
-            found = json.loads(text, parse_float=str, parse_int=str)
+            parsed = json.loads(text, parse_float=str, parse_int=str)
         except RecursionError:
             raise ValueError("expected fewer than 900 levels of nesting, found more") from None
-        refuse_tiny(_decimals(found, row))
+        refuse_tiny(_decimals(parsed, row))
 
 
 def may_be_tiny(lines: "pa.StringArray") -> bool:
-    """Whether a number in a text may have more than 38 places."""
+    """True if a number in a line may have more than 38 places."""
     import pyarrow.compute as pc
 
     return bool(pc.any(pc.match_substring_regex(lines, _FAR_EXPONENT)).as_py())
 
 
 def refuse_tiny(numbers: Iterable[str]) -> None:
-    """Raise ValueError for the first that has more than 38 places; what is no number is let pass."""
+    """Raise ValueError for the first number with more than 38 places. Text that is not a number passes."""
     for number in numbers:
         if match := _WITH_EXPONENT.fullmatch(number.strip(" \t")):
             fraction, exponent = match.groups(default="")
@@ -119,32 +120,32 @@ def refuse_tiny(numbers: Iterable[str]) -> None:
                 )
 
 
-def _refuse_great(numbers: Iterable[str], type_: "pa.Decimal128Type") -> None:
+def _refuse_too_large(numbers: Iterable[str], type_: "pa.Decimal128Type") -> None:
     for number in numbers:
         try:
             exact = Decimal(number)
         except InvalidOperation:
             raise ValueError(f"expected a number, found {number[:_SHOWN]!r}") from None
         if exact.is_finite() and exact and exact.adjusted() >= type_.precision - type_.scale:
-            raise ValueError(_too_great(number, type_))
+            raise ValueError(_too_large(number, type_))
 
 
-def _too_great(number: str, type_: "pa.DataType") -> str:
+def _too_large(number: str, type_: "pa.DataType") -> str:
     return (
         f"expected at most {type_.precision - type_.scale} digits before the point, found {number[:_SHOWN]}"
     )
 
 
-def _decimals(found: Any, type_: "pa.DataType") -> Iterator[str]:
-    """What stands where a type has decimals: numbers, and strings that may hold one."""
+def _decimals(value: Any, type_: "pa.DataType") -> Iterator[str]:
+    """Yield what a parsed value has where its type has decimals: numbers, and strings that may hold one."""
     import pyarrow as pa
 
     if pa.types.is_decimal(type_):
-        if isinstance(found, str):
-            yield found
-    elif pa.types.is_list(type_) and isinstance(found, list):
-        for each in found:
-            yield from _decimals(each, type_.value_type)
-    elif pa.types.is_struct(type_) and isinstance(found, dict):
+        if isinstance(value, str):
+            yield value
+    elif pa.types.is_list(type_) and isinstance(value, list):
+        for element in value:
+            yield from _decimals(element, type_.value_type)
+    elif pa.types.is_struct(type_) and isinstance(value, dict):
         for field in type_:
-            yield from _decimals(found.get(field.name), field.type)
+            yield from _decimals(value.get(field.name), field.type)

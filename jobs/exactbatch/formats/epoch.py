@@ -1,4 +1,4 @@
-"""Moments that are written as a number of units since 1970."""
+"""Decode timestamps and dates that are numbers of units since 1970."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
@@ -21,24 +21,23 @@ def check_epoch(epoch: Mapping[str, str], columns: Sequence[Column]) -> None:
         units = _UNITS if types.get(name) in _TIMESTAMPS else {"d"} if types.get(name) == "date" else set()
         if unit not in units:
             raise ConfigurationError(
-                f"expected epoch to give a column of type timestamp or timestamptz one of the units s, ms, us and "
-                f"ns, or one of type date the unit d, found {unit!r} for {name!r}, "
-                f"{types.get(name, 'which is no column')}"
+                f"epoch: expected one of the units s, ms, us and ns for a column of type timestamp or timestamptz, or "
+                f"d for a date, found {unit!r} for {name!r}, {types.get(name, 'which is not a column')}"
             )
 
 
 def from_epoch(numbers: "pa.ChunkedArray", unit: str, type_: "pa.DataType") -> "pa.ChunkedArray":
-    """Integers, each a number of units since 1970, as timestamps in microseconds or as dates.
+    """Return numbers of units since 1970 as timestamps in microseconds, or as dates.
 
-    Nanoseconds are cut down to the microsecond before. Raises ValueError for what 64 bits, or a date's 32, do
-    not hold.
+    Nanoseconds are rounded down to the microsecond. Raises ValueError for a number that overflows 64 bits, or a
+    date's 32.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if unit == "d":
         return numbers.cast(pa.int32()).cast(type_)
-    moments = numbers.cast(pa.timestamp(unit))
+    times = numbers.cast(pa.timestamp(unit))
     if unit == "ns":
-        moments = pc.floor_temporal(moments, unit="microsecond")
-    return moments.cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)
+        times = pc.floor_temporal(times, unit="microsecond")
+    return times.cast(pa.timestamp("us")).cast(pa.int64()).cast(type_)

@@ -1,4 +1,4 @@
-"""What every value format offers."""
+"""The protocol of a value format, and the block decoder that formats share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ class Decoded:
 
     `rows` has the format's columns; `kept` holds, for each row, the index of its value (int64, ascending).
     `rejects` pairs the index of a value with the reason. `tombstones` counts null values without a row.
-    `deleted` says of each row whether it tells that its key is gone; None where a format knows no deletes.
+    `deleted` is true for each row that deletes its key; None if the format has no deletes.
     """
 
     rows: "pa.RecordBatch"
@@ -37,12 +37,12 @@ class Format(Protocol):
 
     @property
     def null_is_tombstone(self) -> bool:
-        """Whether a null value gives no row; otherwise it gives a row with null."""
+        """True if a null value gives no row; otherwise it gives a row with null."""
         ...
 
     @property
     def tombstone_deletes(self) -> bool:
-        """Whether, for an Upsert, a null value deletes the row of its key; otherwise values tell of deletes."""
+        """True if a null value deletes its key in an Upsert; otherwise the values themselves carry deletes."""
         ...
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
@@ -51,7 +51,7 @@ class Format(Protocol):
 
 
 def positions(values: "pa.Array") -> "pa.Int64Array":
-    """The index of each value: 0, 1, … n-1."""
+    """Return the index of each value: 0, 1, … n-1."""
     import numpy as np
     import pyarrow as pa
 
@@ -59,7 +59,7 @@ def positions(values: "pa.Array") -> "pa.Int64Array":
 
 
 def decode_present(values: "pa.BinaryArray", decode: "Callable[[pa.BinaryArray], pa.RecordBatch]") -> Decoded:
-    """As decode_block_or_halves() over the values that are not null; the null ones are tombstones."""
+    """Decode the values that are not null as decode_block_or_halves() does; count the others as tombstones."""
     import pyarrow.compute as pc
 
     present = positions(values)
@@ -74,10 +74,10 @@ def decode_block_or_halves(
     indexes: "pa.Int64Array",
     decode: "Callable[[pa.BinaryArray], pa.RecordBatch]",
 ) -> Decoded:
-    """Decode all values at once; where that fails, halve until the refused ones stand alone.
+    """Decode all values at once; if that fails, halve the block until each refused value is alone.
 
-    `decode` returns one row for each value or raises ValueError, whose text becomes the reason. A few bad
-    values among n cost about log2(n) more decodes each, and good ones never pay one by one.
+    `decode` returns one row for each value or raises ValueError, whose text becomes the reason. Each bad value
+    among n costs about log2(n) additional decodes; good values are never decoded one by one.
     """
     import pyarrow as pa
 

@@ -17,26 +17,27 @@ from exactbatch.options import check_types
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Arrow's reader cuts a block that is larger than this (bytes) and refuses to cut inside an object.
+# Arrow's reader splits a block that is larger than its block size, but cannot split inside an object: the block size
+# has to exceed the block by some bytes.
 _BLOCK_MARGIN = 1024
-# Characters: a value that does not fit stands in the reason, and may be a megabyte.
+# Characters: the reason quotes a value that does not fit, which may be a megabyte.
 _REASON_LENGTH = 500
 
 
 @dataclass(frozen=True)
 class Json:
-    """Values are JSON objects; `schema` names the fields to take, as `"year int, carrier text"`.
+    """Values are JSON objects; `schema` names the fields to take, such as `"year int, carrier text"`.
 
-    Strict: a number for a text column, a fraction for an integer, a number that is out of range or a field
-    given twice make the record a reject. A missing field is null; fields that are not named are ignored.
-    A number may stand in a string for numeric only. json and jsonb take any field as the text that it is.
-    Types that Postgres reads from text, as uuid, take a string; arrays take an array of what their elements take.
+    Decoding is strict: a number for a text column, a fraction for an integer, a number out of range, or a field
+    given twice makes the record a reject. A missing field is null; fields that are not named are ignored. Only a
+    numeric column takes a number from a string. json and jsonb keep the text of any field. Types that Postgres reads
+    from text, such as uuid, take a string; arrays take an array of what their element type takes.
 
-    Timestamps and dates are ISO 8601 in a string; a timestamptz without an offset is UTC, and a timestamp with
-    one is taken to UTC. Where they are numbers since 1970, `epoch` names the unit: `{"created": "ms"}`, one of s,
-    ms, us, ns for a timestamp and d for a date; ns are cut down to microseconds.
+    Timestamps and dates are ISO 8601 strings; a timestamptz without an offset is in UTC, and a timestamp with an
+    offset is converted to UTC. If they are numbers since 1970, `epoch` names the unit, as in `{"created": "ms"}`:
+    s, ms, us or ns for a timestamp, d for a date. Nanoseconds are truncated to microseconds.
 
-    A null value is a tombstone: it is counted and gives no row. Raises ConfigurationError for what is no schema.
+    A null value is a tombstone: it is counted and gives no row. Raises ConfigurationError for an invalid schema.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -57,11 +58,11 @@ class Json:
         return stored_schema(self.columns)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block when all of them are objects."""
+        """Decode n values, in one block if all of them are objects."""
         return decode_present(values, self._decode_block)
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
-        """One row for each value, or ValueError; for a single value it says which column is to blame."""
+        """Return one row for each value, or raise ValueError, which for a single value names the column."""
         import pyarrow as pa
 
         if len(values) == 0:
@@ -76,7 +77,7 @@ class Json:
         return rows.combine_chunks().to_batches()[0]
 
     def _read(self, text: "pa.StringArray", columns: Sequence[Column]) -> "pa.Table":
-        """The columns of one row for each object, or ValueError."""
+        """Return one row for each object, or raise ValueError."""
         import pyarrow as pa
 
         as_text = tuple(filter(is_kept_as_text, columns))
@@ -89,9 +90,9 @@ class Json:
         table = as_stored(table, stored_schema(parsed))
         if not as_text:
             return table
-        found = dict(zip(as_text, fields_as_text(text, as_text), strict=True))
-        found.update(zip(parsed, table.columns, strict=True))
-        return pa.table({column.name: found[column] for column in columns})
+        arrays = dict(zip(as_text, fields_as_text(text, as_text), strict=True))
+        arrays.update(zip(parsed, table.columns, strict=True))
+        return pa.table({column.name: arrays[column] for column in columns})
 
     def _read_as(self, column: Column) -> "pa.Field":
         import pyarrow as pa
@@ -102,10 +103,10 @@ class Json:
 def why_refused(
     value: "pa.BinaryArray", columns: Sequence[Column], read: "Callable[[Sequence[Column]], object]"
 ) -> str:
-    """Why a format refuses one JSON object: for its syntax, for what it has beside the columns, or for the first
-    column that is refused by itself.
+    """Return why a format refuses one JSON object: its syntax, a part that is not a column, or the first column
+    that is refused on its own.
 
-    `read` reads some of the columns, or none, from the object, and raises ValueError where it refuses them.
+    `read` reads some of the columns, or none, from the object, and raises ValueError if it refuses them.
     """
     import pyarrow as pa
 
@@ -128,20 +129,20 @@ def _refusal(read: "Callable[[], object]", *, named: bool = False) -> str | None
     try:
         read()
     except ValueError as error:
-        return _arrows_words(str(error), named=named)
+        return _reason_from_arrow(str(error), named=named)
     return None
 
 
-def _arrows_words(said: str, *, named: bool) -> str:
-    """What Arrow says of a block of one value, without what is known; `named` keeps the path of a field."""
-    said = re.sub(r" in row \d+$", "", said[:_REASON_LENGTH]).removeprefix("JSON parse error: ")
-    said = re.sub(
+def _reason_from_arrow(message: str, *, named: bool) -> str:
+    """Rewrite Arrow's message about a block of one value; `named` keeps the path of the field."""
+    message = re.sub(r" in row \d+$", "", message[:_REASON_LENGTH]).removeprefix("JSON parse error: ")
+    message = re.sub(
         r"^Failed to convert JSON to decimal\d+\((\d+), (\d+)\): (.*) requires (precision|scale) \d+$",
         _digits_in_words,
-        said,
+        message,
     )
-    words = r"\1: expected \2, found \3" if named else r"expected \2, found \3"
-    return re.sub(r"^Column\(/?(.*)\) changed from (\w+) to (\w+)$", words, said)
+    reason = r"\1: expected \2, found \3" if named else r"expected \2, found \3"
+    return re.sub(r"^Column\(/?(.*)\) changed from (\w+) to (\w+)$", reason, message)
 
 
 def _digits_in_words(match: re.Match[str]) -> str:
@@ -151,15 +152,16 @@ def _digits_in_words(match: re.Match[str]) -> str:
 
 
 def stored_schema(columns: Sequence[Column]) -> "pa.Schema":
-    """The columns with the types in which they are stored."""
+    """Return the columns with their staged types."""
     import pyarrow as pa
 
     return pa.schema([(column.name, column.arrow_type) for column in columns])
 
 
 def readable(type_: "pa.DataType") -> "pa.DataType":
-    """A type as Arrow's JSON reader reads it exactly: it has no conversion from ISO dates, so they are read as
-    text and cast."""
+    """Return the type by which Arrow's JSON reader reads a column exactly.
+
+    The reader does not parse ISO dates, so that they are read as text and cast."""
     import pyarrow as pa
 
     if pa.types.is_list(type_):
@@ -168,12 +170,12 @@ def readable(type_: "pa.DataType") -> "pa.DataType":
 
 
 def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
-    """One row for each object, or ValueError.
+    """Return one row for each object, or raise ValueError.
 
-    The objects are joined by newlines and parsed at once. That is exact because each starts with `{` and
-    ends with `}`, so no two of them can merge into one object (`}` newline `{` is no JSON inside one),
-    and as many rows as values means that none held two. (A block of top-level nulls, which would crash
-    Arrow's reader, cannot pass either.)
+    The objects are joined by newlines and parsed at once. That is exact: each starts with `{` and ends with `}`, so
+    that no two can merge into one object (`}` newline `{` is not valid inside one), and as many rows as values means
+    that no value held two objects. A block of top-level nulls, which would crash Arrow's reader, cannot occur
+    either.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -194,7 +196,7 @@ def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
 
 
 def as_stored(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
-    """The table in the types that are stored, or ValueError for what Postgres could not store."""
+    """Cast a table to its staged types; raise ValueError for a value that Postgres cannot store."""
     for column in table.columns:
         check_storable(column)
         refuse_infinity(column)
@@ -202,7 +204,7 @@ def as_stored(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
 
 
 def objects(values: "pa.BinaryArray") -> "pa.StringArray":
-    """The values as text from `{` to `}`, without white space around them, or ValueError."""
+    """Return the values as text from `{` to `}`, without surrounding white space, or raise ValueError."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""What a record has beside its value, its key and headers, as columns of the row."""
+"""WithMessage: columns from the key and the headers of a record, next to those of its value."""
 
 import base64
 import json
@@ -23,29 +23,28 @@ _headers = methodcaller("headers")
 
 
 class Messages(Protocol):
-    """What n records have beside their values; each column is made when it is asked for."""
+    """Keys and headers of n records, each decoded on first use."""
 
     def keys(self) -> "pa.BinaryArray":
         """Key bytes; null for a null key."""
         ...
 
     def headers(self) -> Sequence[Any]:
-        """For each record its headers, as read_headers() gives them."""
+        """Headers of each record, as read_headers() returns them."""
         ...
 
 
 @dataclass(frozen=True)
 class WithMessage:
-    """Rows of a value format with columns from the key and the headers of their messages.
+    """Rows of a value format, with columns from the keys and headers of their records.
 
-    key      how keys are decoded; its columns are added, null for a null key
-    header   how the headers of a name are decoded, as `{"trace-id": Text("trace_id")}`; null where a record has no
-             such header, and the last one where it has several
-    headers  the name of a jsonb column for all headers, a list of [name, value in base64 or null]
+    key      the format of keys; its columns are added, null for a null key
+    header   formats of headers by name, such as `{"trace-id": Text("trace_id")}`; null if a record has no such
+             header, and the last one if it has several
+    headers  the name of a jsonb column for all headers: a list of [name, value in base64 or null]
 
-    A key or header that does not decode makes the record a reject, and so do headers that cannot be read. Of a
-    tombstone nothing is decoded.
-    Raises ConfigurationError for a column given twice.
+    A key or header that cannot be decoded makes the record a reject, as do headers that cannot be read. Keys and
+    headers of tombstones are not decoded. Raises ConfigurationError for a column given twice.
     """
 
     value: Format
@@ -58,29 +57,28 @@ class WithMessage:
         names = [column.name for column in self.columns]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigurationError(
-                f"expected each column once in value, key and headers, found {', '.join(map(repr, repeated))} "
-                f"again: rename them"
+                f"columns {', '.join(map(repr, repeated))} occur more than once in value, key and headers: rename them"
             )
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of a row: of the value, the key, the named headers, and all headers."""
+        """Columns of the value, the key, the named headers, and all headers, in this order."""
         formats = (self.value, *([self.key] if self.key else []), *self.header.values())
         all_headers = () if self.headers is None else (Column(self.headers, "jsonb"),)
         return (*(column for each in formats for column in each.columns), *all_headers)
 
     @property
     def null_is_tombstone(self) -> bool:
-        """As the value format has it."""
+        """The same as for the value format."""
         return self.value.null_is_tombstone
 
     @property
     def tombstone_deletes(self) -> bool:
-        """As the value format has it."""
+        """The same as for the value format."""
         return self.value.tombstone_deletes
 
     def decode(self, values: "pa.BinaryArray", messages: Messages) -> Decoded:
-        """Decode n records; a value, key or header that is not of its format makes a reject."""
+        """Decode n records; a value, key or header that is not of its format makes its record a reject."""
         import pyarrow as pa
 
         decoded = self.value.decode(values)
@@ -91,8 +89,8 @@ class WithMessage:
         headers = messages.headers()
         decoded = _with_readable(decoded, headers)
         for name, format_ in self.header.items():
-            found = pa.array([dict(each or ()).get(name) for each in headers], pa.binary())
-            decoded = _joined(decoded, f"header {name!r}", format_, found)
+            named = pa.array([dict(pairs or ()).get(name) for pairs in headers], pa.binary())
+            decoded = _joined(decoded, f"header {name!r}", format_, named)
         if self.headers is None:
             return decoded
         as_json = pa.array(list(map(headers_as_json, headers)), pa.string()).take(decoded.kept)
@@ -100,16 +98,16 @@ class WithMessage:
 
 
 class Unreadable(tuple[()]):
-    """Stands for headers that the client cannot read; it is empty, as they are where they are stored."""
+    """A marker for headers that the client cannot read; empty, as they are when they are stored."""
 
 
 def read_headers(messages: Sequence[Any]) -> list[Any]:
-    """For each Kafka message its headers, a list of (name, bytes or None), None, or Unreadable.
+    """Return the headers of each Kafka message: a list of (name, bytes or None), None, or Unreadable.
 
-    Nothing else may ask a message for them. Where a name is not UTF-8, which the log takes, confluent_kafka sets
-    an exception and returns a list with a null pointer in it; the next time it returns that list alone, and
-    whoever looks at it ends the process. The interpreter does not see the exception once it has specialised the
-    call; methodcaller, in C, does.
+    No other code may read a message's headers. If a name is not UTF-8, which Kafka allows, confluent_kafka sets an
+    exception and returns a list that contains a null pointer; the next call returns that list without the exception,
+    and reading it crashes the process. The interpreter misses the exception once it has specialised the call;
+    methodcaller, written in C, does not.
     """
     return list(map(_headers_of, messages))
 
@@ -123,9 +121,9 @@ def _headers_of(message: Any) -> Any:
 
 
 def headers_as_json(headers: Any) -> str:
-    """Headers, a list of (name, bytes or None), as a JSON list of [name, value in base64 or null].
+    """Return headers, a list of (name, bytes or None), as a JSON list of [name, value in base64 or null].
 
-    jsonb cannot hold U+0000, so a name shows it as text.
+    jsonb cannot store U+0000, so that a name has it as the text \\u0000.
     """
     return json.dumps(
         [
@@ -136,8 +134,8 @@ def headers_as_json(headers: Any) -> str:
 
 
 def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:
-    """Rows without those whose headers cannot be read."""
-    unreadable = {index for index, each in enumerate(headers) if isinstance(each, Unreadable)}
+    """Return the rows without those whose headers cannot be read."""
+    unreadable = {index for index, pairs in enumerate(headers) if isinstance(pairs, Unreadable)}
     if not unreadable:
         return decoded
     rows = [row for row, index in enumerate(decoded.kept.to_pylist()) if index in unreadable]
@@ -145,12 +143,12 @@ def _with_readable(decoded: Decoded, headers: Sequence[Any]) -> Decoded:
 
 
 def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArray") -> Decoded:
-    """Rows with the columns of another part of their messages, without those whose part is refused."""
+    """Add the columns of another part of the messages, without the rows whose part is refused."""
     import numpy as np
     import pyarrow as pa
 
     part = format_.decode(values.take(decoded.kept))
-    # Of each row, the row of its part: none where the part is null, which is a tombstone for some formats.
+    # For each row, the row of its part: -1 if the part is null, which is a tombstone in some formats.
     source = np.full(len(decoded.rows), -1)
     source[part.kept.to_numpy()] = np.arange(len(part.rows))
     columns = part.rows.take(pa.array(source, mask=source < 0))
@@ -164,7 +162,7 @@ def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArra
 
 
 def _without(decoded: Decoded, refused: Sequence[tuple[int, str]]) -> Decoded:
-    """Rows without some, which are rejects for these reasons."""
+    """Return the rows without those that are refused, which become rejects."""
     import numpy as np
     import pyarrow as pa
 

@@ -1,4 +1,4 @@
-"""What Postgres can store of what Arrow can hold."""
+"""The values that Arrow can hold and Postgres cannot store."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -9,8 +9,8 @@ from exactbatch.formats.decimals import check_digits
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Postgres's documentation, "Date/Time Types": 4713 BC to 294276 AD for timestamps, to 5874897 AD for dates. The
-# latest timestamp lies past what Arrow's 64 bits of microseconds since 1970 can hold.
+# Postgres's documentation, "Date/Time Types": from 4713 BC to 294276 AD for timestamps, to 5874897 AD for dates.
+# The latest timestamp exceeds 64 bits of microseconds since 1970, which is what Arrow holds.
 EARLIEST_TIMESTAMP: Final = -210_866_803_200_000_000  # microseconds since 1970
 EARLIEST_DATE: Final = -2_440_588  # days since 1970
 LATEST_DATE: Final = 2_145_042_905
@@ -18,7 +18,7 @@ NUL: Final = "Postgres cannot store U+0000 in text"
 
 
 def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: bool = False) -> None:
-    """As check_storable(), and refuse_infinity() where floats are to be finite; errors name the column."""
+    """Check all columns with check_storable(), and with refuse_infinity() if `finite`; errors name the column."""
     for column, values in zip(columns, rows.columns, strict=True):
         try:
             check_storable(values)
@@ -29,15 +29,15 @@ def check_rows(rows: "pa.RecordBatch", columns: Sequence[Column], *, finite: boo
 
 
 def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
-    """Raise ValueError for a value that Postgres could not store: U+0000 in text, a decimal with more digits
-    than its type, a date or timestamp out of Postgres's range. Elements of lists are looked at, too."""
+    """Raise ValueError for a value that Postgres cannot store: U+0000 in text, a decimal with more digits than its
+    type has, a date or timestamp out of Postgres's range. Lists are checked element by element."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if pa.types.is_list(column.type):
         check_storable(pc.list_flatten(column))
     elif pa.types.is_string(column.type):
-        # Looking for an escaped U+0000 in JSON objects instead takes six times as long: they are larger.
+        # Searching the JSON objects for an escaped U+0000 instead takes six times as long: they are larger.
         if pc.any(pc.match_substring(column, "\0")).as_py():
             raise ValueError(NUL)
     elif pa.types.is_decimal(column.type):
@@ -51,17 +51,17 @@ def check_storable(column: "pa.ChunkedArray | pa.Array") -> None:
 def _check_range(numbers: Any, lowest: int, highest: int | None) -> None:
     import pyarrow.compute as pc
 
-    found = pc.min_max(numbers).as_py()
-    if found["min"] is not None and (
-        found["min"] < lowest or (highest is not None and found["max"] > highest)
+    extremes = pc.min_max(numbers).as_py()
+    if extremes["min"] is not None and (
+        extremes["min"] < lowest or (highest is not None and extremes["max"] > highest)
     ):
         raise ValueError(
-            "expected a moment from 4713 BC on that Postgres can store, found one out of its range"
+            "expected a date or time that Postgres can store (from 4713 BC), found one out of range"
         )
 
 
 def refuse_infinity(column: "pa.ChunkedArray | pa.Array") -> None:
-    """Raise ValueError for NaN and infinity, which Arrow's readers make of what is too large for a float."""
+    """Raise ValueError for NaN and infinity: Arrow's readers return infinity for a number too large for a float."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""Bytes as they are."""
+"""The format Raw: bytes, unchanged."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Raw:
-    """Values are kept as bytes in one column. A null value gives a row with null; nothing is refused."""
+    """Values are stored as bytes in one column. A null value gives a row with null; no value is rejected."""
 
     null_is_tombstone: ClassVar[bool] = False
     tombstone_deletes: ClassVar[bool] = False
@@ -29,7 +29,7 @@ class Raw:
         return (Column(self.column, "bytea"),)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Every value is a row."""
+        """Return a row for every value."""
         import pyarrow as pa
 
         rows = pa.RecordBatch.from_arrays([values], [self.column])

@@ -1,7 +1,7 @@
-"""Fields of JSON objects as the text that they are written as, for what Arrow's JSON reader would change.
+"""Extract fields of JSON objects as unchanged text, for types that Arrow's JSON reader would alter.
 
-msgspec finds them in C, in one pass over the objects. What goes to numeric is checked to be a number; json and
-jsonb stay as they are.
+msgspec extracts them in C, in one pass over the objects. A field for a numeric column is checked to be a number; json
+and jsonb stay as they are.
 """
 
 import json
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 _JSON: Final = {"json", "jsonb"}
 _NUMBER: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
-# An escaped backslash before u0000 is no U+0000.
+# An escaped backslash before u0000 is not U+0000.
 _ESCAPED_NUL: Final = r"(?:^|[^\\])(?:\\\\)*\\u0000"
-# A field's name that is written with an escape, and so is not found by its text.
+# A field's name that contains an escape, so that a text search does not find it.
 _ESCAPED_NAME: Final = r'\\.(?:[^"\\]|\\.)*"\s*:'
 _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 
 
 def is_kept_as_text(column: Column) -> bool:
-    """Whether a column takes the text of its field: json, jsonb, and numeric that no Arrow decimal holds."""
+    """True if a column takes the text of its field: json, jsonb, and numeric that no Arrow decimal can hold."""
     element = column.element or column.type
     return element in _JSON or (
         element.startswith("numeric") and Column(column.name, element).staged_type == "text"
@@ -36,20 +36,20 @@ def is_kept_as_text(column: Column) -> bool:
 
 
 def check_names(columns: Iterable[Column]) -> None:
-    """Raise ConfigurationError for a column that is kept as text under a name that msgspec cannot look for."""
+    """Raise ConfigurationError for a column that is kept as text and whose name msgspec cannot look up."""
     for column in filter(is_kept_as_text, columns):
         if _UNFINDABLE.search(column.name):
             raise ConfigurationError(
-                f"expected a {column.type} column with a name without backslashes, double quotes and control "
-                f"characters, found {column.name!r}: such a field cannot be kept as it is written"
+                f"column {column.name!r}, {column.type}: a name with backslashes, double quotes or control characters "
+                f"is not supported for this type. Rename the field, or decode the values with Custom."
             )
 
 
 def fields_as_text(objects: "pa.StringArray", columns: tuple[Column, ...]) -> "list[pa.Array]":
-    """The text of each object's field, for each column; null for a missing field and for a JSON null.
+    """Return, for each column, the text of each object's field; null for a missing field and for a JSON null.
 
-    `objects` are valid JSON, one object in each. Raises ValueError for a field given twice, what is no number
-    for numeric, an escaped U+0000, and nesting so deep that neither Python nor Postgres reads it safely.
+    `objects` are valid JSON, one object in each. Raises ValueError for a field given twice, a numeric field that is
+    not a number, an escaped U+0000, and nesting too deep for Python and Postgres to read safely.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -66,7 +66,7 @@ def fields_as_text(objects: "pa.StringArray", columns: tuple[Column, ...]) -> "l
 
 
 def _attribute(index: int) -> str:
-    """A column's name need not be a Python identifier."""
+    """Return an attribute for a column, whose name may not be a Python identifier."""
     return f"column_{index}"
 
 
@@ -81,7 +81,7 @@ def _decoder(columns: tuple[Column, ...]) -> Any:
     ]
     rename = {_attribute(i): column.name for i, column in enumerate(columns)}
     row = msgspec.defstruct("Row", fields, rename=rename, gc=False)
-    return msgspec.json.Decoder(list[row])  # type: ignore[valid-type]  # a type that is made here
+    return msgspec.json.Decoder(list[row])  # type: ignore[valid-type]  # the type is created here
 
 
 def _column(column: Column, fields: list[Any]) -> "pa.Array":
@@ -97,7 +97,7 @@ def _column(column: Column, fields: list[Any]) -> "pa.Array":
 
 
 def _checked(type_: str, written: "pa.BinaryArray") -> "pa.StringArray":
-    """Text without JSON's null, or ValueError for what is not of the type."""
+    """Return the texts, with null for JSON's null; raise ValueError for text that is not of the type."""
     import pyarrow.compute as pc
 
     if type_ in _JSON:
@@ -105,12 +105,12 @@ def _checked(type_: str, written: "pa.BinaryArray") -> "pa.StringArray":
     text = _without_null(written)
     numbers = pc.match_substring_regex(text, rf'^(?:{_NUMBER}|"{_NUMBER}")$')
     if not pc.all(numbers, min_count=0).as_py():
-        raise ValueError("expected a number, bare or in a string, found something else")
+        raise ValueError("expected a number, bare or in a string")
     return pc.ascii_trim(text, characters='"')
 
 
 def json_texts(written: "pa.BinaryArray") -> "pa.StringArray":
-    """JSON texts for jsonb, where JSON's null is null; ValueError for an escaped U+0000."""
+    """Return JSON texts, with null for JSON's null; raise ValueError for an escaped U+0000."""
     import pyarrow.compute as pc
 
     text = _without_null(written)
@@ -128,7 +128,7 @@ def _without_null(written: "pa.BinaryArray") -> "pa.StringArray":
 
 
 def _refuse_fields_given_twice(objects: "pa.StringArray", columns: tuple[Column, ...]) -> None:
-    """Where the text of a name stands twice, or any name is written with an escape, look closely."""
+    """Parse the objects in which a name occurs twice as text, or any name has an escape; raise ValueError."""
     import pyarrow.compute as pc
 
     suspect = pc.match_substring_regex(objects, _ESCAPED_NAME)
@@ -136,7 +136,7 @@ def _refuse_fields_given_twice(objects: "pa.StringArray", columns: tuple[Column,
         name = json.dumps(column.name, ensure_ascii=False)
         suspect = pc.or_(suspect, pc.greater(pc.count_substring(objects, name), 1))
     for text in objects.filter(suspect).to_pylist():
-        # Numbers stay text: they may have more digits than Python makes an integer of.
+        # Numbers stay text: Python limits the digits of an integer that it parses.
         names = json.loads(text, object_pairs_hook=_names, parse_int=str, parse_float=str)
         for column in columns:
             if names.count(column.name) > 1:

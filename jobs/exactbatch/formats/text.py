@@ -1,10 +1,11 @@
-"""UTF-8 text as it is."""
+"""The format Text: UTF-8, unchanged."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from exactbatch.columns import Column
 from exactbatch.formats.format import Decoded, decode_block_or_halves, positions
+from exactbatch.formats.postgres_limits import NUL
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -13,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Text:
-    """Values are UTF-8 text for one column. A null value gives a row with null; invalid UTF-8 and U+0000,
-    which Postgres cannot store, make a reject."""
+    """Values are UTF-8 text for one column. A null value gives a row with null. Invalid UTF-8, and U+0000, which
+    Postgres cannot store, make the record a reject."""
 
     null_is_tombstone: ClassVar[bool] = False
     tombstone_deletes: ClassVar[bool] = False
@@ -39,5 +40,5 @@ class Text:
 
         text = values.cast(pa.string())
         if pc.any(pc.match_substring(text, "\0")).as_py():
-            raise ValueError("Postgres cannot store U+0000 in text")
+            raise ValueError(NUL)
         return pa.RecordBatch.from_arrays([text], [self.column])

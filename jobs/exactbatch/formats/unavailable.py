@@ -1,8 +1,8 @@
-"""The placeholder that Debezium writes where the source has left a value out.
+"""Recognize the placeholder that Debezium writes for a value that the source has left out.
 
-Postgres leaves an unchanged value that it keeps outside of the row (TOAST) out of an update, unless the table has
-replica identity full; Oracle does so with LOBs. Debezium then writes `unavailable.value.placeholder`, in the type
-of the column. Its forms are those of UnchangedToastedPlaceholder in all versions of Debezium's Postgres connector.
+Postgres omits an unchanged value that it stores outside of the row (TOAST) from an update, unless the table has replica
+identity full; Oracle does so with LOBs. Debezium then writes `unavailable.value.placeholder`, in the type of the
+column. The forms are those of UnchangedToastedPlaceholder in all versions of Debezium's Postgres connector.
 """
 
 import base64
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placeholder:
-    """All forms of a placeholder: as text, bytes, an array's only element, an array of its bytes, and hstore."""
+    """All forms of a placeholder: text, bytes, an array's only element, an array of its bytes, and hstore."""
 
     text: str
 
@@ -39,19 +39,19 @@ class Placeholder:
             json.dumps({self.text: self.text}, separators=(",", ":"), ensure_ascii=False),
         )
 
-    def found(self, column: Column, values: "pa.Array") -> "pa.BooleanArray":
-        """Which values of a column are the placeholder, or hold it; false for null."""
+    def matches(self, column: Column, values: "pa.Array") -> "pa.BooleanArray":
+        """Return true for each value of a column that is or contains the placeholder; false for null."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         if pa.types.is_string(values.type):
-            # Text that is a document: json, and types such as hstore that the database's owner added.
+            # Text that is a document: json, and your own types, such as hstore.
             nested = (column.element or column.type) in ("json", "jsonb") or "." in column.type
             return self._in_texts(values, nested=nested)
         if not pa.types.is_list(values.type):
             return pa.repeat(pa.scalar(False), len(values))
         if pa.types.is_string(values.type.value_type):
-            elements = self.found(column, pc.list_flatten(values))
+            elements = self.matches(column, pc.list_flatten(values))
             if not pc.any(elements, min_count=0).as_py():
                 return pa.repeat(pa.scalar(False), len(values))
             holding = pc.unique(pc.list_parent_indices(values).filter(elements))
@@ -62,26 +62,26 @@ class Placeholder:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = pc.is_in(values, pa.array(self._texts))
+        matches = pc.is_in(values, pa.array(self._texts))
         if nested:
             quoted = json.dumps(self.text, ensure_ascii=False)
-            found = pc.or_(found, pc.fill_null(pc.match_substring(values, quoted), False))
-        return found
+            matches = pc.or_(matches, pc.fill_null(pc.match_substring(values, quoted), False))
+        return matches
 
     def _in_bytes(self, values: "pa.ListArray") -> "pa.BooleanArray":
-        """Which arrays of numbers have one element for each byte of the placeholder."""
+        """Return true for each array of numbers with one element for each byte of the placeholder."""
         import numpy as np
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        found = np.zeros(len(values), bool)
+        matches = np.zeros(len(values), bool)
         of_length = pc.fill_null(pc.equal(pc.list_value_length(values), len(self.text.encode())), False)
         for index in pc.indices_nonzero(of_length).to_pylist():
-            found[index] = self.is_in(values[index].as_py())
-        return pa.array(found)
+            matches[index] = self.is_in(values[index].as_py())
+        return pa.array(matches)
 
     def is_in(self, value: Any) -> bool:
-        """Whether a value as JSON has it is the placeholder, or holds it."""
+        """True if a parsed JSON value is or contains the placeholder."""
         if isinstance(value, str):
             return value in self._texts
         if isinstance(value, dict):

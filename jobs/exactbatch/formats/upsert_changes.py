@@ -1,4 +1,4 @@
-"""Rows as changes of a key: a delete is a row, too."""
+"""Turn decoded values into changes of an Upsert, in which a delete is a row as well."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _NO_KEY_FORMAT: Final = (
-    "expected a key format, which tells what a null value deletes, found none: give the pipeline key=Json(…)"
+    "a null value deletes the row of its key, but the pipeline has no key format: give it key=Json(…)"
 )
 
 
@@ -21,10 +21,10 @@ def as_changes(
     *,
     tombstones_delete: bool,
 ) -> Decoded:
-    """Add the column `deleted` to decoded rows and, if they delete, a row that does so for each tombstone.
+    """Add the column `deleted` to decoded rows and, if tombstones delete, a deleting row for each tombstone.
 
-    `values` and `keys` are those of the n records; a tombstone's row has the columns of its decoded key, and
-    null elsewhere. A key that does not decode, and a row whose key is null, is a reject.
+    `values` and `keys` are those of the n records. A tombstone's row has the columns of its decoded key, and null
+    elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -41,16 +41,16 @@ def as_changes(
         if key is None:
             rejects += [(position, _NO_KEY_FORMAT) for position in positions.to_pylist()]
         else:
-            of_keys = key.decode(keys.take(positions))
-            rows.append(_deletes(of_keys.rows, rows[0].schema))
-            kept.append(positions.take(of_keys.kept))
-            refused = list(of_keys.rejects)
-            if of_keys.tombstones:
+            decoded_keys = key.decode(keys.take(positions))
+            rows.append(_deletes(decoded_keys.rows, rows[0].schema))
+            kept.append(positions.take(decoded_keys.kept))
+            refused = list(decoded_keys.rejects)
+            if decoded_keys.tombstones:
                 null_keys = pc.indices_nonzero(pc.is_null(keys.take(positions))).to_pylist()
-                refused += [(at, "expected one, found null") for at in null_keys]
+                refused += [(at, "expected a key, found null") for at in null_keys]
             rejects += [(positions[at].as_py(), f"key: {reason}") for at, reason in refused]
     all_rows, all_kept = pa.concat_batches(rows), pa.concat_arrays(kept)
-    if len(rows) > 1:  # in the order of their records again, which `kept` promises
+    if len(rows) > 1:  # `kept` ascends: back to the order of the records
         order = pc.sort_indices(all_kept)
         all_rows, all_kept = all_rows.take(order), all_kept.take(order)
     return _without_null_keys(Decoded(all_rows, all_kept, tuple(rejects), tombstones), key_columns)
@@ -77,7 +77,7 @@ def _without_null_keys(changes: Decoded, key_columns: tuple[str, ...]) -> Decode
     for name in key_columns:
         null = pc.and_(good, pc.is_null(changes.rows.column(name)))
         rejects += [
-            (position, f"column {name!r}: expected the key of the row, found null")
+            (position, f"column {name!r}: the key is null")
             for position in changes.kept.filter(null).to_pylist()
         ]
         good = pc.and_not(good, null)

@@ -1,4 +1,4 @@
-"""Formats that ask a server, with what it takes to reach it."""
+"""Give the formats that read schemas from a registry the properties of its client."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,9 +13,9 @@ AnyFormat = TypeVar("AnyFormat", bound=Format | WithMessage | None)
 
 
 def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyFormat:
-    """A format that knows those of the Kafka client properties that are about the schema registry.
+    """Return the format with the Kafka client properties that configure the schema registry's client.
 
-    Raises ConfigurationError for a property of the registry that is not known.
+    Raises ConfigurationError for an unsupported property of the registry.
     """
     match format_:
         case Avro():
@@ -25,7 +25,7 @@ def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyForma
                 format_,
                 value=with_registry(format_.value, properties),
                 key=with_registry(format_.key, properties),
-                header={name: with_registry(each, properties) for name, each in format_.header.items()},
+                header={name: with_registry(header, properties) for name, header in format_.header.items()},
             )
         case _:
             return format_
