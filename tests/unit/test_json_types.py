@@ -144,7 +144,9 @@ def test_a_column_that_is_kept_as_text_may_have_any_name_and_place() -> None:
 
 
 def test_a_name_that_cannot_be_looked_for_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="a name with backslashes, double quotes or control characters"):
+    with pytest.raises(
+        ConfigurationError, match="a name with backslashes, double quotes or control characters"
+    ):
         Json('"a\\b" numeric')
     assert rows(Json('"a\\b" int'), rb'{"a\\b":1}') == [{"a\\b": 1}]
 
