@@ -692,7 +692,7 @@ MUTANTS: Final = (
     Mutant(
         "of a property that is given twice the last counts",
         "settings.py",
-        "    if len(found) < len(pairs):",
+        "    if len(values) < len(pairs):",
         "    if False:",
         ("tests/unit/test_settings.py::test_a_property_that_is_given_twice_is_named_and_not_dropped",),
     ),

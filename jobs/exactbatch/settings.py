@@ -1,7 +1,8 @@
-"""How to reach Kafka and Postgres: from the environment, and nowhere else."""
+"""The properties of the connections to Kafka and Postgres, which come from environment variables alone."""
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -10,6 +11,10 @@ from exactbatch.errors import ConfigurationError
 
 KAFKA: Final = "EXACTBATCH_KAFKA"
 POSTGRES: Final = "EXACTBATCH_POSTGRES"
+_EXAMPLES: Final = {
+    KAFKA: 'a JSON object of Kafka client properties, such as {"bootstrap.servers": "host:9092"}',
+    POSTGRES: "a libpq connection string, such as host=… dbname=…",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +29,40 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> "Settings":
-        """Read EXACTBATCH_KAFKA (a JSON object) and EXACTBATCH_POSTGRES.
+        """Read EXACTBATCH_KAFKA (a JSON object) and EXACTBATCH_POSTGRES (a connection string).
 
-        Raises ConfigurationError when one is missing or is not what it should be.
+        Raises ConfigurationError if one of them is missing, or if EXACTBATCH_KAFKA is not a JSON object.
         """
         return cls(kafka=_kafka(_required(KAFKA)), postgres=_required(POSTGRES))
 
     def as_environment(self) -> dict[str, str]:
-        """The variables from which from_environment() makes the same settings."""
+        """Return the variables from which from_environment() reads the same settings."""
         return {KAFKA: json.dumps(dict(self.kafka)), POSTGRES: self.postgres}
 
 
 def parse_object(text: str) -> Any:
-    """JSON text, whose objects have no name twice: the standard library would keep the last value and say nothing.
+    """Parse JSON text in which no object repeats a name; the standard library would silently keep the last value.
 
-    Raises json.JSONDecodeError, and ConfigurationError for a name that is given twice.
+    Raises json.JSONDecodeError, and ConfigurationError for a repeated name.
     """
     return json.loads(text, object_pairs_hook=_object)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = sorted({name for name in names if names.count(name) > 1})
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        repeated = sorted(name for name, count in counts.items() if count > 1)
         raise ConfigurationError(
-            f"{', '.join(twice)}: given twice in one JSON object. Keep one of the values"
+            f"{', '.join(repeated)}: given twice in one JSON object. Keep one of the values"
         )
-    return found
+    return values
 
 
 def _required(name: str) -> str:
     value = os.environ.get(name, "")
     if not value:
-        raise ConfigurationError(
-            f"expected the environment variable {name}, found none. `exactbatch local up` starts Kafka and "
-            f"Postgres on this machine and prints it."
-        )
+        raise ConfigurationError(f"the environment variable {name} is not set. Set it to {_EXAMPLES[name]}.")
     return value
 
 
@@ -70,12 +72,9 @@ def _kafka(text: str) -> dict[str, Any]:
     except ConfigurationError as error:
         raise ConfigurationError(f"{KAFKA}: {error}.") from None
     except json.JSONDecodeError as error:
-        properties, found = None, f"text that is no JSON at character {error.pos}"
+        properties, found = None, f"text that is not JSON at character {error.pos}"
     else:
         found = type(properties).__name__
     if not isinstance(properties, dict):
-        raise ConfigurationError(
-            f"expected {KAFKA} to be a JSON object of Kafka client properties, as "
-            f'{{"bootstrap.servers": "host:9092"}}, found {found}'
-        )
+        raise ConfigurationError(f"expected {KAFKA} to be {_EXAMPLES[KAFKA]}, found {found}. Correct it.")
     return properties

@@ -150,7 +150,7 @@ OUTERMOST = [
     (
         TypeError("no such thing"),
         1,
-        "UnexpectedError: this is an error in exactbatch, or in the pipeline's own code",
+        "UnexpectedError: unexpected error in exactbatch or in the pipeline's own code",
     ),
     (StatementRefused("for good"), 42, "StatementRefused: for good"),
     (psycopg2.OperationalError("gone"), 1, f"PostgresUnavailable: {LOST.what}: gone"),

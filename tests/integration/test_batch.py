@@ -352,7 +352,8 @@ def test_an_error_of_the_servers_own_is_no_refusal_of_a_row_and_can_be_tried_aga
     )
     batch_id = world.plan(pipeline)
     with pytest.raises(
-        PostgresUnavailable, match="Postgres met an error of its own: could not extend file: File too large"
+        PostgresUnavailable,
+        match="Postgres had an internal or system error: could not extend file: File too large",
     ):
         world.process(pipeline, batch_id)
     world.execute(f"drop trigger break on {pipeline.sink.target}")

@@ -197,7 +197,7 @@ CONDITIONS: Final = {
     "PgBouncer, transaction pooling": Condition(role=POOLED, pool_mode="transaction"),
     **{
         f"PgBouncer, {name}": Condition(
-            role={name: ROLE[name]}, pool_mode="transaction", refused="a pooler has dropped it"
+            role={name: ROLE[name]}, pool_mode="transaction", refused="a pooler dropped it"
         )
         for name in OUTSIDE
     },

@@ -109,21 +109,21 @@ def test_a_login_that_is_refused_is_terminal(said: str, code: str) -> None:
 )
 def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said: str) -> None:
     assert type(not_let_in(said)) is PostgresUnavailable
-    assert f"expected Postgres to accept a connection, found: {said}. " in str(not_let_in(said))
+    assert f"cannot connect to Postgres: {said}. " in str(not_let_in(said))
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("FATAL:  sorry, too many clients already", "the server has no session left to give: "),
+        ("FATAL:  sorry, too many clients already", "the server has no free session: "),
         (
             'FATAL:  too many connections for role "u"',
-            "Raise its max_connections, or the connection limit of the role",
+            "Raise max_connections, or the connection limit of the role",
         ),
-        ("FATAL:  the database system is starting up", "Postgres is starting or stopping: "),
+        ("FATAL:  the database system is starting up", "Postgres is starting up or shutting down: "),
         (
             "FATAL:  query_wait_timeout",
-            "the pooler had no connection to give within its query_wait_timeout: ",
+            "the pooler had no free connection within its query_wait_timeout: ",
         ),
     ],
 )
@@ -157,7 +157,7 @@ def test_what_adbc_raises_is_told_by_what_the_server_said() -> None:
         PG_DIAG_MESSAGE_PRIMARY="new row violates",
         PG_DIAG_MESSAGE_DETAIL="Failing row contains (40).",
     )
-    assert "t[0] 0..5: a constraint refuses what the statement writes: new row violates " in str(check)
+    assert "t[0] 0..5: a constraint refuses the rows of the statement: new row violates " in str(check)
     assert "(Failing row contains (40).) (SQLSTATE 23514)" in str(check)
     lost = adbc("IO: Failed to prepare query: FATAL:  terminating connection\nserver closed the connection\n")
     assert "the connection to Postgres was lost: Failed to prepare query: FATAL: " in str(lost)
@@ -181,7 +181,7 @@ def test_what_adbc_asks_for_itself_tells_no_sqlstate() -> None:
     )
     waited = adbc("IO: [libpq] Failed to execute query 'SELECT version();': FATAL:  query_wait_timeout\n")
     assert type(waited) is PostgresUnavailable
-    assert "t[0] 0..5: the pooler had no connection to give within its query_wait_timeout: FATAL: " in str(
+    assert "t[0] 0..5: the pooler had no free connection within its query_wait_timeout: FATAL: " in str(
         waited
     )
 
@@ -193,7 +193,7 @@ def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection() -> None:
     )
     assert type(wrapped) is UnexpectedError
     assert (
-        "this is an error in exactbatch, or in the pipeline's own code: TypeError: a bug in the decoder"
+        "unexpected error in exactbatch or in the pipeline's own code: TypeError: a bug in the decoder"
         in (str(wrapped))
     )
 

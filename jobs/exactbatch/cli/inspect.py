@@ -11,7 +11,7 @@ from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
 from exactbatch.errors import ConfigurationError
-from exactbatch.errors.exit_status import DIFFERS
+from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations.status import load_status
@@ -73,7 +73,7 @@ def audit(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read the log again and compare it with the target, offset by offset. Exit 1 if they differ."""
+    """Read the log again and compare it with the target, offset by offset. Exit 3 if they differ."""
     # Imported here: the auditor loads pyarrow and a Postgres driver that no other command needs.
     from exactbatch.audit.audit import audit as audit_target
 
@@ -93,4 +93,4 @@ def audit(
         out.print(render.audit_table(pipeline, report))
         out.print(render.verdict(report))
     if not report.is_exact:
-        raise typer.Exit(DIFFERS)
+        raise typer.Exit(CHECK_FAILED)

@@ -59,21 +59,21 @@ class ExactbatchError(Exception):
 
 
 class RetryableError(ExactbatchError):
-    """The same batch may succeed when it is tried again."""
+    """The same batch may succeed on a retry."""
 
     retryable = True
 
 
 class ConfigurationError(ExactbatchError):
-    """A pipeline, a connection or a setting is not usable as it is written."""
+    """A pipeline, a connection or a setting is invalid."""
 
 
 class NotRegistered(ExactbatchError):
-    """The database does not know this pipeline or this version of the ledger."""
+    """The pipeline is not in the ledger, or the ledger has another version than this program needs."""
 
 
 class BatchLost(ExactbatchError):
-    """The ledger does not have a batch that was planned: the database went back in time, or is another one."""
+    """The ledger lacks a batch that was planned: the database was restored, failed over, or is another one."""
 
 
 class IdentityChanged(ExactbatchError):
@@ -81,19 +81,19 @@ class IdentityChanged(ExactbatchError):
 
 
 class TopicMissing(ExactbatchError):
-    """The broker does not know a topic of the pipeline."""
+    """A topic of the pipeline does not exist."""
 
 
 class TopicRecreated(ExactbatchError):
-    """A topic has another id than the one that was processed so far."""
+    """A topic was deleted and created again: its ID differs from that of the processed offsets."""
 
 
 class PartitionGone(ExactbatchError):
-    """A partition with a stored offset is no longer there."""
+    """A partition with a stored offset no longer exists."""
 
 
 class OffsetsLost(ExactbatchError):
-    """Retention removed offsets that were not processed yet."""
+    """Retention removed offsets before they were processed."""
 
 
 class LogWentBackwards(ExactbatchError):
@@ -101,7 +101,7 @@ class LogWentBackwards(ExactbatchError):
 
 
 class LogTruncated(ExactbatchError):
-    """The log was cut below a processed offset and has grown again past it."""
+    """The log was truncated below a processed offset and has grown past it again."""
 
 
 class StartOutOfRange(ExactbatchError):
@@ -109,59 +109,59 @@ class StartOutOfRange(ExactbatchError):
 
 
 class ReplayRefused(ExactbatchError):
-    """What was asked to be processed again is not what was processed."""
+    """The requested offsets cannot be processed again."""
 
 
 class TargetMismatch(ExactbatchError):
-    """The target's columns are not those that the pipeline writes, or it refuses what is written."""
+    """The target's columns do not match the pipeline, or the target refuses or alters its rows."""
 
 
 class StatementRefused(ExactbatchError):
-    """Postgres refused a statement, and will again until the database or the pipeline is changed."""
+    """Postgres refuses a statement until the database or the pipeline is changed."""
 
 
 class TransformRefused(ExactbatchError):
-    """A transform does not give what its sink needs, or may give something else when it is tried again."""
+    """A transform does not return what its sink needs, or may return other rows on a retry."""
 
 
 class TransformFailed(ExactbatchError):
-    """A transform raised an error over a record that it fails for each time."""
+    """A transform fails for a certain record every time."""
 
 
 class KeyOnTwoPartitions(ExactbatchError):
-    """Changes of one key are in several partitions, and nothing tells their order."""
+    """Changes of one key are in several partitions, and no version column orders them."""
 
 
 class TooManyRejects(ExactbatchError):
-    """More records could not be decoded than the pipeline allows."""
+    """A batch has more rejects than max_rejects allows."""
 
 
 class Fenced(ExactbatchError):
-    """Another batch has taken this one's place, so it must not write any more."""
+    """Another batch has taken the place of this one, which must not write any more."""
 
 
 class KafkaUnavailable(RetryableError):
-    """The broker cannot be reached, or does not answer in time."""
+    """The brokers cannot be reached or do not answer in time."""
 
 
 class RegistryUnavailable(RetryableError):
-    """The schema registry cannot be reached, or does not answer."""
+    """The schema registry cannot be reached or does not answer."""
 
 
 class LogEndedEarly(RetryableError):
-    """The log ended before the range did, and stayed so until the deadline."""
+    """The log ended before the end of a range, and did not grow until the deadline."""
 
 
 class ReadFailed(RetryableError):
-    """Reading a range stopped: no progress until the deadline, or an error that may pass."""
+    """Reading a range made no progress until the deadline, or met a transient error."""
 
 
 class PostgresUnavailable(RetryableError):
-    """Postgres cannot be reached, ended the connection, did not grant a lock in time, or has its own trouble."""
+    """Postgres cannot be reached, closed the connection, did not grant a lock in time, or had an internal error."""
 
 
 class StagedRowsDiffer(RetryableError):
-    """A staging table does not hold the rows that its tasks reported."""
+    """A staging table does not have the rows that its tasks reported."""
 
 
 class StoredOffsetsMoved(RetryableError):
@@ -173,4 +173,4 @@ class TasksFailed(RetryableError):
 
 
 class UnexpectedError(RetryableError):
-    """An error that exactbatch does not know: its own, a library's, or one in the pipeline's code."""
+    """An exception that exactbatch does not recognize: a defect of its own, of a library, or of the pipeline's code."""

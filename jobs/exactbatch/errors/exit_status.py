@@ -1,14 +1,14 @@
-"""The exit statuses of the job and of the command line."""
+"""The exit statuses of process_batch.py and of the command line, which scripts may rely on."""
 
 from typing import Final
 
 from exactbatch.errors import ExactbatchError
 
-RETRYABLE: Final = 1
-DIFFERS: Final = 1  # an audit that found a difference
-TERMINAL: Final = 42  # an error that no retry can mend
+RETRYABLE: Final = 1  # a retryable error
+CHECK_FAILED: Final = 3  # the command ran, and found a difference or a server that is down
+TERMINAL: Final = 42  # a terminal error
 
 
 def exit_status(error: ExactbatchError) -> int:
-    """1 where the same command may succeed later, 42 where it cannot."""
+    """Return the exit status of a command that ends with this error."""
     return RETRYABLE if error.retryable else TERMINAL

@@ -1,7 +1,7 @@
-"""What an SQLSTATE means for a batch: whether to try again, what happened in plain words, and what to do.
+"""The meaning of each SQLSTATE for a batch: what happened, whether a retry can help, and what to do.
 
-The codes and their classes are those of Postgres' documentation, appendix A, "PostgreSQL Error Codes"
-(https://www.postgresql.org/docs/current/errcodes-appendix.html). A code is looked up by itself, then by its class,
+The codes and classes are those of the Postgres documentation, appendix A, "PostgreSQL Error Codes"
+(https://www.postgresql.org/docs/current/errcodes-appendix.html). A code takes precedence over its class, which is
 its first two characters.
 """
 
@@ -27,12 +27,12 @@ _POLICY: Final = "row-level security"
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an SQLSTATE means.
+    """The meaning of an SQLSTATE.
 
-    error    what is raised; it says whether trying again can help
-    what     what happened; the server's own words follow it
+    error    the class to raise, which is retryable or not
+    what     what happened; the server's own message follows it
     remedy   what to do
-    ended    whether the session ended with it, so that nobody knows the outcome of a COMMIT that was under way
+    ended    true if the session ended, so that the outcome of a COMMIT in progress is unknown
     """
 
     error: type[ExactbatchError]
@@ -41,113 +41,118 @@ class Meaning:
     ended: bool = False
 
 
-_SEE_LOG: Final = "See the server's log, and its disks; then try again."
+_SEE_LOG: Final = "Check the server's log and its disks, then try again."
 LOST: Final = Meaning(
     PostgresUnavailable,
     "the connection to Postgres was lost",
-    "The server's log says why, where the server ended it.",
+    "If the server closed it, the server's log has the reason.",
     ended=True,
 )
-_OWN_TROUBLE: Final = Meaning(PostgresUnavailable, "Postgres met an error of its own", _SEE_LOG)
+_OWN_TROUBLE: Final = Meaning(PostgresUnavailable, "Postgres had an internal or system error", _SEE_LOG)
 _NO_ROOM: Final = Meaning(
-    PostgresUnavailable, "the server has no room", "Give the server room, then try again."
+    PostgresUnavailable,
+    "the server ran out of disk space, memory or another resource",
+    "Free the resource, then try again.",
 )
 _ROLLED_BACK: Final = Meaning(
-    PostgresUnavailable, "Postgres rolled the transaction back because of other transactions", "Try again."
+    PostgresUnavailable,
+    "Postgres rolled the transaction back because of a conflict with other transactions",
+    "Try again.",
 )
 _CREATED: Final = Meaning(
-    PostgresUnavailable, "another session has created the same meanwhile", "Try again: it is found then."
+    PostgresUnavailable, "another session created the same object at the same time", "Try again."
 )
 _NO_LOGIN: Final = Meaning(
     ConfigurationError,
-    "Postgres does not let this login in",
-    "Check user and password in the connection string (EXACTBATCH_POSTGRES, or Airflow's postgres_default), and "
-    "the server's pg_hba.conf.",
+    "Postgres refuses this login",
+    "Check the user and the password in the connection string (EXACTBATCH_POSTGRES, or Airflow's postgres_default), "
+    "and the server's pg_hba.conf.",
 )
 _NO_DATABASE: Final = Meaning(
     ConfigurationError,
-    "there is no such database",
+    "the database does not exist",
     "Check the connection string (EXACTBATCH_POSTGRES, or Airflow's postgres_default).",
 )
 _BAD_DATA: Final = Meaning(
     StatementRefused,
-    "the statement met a value that it cannot take",
-    "Correct the target or its triggers and functions, or what the pipeline writes.",
+    "a value is invalid for the statement",
+    "Correct the target, its triggers and functions, or the rows that the pipeline writes.",
 )
 _CONSTRAINT: Final = Meaning(
     StatementRefused,
-    "a constraint refuses what the statement writes",
-    "Correct the constraint, or what the pipeline writes. Was a table of the schema exactbatch changed by hand? "
-    "`exactbatch audit` compares it with the log.",
+    "a constraint refuses the rows of the statement",
+    "Correct the constraint, or the rows that the pipeline writes. If a table of the schema exactbatch was changed "
+    "by hand, `exactbatch audit` compares it with the log.",
 )
 _STATEMENT: Final = Meaning(
     StatementRefused,
-    "Postgres cannot carry out the statement on these tables, columns or functions",
-    "Were they changed, or the tables of the schema exactbatch? Change them back, or correct the target's "
+    "Postgres cannot run the statement on these tables, columns or functions",
+    "If they were changed, or the tables of the schema exactbatch, change them back; or correct the target's "
     "triggers and functions.",
 )
 _RAISED: Final = Meaning(
     StatementRefused,
     "a trigger or function raised an error",
-    "Correct the trigger or function, or what the pipeline writes.",
+    "Correct the trigger or function, or the rows that the pipeline writes.",
 )
 _LIMIT: Final = Meaning(
     StatementRefused,
     "a limit of Postgres is exceeded",
-    "Postgres' documentation, appendix K, lists them: fewer columns, smaller values or smaller batches.",
+    "Appendix K of the Postgres documentation lists the limits. Use fewer columns, smaller values or smaller batches.",
 )
 _STATE: Final = Meaning(
     StatementRefused,
-    "an object is not in the state that the statement needs",
-    "Bring it into that state. Where a publication needs a replica identity: give the table a primary key, or "
+    "an object is not in the state that the statement requires",
+    "Bring it into that state. If a publication needs a replica identity, give the table a primary key, or run "
     "`alter table … replica identity full`.",
 )
 _UNSUPPORTED: Final = Meaning(
     StatementRefused,
-    "Postgres, or what stands in its place, does not support the statement",
-    "Choose another kind of target, or a server that supports it.",
+    "the server does not support the statement",
+    "Choose another kind of target, or a server that supports the statement.",
 )
 _SESSION_STATE: Final = Meaning(
     StatementRefused,
     "the statement does not fit the state of its session or transaction",
-    "Does a pooler hand one session to several clients? Use its session pooling, or connect to the server itself.",
+    "If a pooler shares one session among several clients, use its session pooling, or connect to the server directly.",
 )
 _FOREIGN: Final = Meaning(
     StatementRefused,
     "a foreign data wrapper refuses the statement",
-    "Correct the foreign table, or keep it out of the target's triggers.",
+    "Correct the foreign table, or do not use it in the target's triggers.",
 )
 _FOREIGN_AWAY: Final = Meaning(
-    PostgresUnavailable, "a foreign server cannot be reached, or has no room", "Try again."
+    PostgresUnavailable, "a foreign server cannot be reached or is out of memory", "Try again."
 )
-# Most are those of a user's own `raise … using errcode`, which raises it again on each try.
+# Most come from a user's own `raise … using errcode`, which raises the same error on every retry.
 UNLISTED: Final = Meaning(
     StatementRefused,
-    "Postgres answered with an error that its documentation does not list",
-    "Correct what raises it: a trigger, a function, an extension, or a server that is no Postgres.",
+    "Postgres reported an error that its documentation does not list",
+    "Correct the trigger, function or extension that raises it; or the server is not Postgres.",
 )
-# ADBC tells no SQLSTATE of some errors. They may be any, so that none is taken for one that stays.
+# ADBC reports some errors without an SQLSTATE. They can be any error, so they count as retryable.
 UNTOLD: Final = Meaning(
-    PostgresUnavailable, "Postgres did not carry out a statement", "See the server's log; then try again."
+    PostgresUnavailable, "Postgres did not run a statement", "Check the server's log, then try again."
 )
 _STAGING_GONE: Final = Meaning(
     StagedRowsDiffer,
-    "a staging table is gone: this launch lost its connection, and another one dropped the table as a leftover",
+    "a staging table no longer exists: this launch lost its connection, and another launch dropped its tables",
     "The retry reads the same ranges again.",
 )
 
 _HIDDEN: Final = Meaning(
     ConfigurationError,
-    "row security would hide rows from this login",
-    "Let it own the table, or give it bypassrls: what a policy hides can be neither counted nor taken back.",
+    "row-level security would hide rows from this login",
+    "Make the login the table's owner, or give it bypassrls: rows that a policy hides can be neither counted nor "
+    "retracted.",
 )
 
-# As PgBouncer says it. Neither psycopg2 nor ADBC has an SQLSTATE for it.
+# PgBouncer's message. Neither psycopg2 nor ADBC reports an SQLSTATE for it.
 _POOL_FULL: Final = Meaning(
     PostgresUnavailable,
-    "the pooler had no connection to give within its query_wait_timeout",
-    "Raise the pooler's default_pool_size (docs/poolers.md says how many connections a batch has), or run fewer "
-    "tasks at once; then try again.",
+    "the pooler had no free connection within its query_wait_timeout",
+    "Raise the pooler's default_pool_size (docs/poolers.md gives the number of connections of a batch), or run fewer "
+    "tasks at a time; then try again.",
     ended=True,
 )
 
@@ -169,20 +174,21 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "25": _SESSION_STATE,
     "25006": Meaning(
         PostgresUnavailable,
-        "the server is a standby, or closed to writes",
-        "Let the connection string name the primary (target_session_attrs=read-write), or open the server again; "
+        "the server is a standby or read-only",
+        "Let the connection string name the primary (target_session_attrs=read-write), or make the server writable; "
         "then try again.",
     ),
     "25P03": Meaning(
         PostgresUnavailable,
-        "Postgres ended the session, which sat idle in its transaction for longer than "
+        "Postgres ended the session, because its transaction was idle for longer than "
         "idle_in_transaction_session_timeout",
-        "The timeout is the pipeline's publish_timeout: was the driver stopped, or its machine too busy?",
+        "The timeout is the pipeline's publish_timeout. Check whether the driver was suspended or its machine "
+        "overloaded, then try again.",
         ended=True,
     ),
     "25P04": Meaning(
         PostgresUnavailable,
-        "Postgres ended the session, whose transaction took longer than transaction_timeout",
+        "Postgres ended the session, because its transaction exceeded transaction_timeout",
         "Raise or clear that setting for this login, or set limits for smaller batches.",
         ended=True,
     ),
@@ -202,14 +208,15 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "40003": LOST,
     "40P01": Meaning(
         PostgresUnavailable,
-        "a deadlock with another session, which Postgres ended by rolling this transaction back",
-        "Try again; if it comes back, find what else writes into the target and let it lock fewer rows at a time.",
+        "Postgres rolled the transaction back to resolve a deadlock with another session",
+        "Try again. If it recurs, find the other program that writes to the target and let it lock fewer rows at a "
+        "time.",
     ),
     "42": _STATEMENT,
     INSUFFICIENT_PRIVILEGE: Meaning(
         ConfigurationError,
         "a privilege is missing",
-        "docs/roles.sql grants what each role needs; those on targets are yours to grant.",
+        "docs/roles.sql grants what each role needs on the ledger; privileges on targets are yours to grant.",
     ),
     "42P06": _CREATED,
     "42P07": _CREATED,
@@ -217,8 +224,8 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "53": _NO_ROOM,
     "53300": Meaning(
         PostgresUnavailable,
-        "the server has no session left to give",
-        "Raise its max_connections, or the connection limit of the role or database, or run fewer tasks at once; "
+        "the server has no free session",
+        "Raise max_connections, or the connection limit of the role or the database, or run fewer tasks at a time; "
         "then try again.",
     ),
     "54": _LIMIT,
@@ -226,22 +233,24 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "55P03": Meaning(
         PostgresUnavailable,
         "a lock was not granted within the publish_timeout, because another transaction holds it",
-        "Try again; pg_locks and pg_stat_activity show who holds it.",
+        "Try again. pg_locks and pg_stat_activity show the session that holds it.",
     ),
-    "57": Meaning(PostgresUnavailable, "an operator has intervened", "Try again."),
+    "57": Meaning(PostgresUnavailable, "an administrator intervened", "Try again."),
     "57014": Meaning(
         PostgresUnavailable,
-        "a statement was cancelled: it took longer than the statement_timeout, or somebody cancelled it",
-        "See in pg_stat_activity what holds the server up, or raise the statement_timeout, or set limits for "
-        "smaller batches; then try again.",
+        "a statement exceeded statement_timeout, or an administrator cancelled it",
+        "Check pg_stat_activity for what slows the server down, raise the pipeline's statement_timeout, or set limits "
+        "for smaller batches; then try again.",
     ),
     "57P01": LOST,
     "57P02": LOST,
-    "57P03": Meaning(PostgresUnavailable, "Postgres is starting or stopping", "Try again once it is up."),
+    "57P03": Meaning(
+        PostgresUnavailable, "Postgres is starting up or shutting down", "Try again when it is up."
+    ),
     "57P04": _NO_DATABASE,
     "57P05": Meaning(
         PostgresUnavailable,
-        "Postgres ended the session, which sat idle for longer than idle_session_timeout",
+        "Postgres ended the session, because it was idle for longer than idle_session_timeout",
         "Clear that setting for this login: alter role … set idle_session_timeout = 0.",
         ended=True,
     ),
@@ -255,7 +264,7 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
     "XX": _OWN_TROUBLE,
 }
 
-# What servers say, in English, to those whom they do not let in: libpq tells no SQLSTATE of it.
+# Messages, in English, of servers that refuse a connection: libpq reports no SQLSTATE for them.
 _CONNECTING: Final = (
     ("28P01", re.compile(r"password authentication failed|no password supplied")),
     ("28000", re.compile(r"authentication failed|no pg_hba\.conf entry|pg_hba\.conf rejects")),
@@ -269,22 +278,22 @@ _PLACE: Final = "connection to server "
 
 
 def meaning(sqlstate: str) -> Meaning:
-    """What a code means: by itself, or else by its class."""
+    """Return the meaning of a code, or else of its class."""
     return MEANINGS.get(sqlstate) or MEANINGS.get(sqlstate[:2]) or UNLISTED
 
 
 def refuses(sqlstate: str | None) -> bool:
-    """Whether the server refuses what the statement writes: a trouble of its own, or a lost session, does not."""
+    """True if the server refuses the rows of a statement; false for an internal error and for a lost session."""
     return sqlstate is not None and (
         sqlstate == INSUFFICIENT_PRIVILEGE or meaning(sqlstate).error is StatementRefused
     )
 
 
 def refused(sqlstate: str | None, said: str, *, where: str = "", lost: bool = True) -> ExactbatchError:
-    """The error for what the server said under an SQLSTATE.
+    """Return the error for an SQLSTATE and the server's message.
 
-    Without an SQLSTATE it is a lost connection or, where `lost` is False, any error. `where` comes first: the
-    batch, range, target or login.
+    Without an SQLSTATE, the connection was lost or, if `lost` is False, the error is unknown. The message begins
+    with `where`: the batch, range, target or login.
     """
     if _QUERY_WAIT in said:
         found = _POOL_FULL
@@ -307,9 +316,9 @@ def refused(sqlstate: str | None, said: str, *, where: str = "", lost: bool = Tr
 
 
 def not_let_in(said: str, *, where: str = "") -> ExactbatchError:
-    """The error for what libpq says where no session came about.
+    """Return the error for libpq's message about a session that was not established.
 
-    It is terminal where every host of the connection string refuses this very login, database or setting.
+    It is terminal if every host of the connection string refuses this login, database or setting.
     """
     if _QUERY_WAIT in said:
         return refused(None, said, where=where)
@@ -318,13 +327,13 @@ def not_let_in(said: str, *, where: str = "") -> ExactbatchError:
     found = [_sqlstate_of(answer) for answer in answers]
     codes = [code for code in found if code is not None]
     if len(codes) == len(found):
-        # Where one of the hosts may let it in later, its answer is the one that counts.
+        # If one of the hosts may accept the login later, its answer counts.
         code = next((code for code in codes if meaning(code).error.retryable), codes[0])
         known = meaning(code)
         return known.error(f"{start}{known.what}: {said} (SQLSTATE {code}). {known.remedy}", sqlstate=code)
     return PostgresUnavailable(
-        f"{start}expected Postgres to accept a connection, found: {said}. Check the connection string "
-        f"(EXACTBATCH_POSTGRES, or Airflow's postgres_default) and that the server is up."
+        f"{start}cannot connect to Postgres: {said}. Check the connection string (EXACTBATCH_POSTGRES, or Airflow's "
+        f"postgres_default) and that the server is up."
     )
 
 

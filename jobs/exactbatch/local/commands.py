@@ -11,11 +11,10 @@ from rich.status import Status
 from rich.table import Table
 
 from exactbatch.cli.console import AsJson, err, out, print_json, with_exit_status
+from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java, java_version
 from exactbatch.local.stack import LocalStack, ServerStatus
-
-NOT_ALL_UP = 3
 
 app = typer.Typer(
     help="Run Kafka and Postgres on this machine, with their data in the folder .local.",
@@ -88,7 +87,7 @@ def status(name: Name = "dev", home: Home = None, as_json: AsJson = False) -> No
         out.print(_table(servers))
         out.print(f"\nData and logs are in {stack.folder}.", markup=False)
     if not all(server.up for server in servers):
-        raise typer.Exit(NOT_ALL_UP)
+        raise typer.Exit(CHECK_FAILED)
 
 
 @app.command()

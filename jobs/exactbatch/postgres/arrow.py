@@ -13,7 +13,7 @@ from exactbatch.postgres.session_settings import (
     Found,
     SessionSettings,
     milliseconds,
-    refused_option,
+    startup_option_refused,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def connect_arrow(
         try:
             return _open(complete, settings)
         except AdbcError as error:
-            if (refusal := refused_option(adbc_said(error)) or own_error(error)) is None:
+            if (refusal := startup_option_refused(adbc_said(error)) or own_error(error)) is None:
                 raise
             raise refusal from None
 

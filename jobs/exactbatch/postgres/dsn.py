@@ -10,7 +10,7 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.sqlstates import not_let_in
 from exactbatch.errors.translation import psycopg2_said
-from exactbatch.postgres.session_settings import SessionSettings, milliseconds, refused_option
+from exactbatch.postgres.session_settings import SessionSettings, milliseconds, startup_option_refused
 
 CONNECT_TIMEOUT: Final = 10  # seconds
 # Detects a peer that vanished silently after about idle + interval × count seconds.
@@ -42,7 +42,7 @@ def connecting_errors() -> Iterator[None]:
         yield
     except psycopg2.OperationalError as error:
         message = psycopg2_said(error)
-        raise refused_option(message) or not_let_in(message) from None
+        raise startup_option_refused(message) or not_let_in(message) from None
     except psycopg2.ProgrammingError:
         # libpq quotes the part that it could not parse, which may be a part of the password.
         raise ConfigurationError(
