@@ -1,7 +1,7 @@
-"""What spark-submit runs: process one planned batch.
+"""Process one planned batch; spark-submit runs this.
 
-Where Kafka and Postgres are comes from the environment. Exit status: 0 committed (now or before), 42 an error
-that no retry can mend, 1 any other.
+The connections to Kafka and Postgres come from the environment. Exit status: 0 committed (now or before), 42 a
+permanent error, 1 any other error.
 """
 
 import argparse
@@ -20,21 +20,21 @@ from exactbatch.settings import Settings
 
 
 def main() -> int:
-    """Run one batch; print how it ended."""
+    """Run one batch; log how it ended; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pipeline", required=True, metavar="MODULE:NAME")
     parser.add_argument("--batch-id", required=True, type=int)
     parser.add_argument(
-        "--plan-id", type=UUID, help="the plan that is meant; without it, whichever has the number"
+        "--plan-id", type=UUID, help="the expected plan; without it, the batch that has the number"
     )
     arguments = parser.parse_args()
-    # Others tell at INFO of each connection that they close, py4j with a trace.
+    # Other libraries log every closed connection at INFO (py4j with a traceback).
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     for handler in logging.getLogger().handlers:
-        # It logs the trace of a JVM that is gone under the root's name; the error says so in one line.
+        # py4j logs the traceback of a lost JVM as the root logger; the error says it in one line.
         handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
-    log = logging.getLogger("exactbatch")
-    log.setLevel(logging.INFO)
+    logger = logging.getLogger("exactbatch")
+    logger.setLevel(logging.INFO)
     try:
         with all_errors_own():
             pipeline = load_pipeline(arguments.pipeline)
@@ -42,9 +42,9 @@ def main() -> int:
             with spark_session(pipeline) as spark:
                 published = process_batch(spark, pipeline, arguments.batch_id, settings, arguments.plan_id)
     except ExactbatchError as error:
-        log.error("%s: %s", type(error).__name__, error)
+        logger.error("%s: %s", type(error).__name__, error)
         return exit_status(error)
-    log.info("%s", published)
+    logger.info("%s", published)
     return 0
 
 

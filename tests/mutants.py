@@ -59,7 +59,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a terminal error of an executor is tried again",
-        "batch/staging.py",
+        "batch/stage.py",
         "    if isinstance(error, ExactbatchError) and not error.retryable:\n",
         "    if False:\n",
         (f"{_REFUSALS}::test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again",),
@@ -101,7 +101,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two Upserts of one target write different columns",
-        "batch/publish.py",
+        "batch/fences.py",
         "    if others and isinstance(pipeline.sink, Upsert):\n",
         "    if False:\n",
         (f"{_SHARED}::test_upserts_that_share_a_target_write_the_same_columns",),
@@ -109,7 +109,7 @@ MUTANTS: Final = (
     Mutant(
         "staged rows are not counted",
         "batch/publish.py",
-        "        if found.get(attempt, 0) != rows:\n",
+        "        if staged.get(attempt, 0) != rows:\n",
         "        if False:\n",
         (f"{_BATCH}::test_staged_rows_that_are_gone_at_publish_fail_the_batch",),
     ),
@@ -132,15 +132,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a superseded batch publishes",
-        "batch/publish.py",
+        "batch/fences.py",
         '    if batch.status == "superseded":\n',
         "    if False:\n",
         ("tests/integration/test_ledger_model.py",),
     ),
     Mutant(
         "an older replay overwrites a newer one",
-        "batch/publish.py",
-        "        if each.batch_id is not None and each.batch_id > batch.batch_id:\n",
+        "batch/fences.py",
+        "        if covered.batch_id is not None and covered.batch_id > batch.batch_id:\n",
         "        if False:\n",
         (f"{_REPLAY}::test_an_older_replay_cannot_overwrite_a_newer_ones_result",),
     ),
@@ -223,7 +223,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a range is counted before its deferred triggers run",
-        "batch/partition_commit.py",
+        "batch/range_copy.py",
         '        cursor.execute("set constraints all immediate")\n',
         "        pass\n",
         (f"{_PARTITION}::test_what_waits_for_the_commit_is_done_before_the_rows_are_counted",),
@@ -238,13 +238,13 @@ MUTANTS: Final = (
     Mutant(
         "a target that changes while a batch runs is not noticed",
         "batch/publish.py",
-        "    check_unchanged(sink.target, seen, found)\n",
+        "    check_unchanged(sink.target, seen, facts)\n",
         "",
         (f"{_WRITES}::test_a_target_that_changes_while_a_batch_runs_is_noticed",),
     ),
     Mutant(
         "a truncate behind which the counts are right is not noticed",
-        "batch/partition_commit.py",
+        "batch/range_copy.py",
         "    if done.files and guards:\n",
         "    if False:\n",
         (f"{_PARTITION}::test_a_truncate_behind_which_the_counts_are_right_is_noticed",),
@@ -252,7 +252,7 @@ MUTANTS: Final = (
     Mutant(
         "what is covered is not read back",
         "batch/publish.py",
-        "    if covered != wanted:\n",
+        "    if covered != expected:\n",
         "    if False:\n",
         (f"{_WRITES}::test_coverage_that_a_trigger_alters_is_noticed",),
     ),
@@ -286,23 +286,23 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a topic that was created again is taken for the old one",
-        "batch/publish.py",
-        "        if topic_ids[each.topic] != each.topic_id:\n",
+        "batch/fences.py",
+        "        if topic_ids[range_.topic] != range_.topic_id:\n",
         "        if False:\n",
         (f"{_BATCH}::test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows",),
     ),
     Mutant(
         "tables of live launches are dropped",
-        "batch/job.py",
+        "batch/staging_tables.py",
         "        if ledger.try_lock_launch(launch):\n",
         "        if ledger.try_lock_launch(launch) or True:\n",
         (f"{_BATCH}::test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never",),
     ),
     Mutant(
         "a launch is no transaction that stays open",
-        "batch/job.py",
+        "batch/staging_tables.py",
         "    ledger.try_lock_launch(launch)\n    with",
-        "    ledger.try_lock_launch(launch)\n    holder.commit()\n    with",
+        "    ledger.try_lock_launch(launch)\n    lock_connection.commit()\n    with",
         (f"{_SETTINGS}::test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing",),
     ),
     Mutant(
@@ -358,9 +358,9 @@ MUTANTS: Final = (
     Mutant(
         "a range of a superseded batch commits",
         "batch/partition_commit.py",
-        "    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n"
+        "    (status,) = _of_this_plan(cursor, task, SHARE_BATCH, (task.batch_id,))\n"
         '    if status == "superseded":\n',
-        "    (status,) = _of_this_plan(cursor, task, _LOCK_BATCH, (task.batch_id,))\n    if False:\n",
+        "    (status,) = _of_this_plan(cursor, task, SHARE_BATCH, (task.batch_id,))\n    if False:\n",
         (f"{_PARTITION}::test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it",),
     ),
     Mutant(
@@ -615,7 +615,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "lineage that a transform computes is taken as it is",
-        "batch/lineage.py",
+        "transforms/lineage.py",
         "if _is_computed(expression):",
         "if False:",
         (f"{_LINEAGE}::test_lineage_that_is_computed_is_refused",),
@@ -623,7 +623,7 @@ MUTANTS: Final = (
     Mutant(
         "lineage that nothing proves is not compared",
         "batch/transform.py",
-        "if not self._is_handed_on:",
+        "if not self._is_proven:",
         "if False:",
         (f"{_ROWS}::test_lineage_that_belongs_to_another_record_is_refused",),
     ),
@@ -636,7 +636,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "text that is not UTF-8 goes to Postgres",
-        "batch/staging.py",
+        "batch/storable_rows.py",
         "elements.validate(full=True)",
         "pass",
         (f"{_ROWS}::test_a_value_that_no_table_can_hold_makes_its_record_a_reject",),
@@ -714,14 +714,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a script of Spark is a query",
-        "batch/transform.py",
-        "            _check_query(pipeline, decoded.sparkSession)\n",
+        "batch/transform_plan.py",
+        "            check_query(pipeline, decoded.sparkSession)\n",
         "",
         ("tests/integration/test_transform.py",),
     ),
     Mutant(
         "text within a struct is mended without a word",
-        "batch/transform.py",
+        "batch/spark_columns.py",
         'F.when(is_utf8, text).otherwise(F.lit(b"\\xff").cast("string"))',
         "text",
         (
@@ -747,15 +747,15 @@ MUTANTS: Final = (
     Mutant(
         "two batches at a time have two time zones in one process",
         "batch/session.py",
-        "        if any(each != variables for each in _under_way):",
+        "        if any(running != variables for running in _running):",
         "        if False:",
         ("tests/unit/test_spark_settings.py::test_batches_at_the_same_time_have_one_zone",),
     ),
     Mutant(
         "a word of a record decides whether it is tried again",
         "batch/spark_errors.py",
-        '_QUOTED.sub("", said)',
-        "said",
+        '_QUOTED.sub("", text)',
+        "text",
         ("tests/unit/test_spark_settings.py::test_a_record_is_looked_for_only_where_one_may_be_the_cause",),
     ),
     Mutant(

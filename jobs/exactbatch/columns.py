@@ -3,13 +3,15 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from exactbatch.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# The columns that say which record a row comes from.
+LINEAGE_NAMES: Final = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 # Postgres's own aliases (its documentation, table "Data Types") → the name that format_type() prints.
 _CANONICAL = {
     "int2": "smallint",

@@ -170,9 +170,9 @@ def _exactbatch(place: Place, pipeline: Pipeline) -> Session:
 
     def import_staging(_: Any) -> None:  # on an executor, which does not know this module
         import exactbatch.batch.partition_commit
-        import exactbatch.batch.staging
+        import exactbatch.batch.stage
 
-        assert exactbatch.batch.staging
+        assert exactbatch.batch.stage
         assert exactbatch.batch.partition_commit
         time.sleep(0.5)  # long enough that the other task gets a worker of its own
 

@@ -116,7 +116,9 @@ def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(
     if replayed == "failed":
         assert airflow.task_states("hourly", manual[0])["process_replay"] == ("failed", 1)
         assert "Fenced: batch" in _log(airflow, manual[0], "process_replay", 1)
-        assert "which was planned later and has committed" in _log(airflow, manual[0], "process_replay", 1)
+        assert "which was planned after this replay and has committed" in _log(
+            airflow, manual[0], "process_replay", 1
+        )
     batches = [each for each in _batches(settings) if each["origin"] == "backfill"]
     assert _tiles(batches) == _without_empty_hours(expected)
     assert _checksum(settings) == before

@@ -9,9 +9,8 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch import direct, partition_commit, staging
+from exactbatch.batch import decode, direct, partition_commit, uncastable
 from exactbatch.batch import job as batch_job
-from exactbatch.batch import uncastable as sift
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
@@ -86,10 +85,10 @@ def case(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AnsweredBatches:
     monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
-    monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
+    monkeypatch.setattr(batch_job, "launch_timeout", lambda *_: nullcontext())
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", on_this_process)
-    for module in (staging, sift, partition_commit):
+    for module in (decode, uncastable):
         monkeypatch.setattr(module, "read_range", read_once(module.read_range))
     for module in (batch_job, partition_commit):
         monkeypatch.setattr(module, "KafkaBroker", lambda _properties: KnownIds(kafka_log))

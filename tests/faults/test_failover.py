@@ -21,9 +21,10 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.batch import partition_commit
+from exactbatch.batch.fences import facts_of
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.partition_commit import RangeTask, commit_range
-from exactbatch.batch.publish import facts_of
+from exactbatch.batch.partition_commit import commit_range
+from exactbatch.batch.range_copy import RangeTask
 from exactbatch.errors import BatchLost, OffsetsLost, PostgresUnavailable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, Run, migrate

@@ -18,10 +18,12 @@ import pytest
 from confluent_kafka import Producer
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch.direct import stage_tasks
-from exactbatch.batch.partition_commit import RangeTask, commit_range
-from exactbatch.batch.publish import facts_of
-from exactbatch.batch.staging import StagingTables, create_rejects, create_rows, stage
+from exactbatch.batch.fences import facts_of
+from exactbatch.batch.partition_commit import commit_range
+from exactbatch.batch.range_copy import RangeTask
+from exactbatch.batch.stage import stage
+from exactbatch.batch.stager import stage_tasks
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings

@@ -9,13 +9,13 @@ from typing import Final
 
 import pytest
 
+from exactbatch import failpoints
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.local.process import wait_until_ended
 from support.environment import LONG
 from support.faults.cases import Case
 from support.faults.cluster import SparkCluster
 from support.faults.drivers import wait_for
-from support.faults.held import ON_EXECUTORS
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -85,7 +85,7 @@ def test_tasks_of_a_lost_executor_are_done_again_and_the_result_is_exact(
     case = make_case(sink)
     batch_id = case.plan()
     with case.held(batch_id, moment) as batch:
-        if moment in ON_EXECUTORS:
+        if moment in failpoints.ON_EXECUTORS:
             wait_for(lambda: len(batch.waiting()) == 2)
         lose(cluster, orphans=orphans, how_many=how_many)
         if (sink, moment) in READ_AGAIN:
@@ -105,7 +105,7 @@ def test_a_block_that_is_lost_with_its_executor_is_noticed_and_the_retry_is_exac
     with case.held(batch_id, "transform.after_read") as batch:
         lose(cluster)
         said = case.refused(batch.result, StagedRowsDiffer)
-    assert "found that Spark lost some and read them again" in said
+    assert "Spark lost some of the decoded records before all rows were staged" in said
     case.assert_nothing_written(batch_id)
     assert case.process(batch_id).wrote
     case.assert_exact()

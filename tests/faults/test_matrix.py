@@ -1,13 +1,12 @@
 """A part of the matrix of faults; `make faults` runs all of it."""
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
-from support.environment import JOBS
 from support.faults.matrix import FAILPOINTS, SINKS, combinations
 from support.faults.run_matrix import NOT_EXACT, page, victims
 from support.faults.victims import NotExact, Victims
@@ -63,11 +62,9 @@ def test_a_difference_is_told(them: Victims, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_every_failpoint_of_a_batch_is_in_the_matrix() -> None:
-    """Those of the sources, but for the one of `exactbatch compact`, and those at which clusters lose machines."""
-    sources = [each.read_text() for each in (JOBS / "exactbatch").rglob("*.py")]
-    named = {name for text in sources for name in re.findall(r'failpoint\("([a-z_.]+)"\)', text)}
+    """All but the one of `exactbatch compact`, and those at which clusters lose machines."""
     others = {"compact.before_commit", "read.after_records", "transform.after_read"}
-    assert named - others == {each.name for each in FAILPOINTS}
+    assert failpoints.FAILPOINTS - others == {moment.name for moment in FAILPOINTS}
 
 
 def test_the_page_tells_what_was_not_exact() -> None:

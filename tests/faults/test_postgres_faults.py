@@ -389,7 +389,7 @@ def stopped_at(moment: str, case: Case, batch_id: int, folder: Path) -> Iterator
         def run(_connection: Any, *arguments: Any, **named: Any) -> Any:
             child = os.fork()
             if child == 0:
-                failpoints._ACTIONS[moment] = "stop"
+                failpoints.actions[moment] = "stop"
                 try:
                     publish(
                         connect(case.dsn, application="stopped", timeout=case.pipeline.publish_timeout),
@@ -484,7 +484,7 @@ def test_workers_that_are_stopped_with_their_locks_hold_nobody_up_for_long(make_
         successor = case.plan()
         for each in stopped():
             each.send_signal(signal.SIGCONT)
-        with pytest.raises(Fenced, match="found it superseded by one that was planned later"):
+        with pytest.raises(Fenced, match="was superseded by one that was planned later"):
             batch.result(timeout=120)
     assert case.rows("select from exactbatch.coverage") == []
     assert case.process(successor).wrote

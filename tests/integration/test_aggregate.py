@@ -332,7 +332,7 @@ def test_a_row_that_nothing_has_sifted_out_is_not_published(
     topic.produce(event("AA", None, 2))
     pipeline = make_aggregate(topic)
     batch_id = world.plan(pipeline)
-    monkeypatch.setattr(batch_job, "sift", lambda *_args, staged, **_kwargs: staged)
+    monkeypatch.setattr(batch_job, "reject_uncastable", lambda *_args, staged, **_kwargs: staged)
     with pytest.raises(
         StagedRowsDiffer, match=rf"{topic.name}\[0\] offset 0: expected a staged row that fits"
     ):
@@ -434,12 +434,12 @@ def test_two_pipelines_that_share_a_target_at_once_miss_nothing(
         topic.produce(event("AA", "05:00", number))
     first, second = world.plan(one), world.plan(other)
     with ThreadPoolExecutor(2) as threads:
-        failpoints._ACTIONS["publish.before_commit"] = f"hold:{tmp_path}/go"
+        failpoints.actions["publish.before_commit"] = f"hold:{tmp_path}/go"
         try:
             holding = threads.submit(process_alone, world, one, first)
             wait_for((tmp_path / "go.held").exists)
         finally:
-            del failpoints._ACTIONS["publish.before_commit"]
+            del failpoints.actions["publish.before_commit"]
         waiting = threads.submit(process_alone, world, other, second)
         waits = "select count(*) > 0 from pg_stat_activity where wait_event_type = 'Lock'"
         wait_for(lambda: world.rows(waits) == [(True,)])
@@ -661,12 +661,12 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
     for plan in (advance, again):
         before, batch_id = everything(), plan()
         assert batch_id is not None
-        monkeypatch.setitem(failpoints._ACTIONS, point, "error")
+        monkeypatch.setitem(failpoints.actions, point, "error")
         if not (point == "publish.after_take_back" and plan is advance):
             with pytest.raises(RuntimeError, match=point):
                 world.process(right, batch_id)
             assert everything() == before
-        monkeypatch.delitem(failpoints._ACTIONS, point)
+        monkeypatch.delitem(failpoints.actions, point)
         assert world.process(right, batch_id).wrote
         assert not world.process(right, batch_id).wrote
         assert world.is_exact(right)

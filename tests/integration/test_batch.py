@@ -15,7 +15,8 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 from exactbatch import Append, Json, Limits, Raw, Text
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.staging import StagingTables, create_rejects, create_rows
+from exactbatch.batch import staging_tables
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,
@@ -213,7 +214,7 @@ def test_a_batch_of_another_pipeline_is_refused(
     batch_id = world.plan(make_pipeline(topic))
     other = make_pipeline(topic, name="other", sink=Append("public.other"))
     message = world.refused(ConfigurationError, other, batch_id)
-    assert f"expected a batch of pipeline 'other', found one of '{topic.name}'" in message
+    assert f"belongs to pipeline '{topic.name}', not to 'other'" in message
     assert world.rows("select to_regclass('public.other') is null") == [(True,)]
 
 
@@ -389,8 +390,11 @@ def test_a_topic_that_is_created_again_between_plan_and_read_gives_no_rows(
     recreate(admin, make_topic, topic)
     topic.produce(record(2))
     message = world.refused(TopicRecreated, pipeline, batch_id)
-    assert f"{topic.name}[0] 0..1: expected topic id" in message
-    assert "the topic was deleted and created again since. Nothing was written" in message
+    assert (
+        f"{topic.name}[0] 0..1: the topic was deleted and created again since the batch was planned"
+        in message
+    )
+    assert "Nothing was written" in message
 
 
 def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
@@ -412,7 +416,7 @@ def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
             topic.produce(record(2))
 
     monkeypatch.setattr(batch_job, "failpoint", at)
-    assert "as planned, found" in world.refused(TopicRecreated, pipeline, batch_id)
+    assert "created again since the batch was planned" in world.refused(TopicRecreated, pipeline, batch_id)
 
 
 def test_a_topic_that_was_deleted_since_the_plan_is_named(
@@ -477,7 +481,7 @@ def test_a_task_that_fails_for_good_is_told_with_its_own_error(
 
     monkeypatch.setattr(batch_job, "failpoint", at)
     message = world.refused(TasksFailed, pipeline)
-    assert "expected every task to stage its range, found: " in message
+    assert "a task failed to stage its range: " in message
     assert "does not exist" in message
     assert "\n" not in message
 
@@ -555,7 +559,7 @@ def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
         world.run(pipeline)
     assert set(world.staging()) - {busy.rows} == {live.rows, live.rejects, busy.rejects, "not_ours"}
     assert busy.rejects in caplog.text
-    assert "stay until the next launch drops them: canceling statement due to lock timeout" in caplog.text
+    assert "remain until the next launch drops them: canceling statement due to lock timeout" in caplog.text
     holder.close()
     copying.close()
     topic.produce(record(2))
@@ -569,14 +573,14 @@ def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_trie
     topic = make_topic()
     topic.produce(record(1))
     pipeline = make_pipeline(topic)
-    drop_leftovers = batch_job._drop_leftovers
+    drop_leftovers = staging_tables.drop_leftovers
 
     def cut_off(holder: Any, ledger: Ledger) -> None:
         world.execute(f"select pg_terminate_backend({holder.info.backend_pid}, 10000)")
         drop_leftovers(holder, ledger)
 
     with monkeypatch.context() as patch:
-        patch.setattr(batch_job, "_drop_leftovers", cut_off)
+        patch.setattr(staging_tables, "drop_leftovers", cut_off)
         message = world.refused(PostgresUnavailable, pipeline)
     assert "the connection to Postgres was lost" in message
     assert world.run(pipeline).wrote
@@ -592,7 +596,7 @@ def test_a_target_that_has_vanished_is_not_begun_anew_by_an_advance(
     table = pipeline.sink.table.as_string(world.connection)
     world.execute(f"drop table {table}")
     topic.produce(record(2))
-    with pytest.raises(TargetMismatch, match="is gone, although batches of pipeline"):
+    with pytest.raises(TargetMismatch, match="is missing, although batches of pipeline"):
         world.run(pipeline)
     replayed = freeze_replay(
         world.connection, world.log, pipeline, ReplayRequest(batch_ids=(1,)), origin="cli"

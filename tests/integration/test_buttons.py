@@ -24,7 +24,7 @@ from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow import dag as dags
 from exactbatch.airflow import operator as operators
-from exactbatch.batch.publish import check_publishable
+from exactbatch.batch.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.kafka.broker import KafkaBroker

@@ -299,7 +299,7 @@ def test_a_replay_that_was_planned_before_does_not_publish(
     assert early is not None
     assert under_way is not None
     # One has staged its rows already when the horizon passes it, the other starts after that.
-    failpoints._ACTIONS["job.after_stage"] = "hold:" + (hold := f"/tmp/{topic.name}.go")
+    failpoints.actions["job.after_stage"] = "hold:" + (hold := f"/tmp/{topic.name}.go")
     raised: list[BaseException] = []
 
     def process() -> None:
@@ -317,7 +317,7 @@ def test_a_replay_that_was_planned_before_does_not_publish(
         Path(hold).touch()
         thread.join(60)
     finally:
-        del failpoints._ACTIONS["job.after_stage"]
+        del failpoints.actions["job.after_stage"]
         Path(hold).unlink(missing_ok=True)
         Path(f"{hold}.held").unlink(missing_ok=True)
     (error,) = raised
@@ -380,7 +380,7 @@ def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
     killed.communicate(timeout=60)
     assert killed.returncode == -9
     assert (changes(world, pipeline), state(world, pipeline), horizons(world)) == (*before, [])
-    monkeypatch.setitem(failpoints._ACTIONS, "compact.before_commit", "error")
+    monkeypatch.setitem(failpoints.actions, "compact.before_commit", "error")
     with pytest.raises(RuntimeError, match=r"failpoint compact\.before_commit"):
         compact_changes(world.connection, world.log, pipeline, before=None)
     assert (changes(world, pipeline), state(world, pipeline), horizons(world)) == (*before, [])

@@ -20,7 +20,7 @@ from exactbatch.errors import TasksFailed
 from exactbatch.postgres.connection import connect
 from support.batch_runner import BatchRunner
 from support.environment import LONG
-from support.scenarios import COMMITTED, KINDS, ON_EXECUTORS, Play
+from support.scenarios import COMMITTED, KINDS, Play
 
 PUBLISHING: Final = ("publish.after_insert", "publish.before_commit", "publish.after_commit")
 STAGING: Final = ("stage.before_copy_commit", "stage.after_copy_commit", "job.after_stage")
@@ -28,7 +28,10 @@ ADVANCE: Final = (*STAGING, "publish.after_advance", *PUBLISHING)
 REPLAY: Final = (*STAGING, "publish.after_take_back", *PUBLISHING)
 RANGES: Final = (
     "job.before_ranges",
-    *ON_EXECUTORS[2:],
+    "partition.before_locks",
+    "partition.after_locks",
+    "partition.before_commit",
+    "partition.after_commit",
     "job.after_ranges",
     "partition.before_batch_commit",
     "partition.after_batch_commit",
@@ -49,8 +52,8 @@ def dying_at(moment: str, world: BatchRunner) -> Iterator[None]:
     executors = world.spark.sparkContext.environment
     with pytest.MonkeyPatch.context() as patch:
         if moment.startswith("job."):
-            patch.setitem(failpoints._ACTIONS, moment, "error")
-        elif moment in ON_EXECUTORS:
+            patch.setitem(failpoints.actions, moment, "error")
+        elif moment in failpoints.ON_EXECUTORS:
             patch.setitem(executors, "EXACTBATCH_FAILPOINTS", f"{moment}=kill")
         else:
             for name in ("publish", "commit_batch"):
@@ -63,7 +66,7 @@ def _forked(function: Callable[..., Any], moment: str, world: BatchRunner) -> Ca
         child = os.fork()
         if child == 0:
             try:
-                failpoints._ACTIONS[moment] = "kill"
+                failpoints.actions[moment] = "kill"
                 function(connect(world.settings.postgres, application="killed"), *arguments, **named)
             finally:
                 os._exit(1)  # it has outlived the moment, or never came to it

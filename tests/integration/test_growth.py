@@ -11,7 +11,7 @@ import pytest
 from exactbatch import Append, Json, OffsetRange, Pipeline
 from exactbatch.audit.batches import counts_of_batches
 from exactbatch.batch.publish import _records_of
-from exactbatch.batch.staging import Staged
+from exactbatch.batch.task import Staged
 from exactbatch.coverage import Coverage
 from exactbatch.ledger import Ledger
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset

@@ -27,9 +27,9 @@ from psycopg2.extensions import parse_dsn
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import direct
-from exactbatch.batch.direct import loaded
+from exactbatch.batch.executors import loaded
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.staging import dump
+from exactbatch.batch.task import dump
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range

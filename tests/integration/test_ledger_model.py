@@ -30,15 +30,10 @@ from psycopg2 import sql
 from psycopg2.extras import execute_values
 
 from exactbatch import Append, Json, Limits, Pipeline, failpoints
-from exactbatch.batch.publish import Published, check_publishable, facts_of, publish
-from exactbatch.batch.staging import (
-    Staged,
-    StagedBatch,
-    StagingTables,
-    create_rejects,
-    create_rows,
-    identifier,
-)
+from exactbatch.batch.fences import check_publishable, facts_of
+from exactbatch.batch.publish import Published, publish
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.errors import (
     ExactbatchError,
     Fenced,
@@ -502,7 +497,7 @@ class Crash(Exception):
 def failing(point: str | None) -> Iterator[None]:
     """Let a failpoint raise an error, as if the program ended there."""
     if point is not None:
-        failpoints._ACTIONS[point] = "error"
+        failpoints.actions[point] = "error"
     try:
         yield
     except RuntimeError as error:
@@ -510,7 +505,7 @@ def failing(point: str | None) -> Iterator[None]:
             raise
         raise Crash(point) from error
     finally:
-        failpoints._ACTIONS.pop(point or "", None)
+        failpoints.actions.pop(point or "", None)
 
 
 def outcome_of(call: Callable[[], Any], crash: str | None = None) -> Any:

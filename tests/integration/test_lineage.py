@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from exactbatch.batch.lineage import is_handed_on
 from exactbatch.errors import TransformRefused
+from exactbatch.transforms.lineage import passes_lineage_through
 
 LINEAGE = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 SCHEMA = (
@@ -111,14 +111,14 @@ COMPUTED = {
 def test_columns_that_are_handed_on_are_known_to_be(
     decoded: DataFrame, change: Callable[[DataFrame], DataFrame]
 ) -> None:
-    assert is_handed_on("p", change(decoded), decoded)
+    assert passes_lineage_through("p", change(decoded), decoded)
 
 
 @pytest.mark.parametrize("change", NOT_PROVEN.values(), ids=NOT_PROVEN)
 def test_what_may_be_of_another_record_is_not(
     decoded: DataFrame, change: Callable[[DataFrame], DataFrame]
 ) -> None:
-    assert not is_handed_on("p", change(decoded), decoded)
+    assert not passes_lineage_through("p", change(decoded), decoded)
 
 
 @pytest.mark.parametrize(("change", "column"), COMPUTED.values(), ids=COMPUTED)
@@ -126,4 +126,4 @@ def test_lineage_that_is_computed_is_refused(
     decoded: DataFrame, change: Callable[[DataFrame], DataFrame], column: str
 ) -> None:
     with pytest.raises(TransformRefused, match=f"pipeline 'p': the transform computes {column}, as "):
-        is_handed_on("p", change(decoded), decoded)
+        passes_lineage_through("p", change(decoded), decoded)

@@ -22,9 +22,9 @@ from exactbatch.audit.audit import audit
 from exactbatch.audit.report import AuditReport
 from exactbatch.batch import direct
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.direct import loaded
+from exactbatch.batch.executors import loaded
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.staging import dump
+from exactbatch.batch.task import dump
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,
@@ -292,7 +292,7 @@ def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", here)
     monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
-    monkeypatch.setattr(batch_job, "watched", lambda *_: nullcontext())
+    monkeypatch.setattr(batch_job, "launch_timeout", lambda *_: nullcontext())
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     limits = Limits(max_records=10)
     pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaBroker(settings.kafka)

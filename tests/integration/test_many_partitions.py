@@ -10,7 +10,7 @@ import pytest
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.staging import StagedBatch
+from exactbatch.batch.task import StagedBatch
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
 from support.topics import Topic, record

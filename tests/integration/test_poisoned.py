@@ -122,7 +122,7 @@ def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
 ) -> None:
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"'))
     batch_id = world.plan(pipeline)
-    monkeypatch.setitem(failpoints._ACTIONS, "job.after_stage", "error")
+    monkeypatch.setitem(failpoints.actions, "job.after_stage", "error")
     with pytest.raises(RuntimeError):
         world.process(pipeline, batch_id)
     [trouble] = status(world, pipeline).troubles
@@ -138,8 +138,8 @@ def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
     monkeypatch.setattr(ledger_session, "connect", unavailable)
     with pytest.raises(RuntimeError, match="job.after_stage"):  # and not what kept it from being noted
         world.process(pipeline, batch_id)
-    assert "exactbatch status will not tell of this failure: too many connections" in caplog.text
+    assert "exactbatch status will not show this failure: too many connections" in caplog.text
     assert status(world, pipeline).failing[0].failures == 1
-    monkeypatch.delitem(failpoints._ACTIONS, "job.after_stage")
+    monkeypatch.delitem(failpoints.actions, "job.after_stage")
     assert world.process(pipeline, batch_id).wrote
     assert status(world, pipeline).troubles == []

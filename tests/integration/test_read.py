@@ -19,7 +19,8 @@ from kafka import KafkaProducer
 
 from exactbatch.audit.log_windows import LogWindows
 from exactbatch.audit.values import _Beside
-from exactbatch.batch.staging import reject_batch, rejects_of
+from exactbatch.batch.decode import rejects_of
+from exactbatch.batch.rejects import reject_batch
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,

@@ -7,19 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch.batch import partition_commit, staging
-from exactbatch.batch import uncastable as sift
-from exactbatch.batch.direct import stage_tasks
+from exactbatch.batch import range_copy, rejects, uncastable
+from exactbatch.batch import stage as stage_module
 from exactbatch.batch.partition_commit import commit_batch, commit_range
-from exactbatch.batch.staging import (
-    Staged,
-    StageTask,
-    StagingTables,
-    create_rejects,
-    create_rows,
-    decode,
-    stage,
-)
+from exactbatch.batch.stage import decode_range, stage
+from exactbatch.batch.stager import stage_tasks
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.task import Staged, StageTask
 from exactbatch.errors import TooManyRejects
 from exactbatch.kafka import reader as read
 from exactbatch.ledger import Ledger
@@ -44,9 +38,9 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Ten records are read at a time, and their rejects copied; how often that was."""
     monkeypatch.setattr(read, "_FIRST_RECORDS", 10)
     monkeypatch.setattr(read, "_BATCH_RECORDS", 10)
-    monkeypatch.setattr(staging, "_HELD_BYTES", 1)
+    monkeypatch.setattr(rejects, "_HELD_BYTES", 1)
     counted: Counter[str] = Counter()
-    for module in (staging, partition_commit):
+    for module in (stage_module, range_copy):
         monkeypatch.setattr(module, "failpoint", lambda name: counted.update([name]))
     return counted
 
@@ -87,7 +81,7 @@ def test_one_connection_takes_rows_and_rejects_by_turns(
             raise RuntimeError("killed")
 
     turns.clear()
-    monkeypatch.setattr(staging, "failpoint", third)
+    monkeypatch.setattr(stage_module, "failpoint", third)
     with pytest.raises(RuntimeError):
         stage(task, 6)
     assert staged(world, task, task.tables.rejects) == [(5, BAD)]
@@ -96,12 +90,12 @@ def test_one_connection_takes_rows_and_rejects_by_turns(
 def test_what_a_transform_reads_leaves_its_rejects_in_portions(
     world: BatchRunner, task: StageTask, turns: Counter[str]
 ) -> None:
-    given = list(decode(task, 5))
+    given = list(decode_range(task, 5))
     assert given.pop() == Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)
     assert sum(len(batch) for batch in given if isinstance(batch, pa.RecordBatch)) == GOOD
     assert turns["stage.after_rejects"] >= 6
     assert staged(world, task, task.tables.rejects) == [(5, BAD)]
-    left = decode(task, 6)  # as an attempt that is killed
+    left = decode_range(task, 6)  # as an attempt that is killed
     for _ in range(4):
         next(left)
     left.close()
@@ -143,9 +137,9 @@ def test_rows_that_do_not_fit_become_rejects_page_by_page(
         f"create table {pipeline.sink.target} (id smallint, name text, kafka_topic text, kafka_partition int, "
         f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
     )
-    monkeypatch.setattr(sift, "_PAGE", 4)
-    monkeypatch.setattr(sift, "_NEAR", 3)
-    monkeypatch.setattr(staging, "_HELD_RECORDS", 5)
+    monkeypatch.setattr(uncastable, "_PAGE", 4)
+    monkeypatch.setattr(uncastable, "_NEAR", 3)
+    monkeypatch.setattr(rejects, "_HELD_RECORDS", 5)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (40, 28, 12)
     assert world.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2') == [

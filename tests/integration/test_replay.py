@@ -221,7 +221,7 @@ def test_an_older_replay_cannot_overwrite_a_newer_ones_result(
         world.process(pipeline, older)
     assert (replays.checksum(pipeline, "true"), replays.coverage(pipeline)) == before
     assert f"batch {older}" in str(caught.value)
-    assert f"[0] 40..50 that are older than this replay, found those of batch {newer}" in str(caught.value)
+    assert f"[0] 40..50 are those of batch {newer}, which was planned after this replay" in str(caught.value)
 
 
 def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
@@ -493,7 +493,7 @@ def test_a_widening_that_no_longer_holds_is_fenced(
     assert one is not None
     world.process(pipeline, both)  # and now one batch has the rows of both
     before = replays.checksum(pipeline, "true")
-    with pytest.raises(Fenced, match=f"found that batch {both} has results beyond this replay's ranges"):
+    with pytest.raises(Fenced, match=f"but batch {both} has results beyond this replay's ranges"):
         world.process(pipeline, one)
     assert replays.checksum(pipeline, "true") == before
     assert world.is_exact(pipeline)

@@ -13,9 +13,9 @@ from support.jvm import quick_spark
 PROGRAM = """
 import sys
 from exactbatch import Append, Json, Pipeline
-from exactbatch.direct import tasks_failed
+from exactbatch.batch.executors import tasks_failed
 from exactbatch.errors import ExactbatchError
-from exactbatch.session import batch_session, spark_session
+from exactbatch.batch.session import batch_session, spark_session
 
 conf = dict(word.split("=", 1) for word in sys.argv[1:])
 pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)
@@ -65,11 +65,15 @@ REFUSED = {
     ),
     "no number": (["spark.task.cpus=x"], {}, "spark.task.cpus"),
     "master": (["spark.master=nowhere"], {}, "nowhere"),
-    "python": ([], {"PYSPARK_PYTHON": "/nowhere/python"}, "PYSPARK_PYTHON, /nowhere/python, has to name"),
+    "python": (
+        [],
+        {"PYSPARK_PYTHON": "/nowhere/python"},
+        "PYSPARK_PYTHON, /nowhere/python, must be a Python",
+    ),
     "python without packages": (
         [],
         {"PYSPARK_PYTHON": BARE},
-        f"PYSPARK_PYTHON, {BARE}, has to name",
+        f"PYSPARK_PYTHON, {BARE}, must be a Python",
     ),
     "python memory": (["spark.executor.pyspark.memory=100m"], {}, "spark.executor.pyspark.memory is 100m"),
     "maxResultSize": (["spark.driver.maxResultSize=1k"], {}, "Raise spark.driver.maxResultSize"),

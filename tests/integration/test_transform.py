@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.batch.transform import Transformed, _check_query
+from exactbatch.batch.transform import TransformStager
+from exactbatch.batch.transform_plan import check_query
 from exactbatch.errors import (
     ConfigurationError,
     StagedRowsDiffer,
@@ -213,7 +214,7 @@ def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
     name: str,
 ) -> None:
     message = world.refused(TransformRefused, make_pipeline(topic, transform=transform))
-    assert f"the transform may give other rows when it is tried again: {name} " in message
+    assert f"the transform may return other rows when it is retried: {name} " in message
     assert f"allow_nondeterministic=({name!r},)" in message
 
 
@@ -240,9 +241,10 @@ def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
 ) -> None:
     message = world.refused(TransformRefused, make_pipeline(topic, sql=DEDUPLICATED))
     assert (
-        "window puts records of a batch together, which a replay of a part of them does not have" in message
+        "window combines records of a batch, and a replay of a part of the batch does not have all of them"
+        in message
     )
-    assert "row_number depends on the order in which Spark meets the rows" in message
+    assert "row_number depends on the order in which Spark processes the rows" in message
     assert "Append(…, lineage='batch')" in message
     assert "allow_nondeterministic=('row_number', 'window',)" in message
     sink = Append(f'public."{topic.name}_b"', lineage="batch")
@@ -294,9 +296,7 @@ def test_an_error_names_the_record_that_it_is_raised_for(
     inverse = F.udf(lambda number: 1 / (number - 13), "double")
     pipeline = make_pipeline(topic, transform=lambda records: records.withColumn("inverse", inverse("id")))
     message = world.refused(TransformFailed, pipeline)
-    assert message.startswith(
-        f"{topic.name}[1] offset 6: expected the transform to take this record, found: "
-    )
+    assert message.startswith(f"{topic.name}[1] offset 6: the transform failed: ")
     assert "ZeroDivisionError" in message
     casting = make_pipeline(topic, sql=f"select cast(name as int) as n, {LINEAGE} from records", evolve="add")
     with pytest.raises(TransformFailed) as caught:
@@ -353,7 +353,7 @@ def test_rows_of_no_record_that_do_not_fit_fail_the_batch(
     world.execute(f"create table {sink.target} (n int, batch_id bigint)")
     with pytest.raises(
         TargetMismatch,
-        match='value "19000000000" is out of range for type integer. They do not tell which records',
+        match='value "19000000000" is out of range for type integer. The rows do not carry the records',
     ):
         world.process(pipeline, world.plan(pipeline))
 
@@ -421,14 +421,16 @@ def test_records_that_spark_has_read_again_meanwhile_are_noticed(
     world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = make_pipeline(topic, transform=even)
-    stage_rows = Transformed._stage_rows
+    stage_rows = TransformStager._stage_rows
 
-    def losing(self: Transformed) -> dict[int, int]:
+    def losing(self: TransformStager) -> dict[int, int]:
         self._read.unpersist(blocking=True)  # as an executor that is lost takes its blocks with it
         return stage_rows(self)
 
-    monkeypatch.setattr(Transformed, "_stage_rows", losing)
-    assert "Spark lost some and read them again" in world.refused(StagedRowsDiffer, pipeline)
+    monkeypatch.setattr(TransformStager, "_stage_rows", losing)
+    assert "Spark lost some of the decoded records before all rows were staged" in world.refused(
+        StagedRowsDiffer, pipeline
+    )
     monkeypatch.undo()
     assert world.run(pipeline).batch.rows == 10
     assert world.is_exact(pipeline)
@@ -454,6 +456,6 @@ def test_a_script_or_a_command_is_no_transform(
     with pytest.raises(
         TransformRefused, match="expected sql to be one query over records, found: .*PARSE_SYNTAX"
     ):
-        _check_query(make_pipeline(topic, sql=text), spark)
+        check_query(make_pipeline(topic, sql=text), spark)
     for query in ("select 1 as a", "with r as (table records) from r |> select id", "values (1), (2) ;\n"):
-        _check_query(make_pipeline(topic, sql=query), spark)
+        check_query(make_pipeline(topic, sql=query), spark)

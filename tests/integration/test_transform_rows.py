@@ -10,8 +10,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Raw, Upsert
-from exactbatch.batch import staging, transform
-from exactbatch.batch.staging import StagingTables, create_rejects, create_rows, stage_rows
+from exactbatch.batch import failing_record, storable_rows, transform
+from exactbatch.batch.stage import stage_rows
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.errors import (
     ReadFailed,
     TargetMismatch,
@@ -141,7 +142,7 @@ def test_a_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
     with transaction(connection) as cursor:
         create_rejects(cursor, tables)
         create_rows(cursor, tables, columns)
-    monkeypatch.setattr(staging, "_refused", lambda _column: None)
+    monkeypatch.setattr(storable_rows, "_refusal", lambda _column: None)
     batches = [
         pa.record_batch(
             {
@@ -159,7 +160,7 @@ def test_a_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
     )
     assert isinstance(error, TransformFailed)
     assert str(error).startswith(
-        "column 'name': Postgres cannot store a value that the transform gives, from t[3] offset 2 to t[3] offset "
+        "column 'name': Postgres cannot store a value that the transform returns, from t[3] offset 2 to t[3] offset "
         "3: invalid byte sequence"
     )
     assert "SQLSTATE 22021" in str(error)
@@ -198,7 +199,7 @@ def test_lineage_that_belongs_to_another_record_is_refused(
     for offsets in (backwards, of_the_reject):
         forged = make_pipeline(topic, transform=with_offsets(offsets), **options)
         message = world.refused(TransformRefused, forged)
-        assert "and no record that was decoded has it" in message
+        assert "which no decoded record has" in message
         assert f"{topic.name} partition 0 offset " in message
     unchanged = make_pipeline(topic, transform=with_offsets(lambda n: [*range(n)]), **options)
     assert world.run(unchanged).batch.rows == 3
@@ -242,7 +243,7 @@ def test_a_transform_may_act_while_it_is_planned(
     assert world.refused(ReadFailed, make_pipeline(topic, transform=failing_to_read)) == "the broker is away"
     assert "clears Spark's cache" in world.refused(TransformRefused, make_pipeline(topic, transform=clearing))
     message = world.refused(TransformFailed, make_pipeline(topic, transform=counting_strictly, max_rejects=1))
-    assert message.startswith(f"{topic.name}[0] offset 1: expected the transform to take this record")
+    assert message.startswith(f"{topic.name}[0] offset 1: the transform failed: ")
     pipeline = make_pipeline(topic, transform=counting, max_rejects=1)
     batch = world.run(pipeline).batch
     assert (batch.rows, batch.rejected) == (3, 1)
@@ -258,18 +259,18 @@ def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
     inverse = F.udf(lambda number: 1 / (number - 52), "double")
     pipeline = make_pipeline(topic, transform=lambda frame: frame.withColumn("x", inverse("id")))
     looked: list[int] = []
-    failing = transform._Search._failing
+    failing = failing_record.FailingRecordSearch._failing
 
     def counted(self: Any, part: Any) -> Any:
         looked.append(sum(map(len, part)))
         return failing(self, part)
 
-    monkeypatch.setattr(transform._Search, "_failing", counted)
+    monkeypatch.setattr(failing_record.FailingRecordSearch, "_failing", counted)
     message = world.refused(TransformFailed, pipeline)
-    assert message.startswith(f"{topic.name}[5] offset 2: expected the transform to take this record")
+    assert message.startswith(f"{topic.name}[5] offset 2: the transform failed: ")
     assert looked[0] == 32  # all of it, at first
     assert len(looked) <= 1 + 2 * 5
-    monkeypatch.setattr(transform, "_SEARCH_TIME", 0.0)
+    monkeypatch.setattr(failing_record, "SEARCH_TIME", 0.0)
     message = world.refused(TasksFailed, pipeline)
     assert "ZeroDivisionError" in message
 
@@ -280,13 +281,13 @@ def test_nothing_is_searched_where_postgres_has_failed(
     topic = make_topic()
     records(topic, {"id": 1, "name": "n"})
     pipeline = make_pipeline(topic, transform=lambda frame: frame)
-    monkeypatch.setattr(transform._Search, "run", lambda *_: pytest.fail("it was searched"))
-    outcomes = transform.Transformed._outcomes
+    monkeypatch.setattr(failing_record.FailingRecordSearch, "run", lambda *_: pytest.fail("it was searched"))
+    outcomes = transform.TransformStager._outcomes
 
     def without_staging(self: Any) -> Any:
         world.execute(f"drop table if exists exactbatch_staging.{self._tasks[0].tables.rows}")
         return outcomes(self)
 
-    monkeypatch.setattr(transform.Transformed, "_outcomes", without_staging)
+    monkeypatch.setattr(transform.TransformStager, "_outcomes", without_staging)
     message = world.refused(TasksFailed, pipeline)
     assert "PostgresUnavailable" in message or "StagedRowsDiffer" in message

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Append, Json, Upsert
-from exactbatch.batch.staging import LINEAGE_NAMES, Waiting, _storable
-from exactbatch.columns import Column
+from exactbatch.batch.rejects import PendingRejects
+from exactbatch.batch.storable_rows import storable_rows
+from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.target import TargetTable
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
@@ -218,9 +219,9 @@ def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record() 
         (pa.array([0, -(2**62)], pa.timestamp("us", "UTC")), "4713 BC"),
         (pa.array([0, -(2**31)], pa.int32()).cast(pa.date32()), "4713 BC"),
     ):
-        noted = Waiting()
+        noted = PendingRejects()
         batch = pa.record_batch({"x": column, **lineage})
-        kept = _storable(batch, batch.schema.names, noted, 1)
+        kept = storable_rows(batch, batch.schema.names, noted, 1)
         assert kept.column("kafka_offset").to_pylist() == [4]
         ((note,),) = (each.to_pylist() for each in noted.take())
         assert re.match(rf"column 'x': .*{what}.*, in a row of the transform", note["reason"])
@@ -228,4 +229,4 @@ def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record() 
         with pytest.raises(
             TransformFailed, match=rf"column 'x': .*{what}.*, in a row of the transform\. Nothing"
         ):
-            _storable(batch.drop_columns(list(LINEAGE_NAMES)), ["x"], noted, 1)
+            storable_rows(batch.drop_columns(list(LINEAGE_NAMES)), ["x"], noted, 1)

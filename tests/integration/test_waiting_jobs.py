@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark import InheritableThread
 
-from exactbatch.batch.launch_timeout import watched
+from exactbatch.batch.launch_timeout import launch_timeout
 from exactbatch.errors import TasksFailed
 
 
@@ -44,7 +44,7 @@ def test_a_job_that_gets_no_slot_is_given_up(full: Any) -> None:
     began = time.monotonic()
     with (
         pytest.raises(TasksFailed, match=r"^batch 1: Spark has run no task for 2 s, .* launch_timeout sets"),
-        watched(full, 2, "batch 1"),
+        launch_timeout(full, 2, "batch 1"),
     ):
         context.parallelize([1], 1).collect()
     assert 2 < time.monotonic() - began < 15

@@ -45,8 +45,8 @@ def main() -> None:
 def _process(spark: SparkSession, settings: Settings, order: dict[str, Any]) -> dict[str, Any]:
     """Process a batch with these failpoints, here and in the Python workers."""
     actions = order["failpoints"]
-    failpoints._ACTIONS.clear()
-    failpoints._ACTIONS.update(actions)
+    failpoints.actions.clear()
+    failpoints.actions.update(actions)
     environment = spark.sparkContext.environment
     environment["EXACTBATCH_FAILPOINTS"] = "; ".join(f"{name}={action}" for name, action in actions.items())
     if not actions:

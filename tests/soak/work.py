@@ -195,9 +195,7 @@ class Slot:
         with self.work.lock:
             if "plan" in self.work.armed:
                 self.work.armed.remove("plan")
-                failpoints._ACTIONS[self._chance.choice(("plan.before_commit", "plan.after_commit"))] = (
-                    "error"
-                )
+                failpoints.actions[self._chance.choice(("plan.before_commit", "plan.after_commit"))] = "error"
         try:
             if self._connection is None:
                 self._connection = connect(self.work.settings.postgres, application="soak plan", timeout=10)
@@ -218,7 +216,7 @@ class Slot:
             if not str(error).startswith("failpoint plan."):
                 raise
             # Before the commit of the plan there is no batch, and after it one that nobody knows of.
-            failpoints._ACTIONS.clear()
+            failpoints.actions.clear()
             self.work.count_fault("planner failed at a named moment")
             self.work.wants_audit(pipeline.name)
             return None

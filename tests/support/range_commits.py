@@ -3,8 +3,8 @@
 from typing import Any
 
 from exactbatch import Pipeline
-from exactbatch.batch.partition_commit import RangeTask
-from exactbatch.batch.publish import facts_of
+from exactbatch.batch.fences import facts_of
+from exactbatch.batch.range_copy import RangeTask
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner

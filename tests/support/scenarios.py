@@ -28,17 +28,6 @@ from support.batch_runner import BatchRunner
 from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
 from support.topics import Topic
 
-# Moments at which a Python worker of Spark dies.
-ON_EXECUTORS: Final = (
-    "stage.before_copy_commit",
-    "stage.after_copy_commit",
-    "partition.before_locks",
-    "partition.after_locks",
-    "partition.before_commit",
-    "partition.after_commit",
-)
-
-
 # Moments after which the batch is committed, or will be without another try.
 COMMITTED: Final = ("publish.after_commit", "partition.after_commit", "partition.after_batch_commit")
 

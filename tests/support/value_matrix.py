@@ -18,15 +18,10 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Upsert
-from exactbatch.batch.staging import (
-    StagedBatch,
-    StagingTables,
-    create_rejects,
-    create_rows,
-    identifier,
-    stage_rows,
-)
-from exactbatch.batch.uncastable import _note, _noted_after
+from exactbatch.batch.stage import stage_rows
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.task import StagedBatch
+from exactbatch.batch.uncastable import note_uncastable, noted_after
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.sinks.append import LINEAGE
@@ -420,8 +415,8 @@ class Matrix:
         tables, staged = self._stage(source, sink, columns)
         with self._connection, self._connection.cursor() as cursor:
             sink.prepare(cursor, columns)
-            _note(cursor, sink.misfits(cursor, columns, batch_id=1), tables, staged, most=1)
-            assert _noted_after(cursor, tables, staged)
+            note_uncastable(cursor, sink.misfits(cursor, columns, batch_id=1), tables, staged, limit=1)
+            assert noted_after(cursor, tables, staged)
         with self._connection, self._connection.cursor() as cursor:
             cursor.execute(sql.SQL("drop table {}").format(identifier(tables.rows)))
 
@@ -443,8 +438,8 @@ class Matrix:
                     return result
                 result.is_checked = bool(misfits)
                 if misfits:
-                    _note(cursor, misfits, tables, staged, most=10**6)
-                unfit = _noted_after(cursor, tables, staged)
+                    note_uncastable(cursor, misfits, tables, staged, limit=10**6)
+                unfit = noted_after(cursor, tables, staged)
                 result.rejected = {each.offset: each.reason for each in unfit}
                 cursor.execute(
                     sql.SQL("delete from {} where kafka_offset = any(%s)").format(identifier(tables.rows)),

@@ -5,7 +5,7 @@ import kafka  # noqa: F401 - imported for the workers
 from pyspark.daemon import manager
 
 import exactbatch.batch.partition_commit
-import exactbatch.batch.staging
+import exactbatch.batch.stage
 import exactbatch.batch.transform  # noqa: F401 - imported for the workers
 
 if __name__ == "__main__":

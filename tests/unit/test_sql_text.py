@@ -9,8 +9,8 @@ import pytest
 
 PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # What sql.SQL() takes beside constants: names of types, as columns.py checks and Postgres spells them, digits
-# of such a type, the text that Postgres itself keeps of a constraint, a number of a column, and what the class or
-# function has itself chosen from constants.
+# of such a type, the text that Postgres itself keeps of a constraint, a number of a column, the text of
+# queries.sql, and what the class or function has itself chosen from constants.
 TAKEN: Final = {
     "audit/partition.py": {"form"},
     "audit/derived.py": {"type_", "types[name]"},
@@ -24,7 +24,8 @@ TAKEN: Final = {
     "sinks/stored.py": {"cast.type"},
     "sinks/target.py": {"column.type"},
     "sinks/upsert.py": {"cast.type", "types[name]"},
-    "batch/staging.py": {"t"},
+    "batch/staging_tables.py": {"type_"},
+    "ledger/ledger.py": {"_queries.insert_rejects.sql", "_queries.staged_records.sql"},
 }
 
 

@@ -7,7 +7,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.batch import transform
+from exactbatch.batch import transform_plan
 from exactbatch.errors import TransformRefused
 
 PIPELINE = Pipeline(
@@ -25,9 +25,9 @@ def frame(*columns: str) -> Any:
 
 def test_columns_that_are_one_name_to_spark_are_refused() -> None:
     with pytest.raises(
-        TransformRefused, match="gives the columns Total and total, x and x, which are one name"
+        TransformRefused, match="returns the columns Total and total, x and x, which are the same name"
     ):
-        transform._check(PIPELINE, frame("Total", "x", "total", "y", "x"))
+        transform_plan.check_transform(PIPELINE, frame("Total", "x", "total", "y", "x"))
 
 
 def raising(error: Exception) -> Any:
@@ -38,9 +38,9 @@ def raising(error: Exception) -> Any:
 
 
 def test_a_plan_that_cannot_be_examined_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transform, "findings", raising(Py4JError("Method plan([]) does not exist")))
+    monkeypatch.setattr(transform_plan, "findings", raising(Py4JError("Method plan([]) does not exist")))
     with pytest.raises(TransformRefused, match=r"cannot be examined .* Method plan\(\[\]\) does not exist"):
-        transform._check(PIPELINE, frame("x"))
-    monkeypatch.setattr(transform, "findings", raising(Py4JNetworkError("gone")))
+        transform_plan.check_transform(PIPELINE, frame("x"))
+    monkeypatch.setattr(transform_plan, "findings", raising(Py4JNetworkError("gone")))
     with pytest.raises(Py4JNetworkError):
-        transform._check(PIPELINE, frame("x"))
+        transform_plan.check_transform(PIPELINE, frame("x"))

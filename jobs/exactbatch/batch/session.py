@@ -1,4 +1,4 @@
-"""The Spark session of a batch."""
+"""The Spark session of a process, and the session of each batch within it, with pinned settings."""
 
 import os
 import re
@@ -25,108 +25,112 @@ from exactbatch.pipeline import Pipeline
 _ZONE: Final = "spark.sql.session.timeZone"
 _OFFSET: Final = re.compile(r"(UTC|GMT|UT)?[+-]\d.*")  # +02:00
 _LEGACY: Final = "spark.sql.legacy."
-# What decides which rows a transform gives, and may differ between machines, clusters and users: its value in a
-# batch, unless the pipeline's spark_conf has another, and why. docs/settings.md shows this table.
+# The settings that decide which rows a transform returns, and that may differ between machines, clusters and
+# users: the value in a batch, unless the pipeline's spark_conf has another, and what it decides.
+# docs/settings.md shows this table.
 PINNED: Final[Mapping[str, tuple[str, str]]] = {
-    _ZONE: ("UTC", "what hour(at) is, and which moment a text without an offset"),
+    _ZONE: ("UTC", "what hour(at) returns, and which moment text without an offset stands for"),
     "spark.sql.ansi.enabled": ("true", "whether 1/0, overflow and a bad cast are errors or null"),
-    "spark.sql.ansi.doubleQuotedIdentifiers": ("false", 'whether "a" is a column or a text'),
-    "spark.sql.ansi.enforceReservedKeywords": ("false", "which words may be names"),
-    "spark.sql.ansi.relationPrecedence": ("false", "in which order joins without parentheses are made"),
-    "spark.sql.caseSensitive": ("false", "whether Name and name are one column"),
-    "spark.sql.timestampType": ("TIMESTAMP_LTZ", "what the type timestamp is"),
+    "spark.sql.ansi.doubleQuotedIdentifiers": ("false", 'whether "a" is a column or a string literal'),
+    "spark.sql.ansi.enforceReservedKeywords": ("false", "which words can be used as names"),
+    "spark.sql.ansi.relationPrecedence": ("false", "the order of joins without parentheses"),
+    "spark.sql.caseSensitive": ("false", "whether Name and name are the same column"),
+    "spark.sql.timestampType": ("TIMESTAMP_LTZ", "what the type timestamp stands for"),
     "spark.sql.decimalOperations.allowPrecisionLoss": ("true", "how many digits a product or quotient has"),
-    "spark.sql.mapKeyDedupPolicy": ("EXCEPTION", "what a key means that a map has twice"),
-    "spark.sql.groupByAliases": ("true", "what a name in group by is"),
-    "spark.sql.groupByOrdinal": ("true", "what a number in group by is"),
-    "spark.sql.orderByOrdinal": ("true", "what a number in order by is"),
-    "spark.sql.parser.escapedStringLiterals": ("false", "what a backslash in a literal is"),
+    "spark.sql.mapKeyDedupPolicy": ("EXCEPTION", "what happens if a map has a key twice"),
+    "spark.sql.groupByAliases": ("true", "whether a name in group by can be an alias"),
+    "spark.sql.groupByOrdinal": ("true", "whether a number in group by is a position"),
+    "spark.sql.orderByOrdinal": ("true", "whether a number in order by is a position"),
+    "spark.sql.parser.escapedStringLiterals": ("false", "what a backslash in a literal means"),
     "spark.sql.parser.quotedRegexColumnNames": ("false", "whether `a.*` names one column or several"),
-    "spark.sql.jsonGenerator.ignoreNullFields": ("true", "whether to_json writes fields that are null"),
-    "spark.sql.storeAssignmentPolicy": ("ANSI", "which values are cast on the way into a table"),
-    "spark.sql.function.concatBinaryAsString": ("false", "what concat of bytes gives: bytes or text"),
-    "spark.sql.function.eltOutputAsString": ("false", "the same of elt"),
-    "spark.sql.chunkBase64String.enabled": ("true", "whether base64 gives lines of 76 letters"),
+    "spark.sql.jsonGenerator.ignoreNullFields": ("true", "whether to_json omits fields that are null"),
+    "spark.sql.storeAssignmentPolicy": ("ANSI", "which values are cast when they are inserted into a table"),
+    "spark.sql.function.concatBinaryAsString": ("false", "whether concat of bytes returns bytes or text"),
+    "spark.sql.function.eltOutputAsString": ("false", "the same for elt"),
+    "spark.sql.chunkBase64String.enabled": ("true", "whether base64 returns lines of 76 characters"),
     "spark.sql.preserveCharVarcharTypeInfo": ("false", "whether a cast to char(5) adds spaces"),
     "spark.sql.columnNameOfCorruptRecord": (
         "_corrupt_record",
-        "which field of from_json holds what is malformed",
+        "which field of from_json holds a malformed document",
     ),
-    "spark.sql.json.enablePartialResults": ("true", "what from_json keeps of what is malformed"),
+    "spark.sql.json.enablePartialResults": ("true", "what from_json keeps of a malformed document"),
     "spark.sql.json.enableExactStringParsing": (
         "true",
-        "what from_json makes of a document within a document",
+        "how from_json returns a nested document as a string",
     ),
     "spark.sql.variant.allowDuplicateKeys": (
         "false",
-        "what parse_json makes of a name that an object has twice",
+        "whether parse_json accepts an object that has a name twice",
     ),
     "spark.sql.icu.caseMappings.enabled": (
         "true",
-        "what upper, lower and initcap make of letters that are not ASCII",
+        "how upper, lower and initcap convert letters outside ASCII",
     ),
-    "spark.sql.retainGroupColumns": ("true", "whether groupBy().agg() gives the columns of the group"),
+    "spark.sql.retainGroupColumns": ("true", "whether groupBy().agg() returns the grouping columns"),
     "spark.sql.variable.substitute": (
         "false",
-        "whether ${env:HOME} in sql is text, or what the machine says",
+        "whether ${env:HOME} in sql is text or the value on the machine",
     ),
     "spark.sql.files.ignoreCorruptFiles": (
         "false",
         "whether a file of another source that cannot be read is an error",
     ),
-    "spark.sql.files.ignoreMissingFiles": ("false", "the same of one that is gone"),
+    "spark.sql.files.ignoreMissingFiles": ("false", "the same for a file that is missing"),
     "spark.sql.sources.partitionColumnTypeInference.enabled": (
         "true",
-        "whether 01 in the name of a folder is a number",
+        "whether 01 in a folder's name is a number",
     ),
     "spark.sql.execution.arrow.maxRecordsPerBatch": (
         "10000",
-        "how many records a Python function gets at once",
+        "how many records a Python function receives at once",
     ),
     "spark.sql.execution.arrow.maxBytesPerBatch": (
         "16777216",
-        "how many bytes it gets at once, which bounds its memory",
+        "how many bytes it receives at once, which bounds its memory",
     ),
-    "spark.sql.execution.pyspark.binaryAsBytes": ("true", "whether it gets bytes or a bytearray"),
+    "spark.sql.execution.pyspark.binaryAsBytes": ("true", "whether it receives bytes or a bytearray"),
     "spark.sql.execution.pandas.convertToArrowArraySafely": (
         "true",
         "whether pandas values may lose digits",
     ),
-    "spark.sql.execution.pandas.structHandlingMode": ("legacy", "what a struct is in pandas"),
-    "spark.sql.execution.pythonUDF.arrow.enabled": ("true", "how values go into Python functions and back"),
-    "spark.sql.execution.pythonUDTF.arrow.enabled": ("true", "the same of table functions"),
+    "spark.sql.execution.pandas.structHandlingMode": ("legacy", "how pandas represents a struct"),
+    "spark.sql.execution.pythonUDF.arrow.enabled": (
+        "true",
+        "how values are passed to Python functions and back",
+    ),
+    "spark.sql.execution.pythonUDTF.arrow.enabled": ("true", "the same for table functions"),
     "spark.sql.pyspark.inferNestedDictAsStruct.enabled": ("false", "what a dict in a literal becomes"),
 }
 
-# Dynamic allocation does not take an executor away that is done before the others, with the records that it keeps.
+# So that dynamic allocation does not remove an idle executor, with the records that it keeps.
 _KEPT: Final = {"spark.dynamicAllocation.cachedExecutorIdleTimeout": f"{2**31 - 1}s"}
-# What the batches have in the environment of Python functions that this process runs.
-_under_way: list[Mapping[str, str]] = []
+# The environment variables for the Python functions of each batch that this process runs.
+_running: list[Mapping[str, str]] = []
 _lock = threading.Lock()
 
 
 @contextmanager
 def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[SparkSession]:
-    """A session with the pipeline's Spark properties; without `master`, the one that spark-submit was given.
+    """Start a session with the pipeline's Spark properties; without `master`, with the master of spark-submit.
 
-    Executors run the Python that PYSPARK_PYTHON names, and otherwise this very one: it has the package. Raises
-    ConfigurationError where a setting lets no session begin, and TasksFailed when Spark does not start or its JVM
-    ends before it does.
+    Executors run the Python that PYSPARK_PYTHON names, by default the one that runs now: it has the package.
+    Raises ConfigurationError if a setting prevents the start, and TasksFailed if Spark does not start or its
+    JVM exits.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _check_home()
-    # A batch runs its tasks as RDDs, which a session of Spark Connect does not have.
+    # A batch runs its tasks as RDDs, which a session of Spark Connect does not support.
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         if name in os.environ:
             raise ConfigurationError(
-                f"{name} is set, so that Spark would start a session of Spark Connect, which cannot run a batch. "
-                f"Unset it for batches, and name the cluster by spark-submit --master, or the Spark connection."
+                f"{name} is set: Spark would start a session of Spark Connect, which cannot run a batch. Unset "
+                f"it for batches, and name the cluster with spark-submit --master or in the Spark connection."
             )
     own = {**_KEPT, **pipeline.spark_conf, "spark.api.mode": "classic"}
     if "spark.remote" in own:
         raise ConfigurationError(
-            f"pipeline {pipeline.name!r}: spark_conf has spark.remote, so that Spark would start a session of "
-            f"Spark Connect, which cannot run a batch. Remove it, and name the cluster by spark-submit --master."
+            f"pipeline {pipeline.name!r}: spark_conf has spark.remote: Spark would start a session of Spark "
+            f"Connect, which cannot run a batch. Remove it, and name the cluster with spark-submit --master."
         )
     builder = SparkSession.builder.appName(f"exactbatch {pipeline.name}")
     if master is not None:
@@ -141,40 +145,41 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
         raise _not_started(error, settings) from error
     except (Py4JNetworkError, ConnectionError) as error:
         raise TasksFailed(
-            "the JVM of the driver has ended while Spark started. Its own lines above this one say why: a "
-            "directory that it cannot write (spark.local.dir, SPARK_LOCAL_DIRS), or not enough memory for "
+            "the driver's JVM exited while Spark started. Its log lines above this one say why: is a directory "
+            "not writable (spark.local.dir, SPARK_LOCAL_DIRS), or is there too little memory for "
             "spark.driver.memory? Nothing was written."
         ) from error
-    with end_of_jvm_told(), session:
-        # A transform may ask for it, by SparkSession.builder.getOrCreate(), and F.udf() does.
+    with jvm_errors(), session:
+        # A transform may get it from SparkSession.builder.getOrCreate(), and F.udf() does.
         _pin(session, pipeline)
         yield session
 
 
 def _check_home() -> None:
-    """Raise ConfigurationError for a SPARK_HOME that is not there, or is of another version than PySpark."""
+    """Raise ConfigurationError if SPARK_HOME does not exist or has another version than PySpark."""
     if not (home := os.environ.get("SPARK_HOME")):
         return
     if not (Path(home) / "bin" / "spark-submit").exists():
         raise ConfigurationError(
-            f"SPARK_HOME is {home}, and there is no bin/spark-submit in it. Unset it, to use the Spark of the "
-            f"Python package pyspark, or let it name an installation of Spark {pyspark.__version__}."
+            f"SPARK_HOME is {home}, which contains no bin/spark-submit. Unset it to use the Spark of the Python "
+            f"package pyspark, or set it to an installation of Spark {pyspark.__version__}."
         )
-    found = {
+    versions = {
         match[1]
         for jar in (Path(home) / "jars").glob("spark-core_*.jar")
         if (match := re.search(r"-(\d+\.\d+)[^-]*\.jar$", jar.name))
     }
-    wanted = ".".join(pyspark.__version__.split(".")[:2])
-    if found and wanted not in found:
+    expected = ".".join(pyspark.__version__.split(".")[:2])
+    if versions and expected not in versions:
         raise ConfigurationError(
-            f"SPARK_HOME is {home}, a Spark {', '.join(sorted(found))}, and the Python package pyspark is "
-            f"{pyspark.__version__}. Unset SPARK_HOME, or install the same version of both."
+            f"SPARK_HOME is {home}, which is Spark {', '.join(sorted(versions))}, and the Python package "
+            f"pyspark is {pyspark.__version__}. Unset SPARK_HOME, or install the same version of both."
         )
 
 
 def _settings(own: Mapping[str, str]) -> dict[str, str]:
-    """The properties that Spark will have, also those of its files and of spark-submit; starts the JVM."""
+    """Return the properties that Spark will have, including those of its files and of spark-submit; start the
+    JVM."""
     conf = SparkConf(loadDefaults=False)
     for name, value in own.items():
         conf.set(name, value)
@@ -190,8 +195,8 @@ def _settings(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_directories(settings: Mapping[str, str]) -> None:
-    """Raise ConfigurationError where none of the directories can be written that Spark keeps blocks in: it would
-    end the JVM. Without a setting that is what java.io.tmpdir says."""
+    """Raise ConfigurationError if none of the directories in which Spark keeps blocks is writable: the JVM
+    would exit. Without a setting Spark uses java.io.tmpdir."""
     by_environment = os.environ.get("SPARK_LOCAL_DIRS")
     name = "SPARK_LOCAL_DIRS" if by_environment else "spark.local.dir"
     value = by_environment or settings.get("spark.local.dir")
@@ -199,8 +204,8 @@ def _check_directories(settings: Mapping[str, str]) -> None:
         return
     if not any(map(_can_write, value.split(","))):
         raise ConfigurationError(
-            f"{name} is {value}: nothing can be written there, and Spark keeps the records of a batch there. Let "
-            f"it name a directory that the driver can write, with room for a batch."
+            f"{name} is {value}, which is not writable, and Spark keeps the records of a batch there. Set it to a "
+            f"directory that the driver can write, with enough space for a batch."
         )
 
 
@@ -214,41 +219,40 @@ def _can_write(folder: str) -> bool:
 
 
 def _not_started(error: Exception, settings: Mapping[str, str]) -> ExactbatchError:
-    """What is said where Spark does not start."""
+    """Return the error for a Spark that does not start."""
     if (refused := setting_refused(error, settings)) is not None:
         return refused
     text = str(error)
-    said = next(
+    reason = next(
         (line.strip() for line in text.splitlines() if "Exception" in line or "Error" in line), text[:200]
     ).removeprefix(": ")
     if missing := re.search(r"ClassNotFoundException: (\S+)", text):
         names = [name for name, value in settings.items() if missing[1] in re.split(r"[,\s]+", value)]
         return ConfigurationError(
             f"Spark does not find the class {missing[1]}, which {' and '.join(names) or 'a setting'} names. "
-            f"Remove it there, or add its jar (spark.jars, spark.jars.packages)."
+            f"Remove it from the setting, or add its jar (spark.jars, spark.jars.packages)."
         )
     if re.search(
         r"IllegalArgumentException|NumberFormatException|Could not parse Master URL|ParseException", text
     ):
         named = sorted(name for name in settings if name in text)
         return ConfigurationError(
-            f"Spark does not start: {said}. Correct {' and '.join(named) or 'the setting'}: in the pipeline's "
+            f"Spark does not start: {reason}. Correct {' and '.join(named) or 'the setting'}: in the pipeline's "
             f"spark_conf, in spark-defaults.conf, or where spark-submit or the Spark connection sets it."
         )
     return TasksFailed(
-        f"Spark does not start: {said}. Its own lines above this one say more: a setting that spark-submit "
-        f"refuses, a Java that is not there (JAVA_HOME), no memory? Nothing was written; try again."
+        f"Spark does not start: {reason}. Its log lines above this one say more: does spark-submit refuse a "
+        f"setting, is Java missing (JAVA_HOME), is there too little memory? Nothing was written; try again."
     )
 
 
 @contextmanager
 def batch_session(spark: SparkSession, pipeline: Pipeline) -> Iterator[SparkSession]:
-    """A session of the same context for one batch, in which what decides the rows of a transform is as PINNED
-    says.
+    """Open a session of the same context for one batch, with the settings of PINNED.
 
-    Views, functions and settings of other sessions are not there; the pipeline's spark_conf goes before PINNED.
-    Raises ConfigurationError for a time zone that Spark and Python do not know alike, or that is another than that
-    of a batch which this process runs at the same time.
+    It does not have the views, functions and settings of other sessions; the pipeline's spark_conf takes
+    precedence over PINNED. Raises ConfigurationError for a time zone that Spark and Python do not both know, or
+    that differs from that of a batch which this process runs at the same time.
     """
     with _environment(spark, _variables(pipeline)):
         session = spark.newSession()
@@ -268,19 +272,21 @@ def _pin(session: SparkSession, pipeline: Pipeline) -> None:
 
 
 def _variables(pipeline: Pipeline) -> Mapping[str, str]:
-    """What Python functions have in their environment, wherever they run: the time zone, and what hash() gives.
+    """Return the environment variables of Python functions, wherever they run: the time zone and the seed of
+    hash().
 
-    The zone is UTC, or the one that the pipeline's spark_conf names: that of SQL, of datetimes without one that
-    become literals on the driver (py4j takes them for local time), and of those that Python functions get on
-    executors (Spark makes local times of them). Of an offset, as +02:00, which the C library reads in another way,
-    Python functions see UTC. Raises ConfigurationError for a zone that Spark and Python do not know alike.
+    The zone is UTC, or the one that the pipeline's spark_conf names: that of SQL, of datetimes without a zone
+    that become literals on the driver (py4j takes them for local time), and of those that Python functions
+    receive on executors (Spark converts them to local time). For an offset such as +02:00, which the C library
+    would read in another way, Python functions see UTC. Raises ConfigurationError for a zone that Spark and
+    Python do not both know.
     """
     zone = pipeline.spark_conf.get(_ZONE, PINNED[_ZONE][0])
     is_offset = _OFFSET.fullmatch(zone) is not None
     if zone not in {"UTC", *available_timezones()} and not is_offset:
         raise ConfigurationError(
-            f"pipeline {pipeline.name!r}: spark_conf has {_ZONE} = {zone}, and the time zone database of this "
-            f"machine has no such zone. Name one that it has, as Asia/Tokyo."
+            f"pipeline {pipeline.name!r}: spark_conf has {_ZONE} = {zone}, which is not in the time zone "
+            f"database of this machine. Use one of its names, such as Asia/Tokyo."
         )
     return {
         "TZ": pipeline.spark_conf.get("spark.executorEnv.TZ", "UTC" if is_offset else zone),
@@ -290,19 +296,19 @@ def _variables(pipeline: Pipeline) -> Mapping[str, str]:
 
 @contextmanager
 def _environment(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[None]:
-    """Let Python functions have these variables; the zone is that of this process, too, and stays so.
+    """Set the environment variables of Python functions; the time zone is also set for this process, and stays.
 
-    Raises ConfigurationError where a batch is under way that needs others: they are the same for a whole process.
+    Raises ConfigurationError if a running batch needs other values: a process has only one environment.
     """
     with _lock:
-        if any(each != variables for each in _under_way):
+        if any(running != variables for running in _running):
             raise ConfigurationError(
-                f"this process runs another batch, with {_under_way[0]} in the environment of Python functions, "
-                f"and this one needs {variables}. Nothing was written. Run batches whose time zones differ in "
-                f"processes of their own, or one after the other."
+                f"this process runs another batch with {_running[0]} in the environment of Python functions, and "
+                f"this batch needs {variables}. Nothing was written. Run batches with different time zones in "
+                f"separate processes, or one after the other."
             )
-        _under_way.append(variables)
-        # The environment of the Python workers of tasks that begin from here on.
+        _running.append(variables)
+        # The environment of the Python workers of tasks that start from now on.
         spark.sparkContext.environment.update(variables)
         os.environ["TZ"] = variables["TZ"]
         time.tzset()
@@ -310,17 +316,17 @@ def _environment(spark: SparkSession, variables: Mapping[str, str]) -> Iterator[
         yield
     finally:
         with _lock:
-            _under_way.remove(variables)
+            _running.remove(variables)
 
 
 @contextmanager
-def end_of_jvm_told() -> Iterator[None]:
-    """Raise TasksFailed where the driver's JVM, which Python talks to by a socket, is gone."""
+def jvm_errors() -> Iterator[None]:
+    """Raise TasksFailed if the driver's JVM, which Python talks to through a socket, has ended."""
     try:
         yield
     except (Py4JNetworkError, ConnectionRefusedError) as error:
         raise TasksFailed(
-            "expected the JVM of the driver to run until the batch is done, found that it has ended. A JVM that "
-            "is killed leaves no message: did the machine run out of memory? The next try finds in the ledger "
-            "whether the batch was committed, and else processes the same ranges."
+            "the driver's JVM exited before the batch finished. A JVM that is killed leaves no message: did the "
+            "machine run out of memory? The retry checks the ledger, and processes the same ranges unless the "
+            "batch was committed."
         ) from error

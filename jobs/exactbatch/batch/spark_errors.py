@@ -1,4 +1,4 @@
-"""What Spark's own errors mean: a setting that has to be changed, or a job that may succeed on a retry."""
+"""Interpret Spark's errors: a setting that must be changed, or a job that may succeed on a retry."""
 
 import os
 import re
@@ -18,27 +18,27 @@ from pyspark.errors.exceptions.captured import CapturedException
 
 from exactbatch.errors import ConfigurationError, ExactbatchError
 
-# What Spark says, and what to do; no retry helps while it is so.
+# What Spark says, and the remedy; no retry helps without it.
 _SETTINGS: Final = tuple(
     (re.compile(pattern), remedy)
     for pattern, remedy in (
         (
             r"PYTHON_VERSION_MISMATCH|Python in worker has different(?: minor)? version",
-            "PYSPARK_PYTHON, {python}, names another version of Python than the driver's, {version}: let it name "
-            "that version, with exactbatch installed, on every machine of the cluster.",
+            "PYSPARK_PYTHON, {python}, is another version of Python than the driver's, {version}. Set it to that "
+            "version, with exactbatch installed, on every machine of the cluster.",
         ),
         (
             r"ModuleNotFoundError: No module named '[^']+'",
-            "PYSPARK_PYTHON, {python}, has to name a Python with exactbatch, what it needs and the pipeline's own "
-            "modules, on every machine of the cluster; spark.submit.pyFiles ships modules of yours.",
+            "PYSPARK_PYTHON, {python}, must be a Python with exactbatch, its dependencies and the pipeline's own "
+            "modules, on every machine of the cluster; spark.submit.pyFiles ships your modules.",
         ),
         (
             r'Cannot run program "[^"]+": .*',
-            "PYSPARK_PYTHON, {python}, has to name a Python that is there on every machine of the cluster.",
+            "PYSPARK_PYTHON, {python}, must be a Python that exists on every machine of the cluster.",
         ),
         (
             r"Python worker process terminated due to idle timeout[^\n.]*",
-            "A worker that reads, or waits for Postgres, may be idle for long. Raise "
+            "A worker that reads, or waits for Postgres, may be idle for a long time. Raise "
             "spark.sql.execution.pyspark.udf.idleTimeoutSeconds (spark.python.worker.idleTimeoutSeconds without a "
             "transform), or leave killOnIdleTimeout off.",
         ),
@@ -49,7 +49,7 @@ _SETTINGS: Final = tuple(
         ),
         (
             r"Failed to create (?:any|a) local dir[^\n]*|Failed to create a temp directory[^\n]*",
-            "Let spark.local.dir (or SPARK_LOCAL_DIRS, which goes before it) name directories to write into.",
+            "Set spark.local.dir (or SPARK_LOCAL_DIRS, which takes precedence) to directories that are writable.",
         ),
     )
 )
@@ -59,50 +59,50 @@ _MEMORY: Final = re.compile(
     r"malloc of size \d+ failed"
 )
 _MEMORY_LIMIT: Final = "spark.executor.pyspark.memory"
-# What a job fails with for reasons of no record: executors, disks, somebody who cancelled it. Whole phrases: an
-# error of a record repeats its values, and an order may be cancelled, too.
+# Failures of a job that no record causes: executors, disks, a cancellation. Whole phrases, because an error over a
+# record repeats its values, and an order may be "cancelled", too.
 _OF_NO_RECORD: Final = re.compile(
     r"ExecutorLostFailure|worker exited unexpectedly|FetchFailed|No space left on device|"
     r"\b(?:[Jj]ob|[Ss]tage|[Tt]ask) [\d.]+ (?:was )?cancelled|Connection (?:reset|refused)|failed to connect back"
 )
 _QUOTED: Final = re.compile(r"""'[^']*'|"[^"]*\"""")
-_OWN: Final = re.compile(r"^(?:exactbatch\.errors|exactbatch\.own_errors)\.\w+: ")
+_OWN: Final = re.compile(r"^exactbatch\.errors\.\w+: ")
 
 
 def cause(error: PySparkException | Py4JJavaError) -> str:
-    """What a task raised, without the trace around it; for a worker that died, what Spark says of it."""
+    """Return what a task raised, without the traceback; for a worker that died, what Spark reports."""
     if isinstance(error, Py4JJavaError):
         return str(error.java_exception.getMessage()).splitlines()[0]
     lines = str(error).splitlines()
-    # Not any line that is indented: so are some of the message of a lost connection.
-    trace = [number for number, line in enumerate(lines) if line.startswith(("  ", "\tat "))]
-    after = [line.strip() for line in lines[trace[-1] + 1 if trace else 0 :] if line.strip()]
+    # Not every indented line: some lines in the message of a lost connection are indented as well.
+    traceback = [number for number, line in enumerate(lines) if line.startswith(("  ", "\tat "))]
+    after = [line.strip() for line in lines[traceback[-1] + 1 if traceback else 0 :] if line.strip()]
     return "; ".join(after or lines[:1])
 
 
 def setting_refused(error: Exception, settings: Mapping[str, str]) -> ExactbatchError | None:
-    """The terminal error that names the setting which lets Spark fail; None where it is none that is known.
+    """Return the terminal error that names the setting which makes Spark fail; None if no known setting does.
 
     `settings` are the Spark properties in effect.
     """
     text = str(error)
-    if (limit := settings.get(_MEMORY_LIMIT)) and (found := _MEMORY.search(text)):
+    if (limit := settings.get(_MEMORY_LIMIT)) and (memory := _MEMORY.search(text)):
         return ConfigurationError(
-            f"a Python worker of Spark has no memory left ({found[0]}): {_MEMORY_LIMIT} is {limit}. Nothing was "
-            f"written. Raise it, or leave it out: docs/limits.md says what a worker needs."
+            f"a Python worker of Spark ran out of memory ({memory[0]}): {_MEMORY_LIMIT} is {limit}. Nothing was "
+            f"written. Raise it, or remove it: docs/limits.md says what a worker needs."
         )
     for pattern, remedy in _SETTINGS:
-        if found := pattern.search(text):
+        if match := pattern.search(text):
             python = os.environ.get("PYSPARK_PYTHON") or settings.get("spark.pyspark.python") or "python3"
             version = ".".join(map(str, sys.version_info[:2]))
             return ConfigurationError(
-                f"Spark: {found[0].strip()}. Nothing was written. {remedy.format(python=python, version=version)}"
+                f"Spark: {match[0].strip()}. Nothing was written. {remedy.format(python=python, version=version)}"
             )
     return None
 
 
 def is_of_a_job(error: BaseException | None) -> bool:
-    """Whether Spark raised it while a job ran, rather than while a query was planned."""
+    """Return True if Spark raised the error while a job ran, and not while a query was planned."""
     if isinstance(error, Py4JJavaError):
         return True
     if isinstance(error, NumberFormatException):
@@ -112,12 +112,12 @@ def is_of_a_job(error: BaseException | None) -> bool:
 
 
 def may_be_of_a_record(error: PySparkException | Py4JJavaError) -> bool:
-    """Whether a job may have failed because of what it was to do with a record: an error of a Python function or
-    an expression, but none of Postgres, Kafka, an executor or a disk."""
-    said = cause(error)
-    return not _OWN.search(said) and not _OF_NO_RECORD.search(_QUOTED.sub("", said))
+    """Return True if a record may be what made a job fail: an error of a Python function or an expression, but
+    not of Postgres, Kafka, an executor or a disk."""
+    text = cause(error)
+    return not _OWN.search(text) and not _OF_NO_RECORD.search(_QUOTED.sub("", text))
 
 
 def settings_of(spark: Any) -> dict[str, str]:
-    """The Spark properties of a session's context."""
+    """Return the Spark properties of a session's context."""
     return dict(spark.sparkContext.getConf().getAll())

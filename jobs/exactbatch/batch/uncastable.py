@@ -1,9 +1,9 @@
-"""Sift: staged rows that do not fit the target become rejects, before anything is published.
+"""Reject staged rows that cannot be cast to the target's types, before anything is published.
 
-A value may decode and still not be one of the target's: out of range, too many digits, no label of an enum, no
-uuid. Postgres says which, over the whole staging table at once, and notes their records in the table of rejects,
-where executors have noted those with values that cannot even be staged. The records are then read again, because a
-reject keeps key, value and headers as they were, and a staged row does not.
+A value may decode and still not be valid in the target: out of range, too many digits, not a label of an enum,
+not a uuid. Postgres finds such values over the whole staging table at once, and notes their records in the
+table of rejects, where executors have noted those with values that cannot even be staged. The records are then
+read again, because a reject keeps the key, the value and the headers, and a staged row does not.
 """
 
 import re
@@ -16,15 +16,10 @@ from typing import Any, Final
 import psycopg2
 from psycopg2 import sql
 
-from exactbatch.batch.staging import (
-    Rejected,
-    StagedBatch,
-    StagingTables,
-    identifier,
-    note_of,
-    reject_batches,
-    stage_rejects,
-)
+from exactbatch.batch.rejects import Rejected, note_attempt, reject_batches
+from exactbatch.batch.stage import stage_rejects
+from exactbatch.batch.staging_tables import StagingTables, identifier
+from exactbatch.batch.task import StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import LogEndedEarly, TargetMismatch
 from exactbatch.kafka.reader import read_range
@@ -36,23 +31,23 @@ from exactbatch.sinks import Misfit, Upsert
 
 # Offsets: records that are no farther apart are read in one go.
 _NEAR: Final = 1_000
-# What a value may raise in the functions of its type.
-_RAISED: Final = (
+# The errors that the functions of a type may raise for a value.
+_VALUE_ERRORS: Final = (
     psycopg2.DataError,
     psycopg2.IntegrityError,
     psycopg2.InternalError,
     psycopg2.NotSupportedError,
     psycopg2.ProgrammingError,
 )
-# SQLSTATEs that tell of the server, the session, a privilege or a staging table that is gone, and not of a value.
-_TROUBLES: Final = "^(08|25|40|53|57|58|XX|42501|42P01)"
-_FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_misfit")
+# SQLSTATEs that concern the server, the session, a privilege or a missing staging table, and not a value.
+_SERVER_ERRORS: Final = "^(08|25|40|53|57|58|XX|42501|42P01)"
+_FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_uncastable")
 _SHOWN: Final = 200  # characters of a value that a reason repeats
 _PAGE: Final = 50_000  # notes that the driver holds at a time
 
 
 @dataclass(frozen=True, slots=True)
-class _Unfit:
+class Uncastable:
     """A record that is noted to be rejected."""
 
     attempt: int
@@ -62,7 +57,7 @@ class _Unfit:
     reason: str
 
 
-def sift(
+def reject_uncastable(
     connection: Connection,
     pipeline: Pipeline,
     *,
@@ -70,25 +65,25 @@ def sift(
     columns: Sequence[Column],
     ranges: Sequence[OffsetRange],
     staged: StagedBatch,
-    most: int,
+    limit: int,
     settings: Settings,
     cluster_id: str | None = None,
 ) -> StagedBatch:
-    """Move staged rows that do not fit into the staged rejects; return what is staged then.
+    """Move staged rows that cannot be cast into the staged rejects; return what is staged then.
 
-    A record that gave several rows is rejected as a whole. `most` is how many rejects the caller has a use for:
-    the search ends with one more.
+    A record that gave several rows is rejected as a whole. `limit` is how many rejects the batch may still
+    have: the search ends with one more.
 
-    Raises what reading a range raises, where the log does not hold the records any more, and TargetMismatch
-    where rows do not tell which record they come from, or where one gives two changes of a key.
+    Raises the errors of read_range() if the log does not hold the records any more, and TargetMismatch if rows
+    do not carry the record that they come from, or if a record gives two changes of a key.
     """
     with transaction(connection) as cursor:
         if misfits := _misfits(cursor, pipeline, columns, tables.batch_id):
-            _note(cursor, misfits, tables, staged, most=most)
+            note_uncastable(cursor, misfits, tables, staged, limit=limit)
         any_noted = _any_noted(cursor, tables, staged)
     if any_noted:
-        staged = _rejected(connection, pipeline, tables, ranges, staged, most, settings, cluster_id)
-    if isinstance(pipeline.sink, Upsert) and staged.rejected <= most and staged.has_several_rows_of_a_record:
+        staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
+    if isinstance(pipeline.sink, Upsert) and staged.rejected <= limit and staged.has_several_rows_of_a_record:
         with transaction(connection) as cursor:
             pipeline.sink.check_one_change(
                 cursor, columns, staging=identifier(tables.rows), attempts=staged.attempts
@@ -102,7 +97,7 @@ def _rejected(
     tables: StagingTables,
     ranges: Sequence[OffsetRange],
     staged: StagedBatch,
-    most: int,
+    limit: int,
     settings: Settings,
     cluster_id: str | None,
 ) -> StagedBatch:
@@ -110,7 +105,7 @@ def _rejected(
     rejects = Counter(staged.rejects)
 
     def records() -> Iterator[Rejected]:
-        noted = islice(_noted(connection, tables, staged), most + 1)
+        noted = islice(_noted(connection, tables, staged), limit + 1)
         for record in _records(noted, ranges, pipeline, settings, cluster_id):
             rejects[record.attempt] += 1
             yield record
@@ -123,10 +118,10 @@ def _rejected(
         statement_timeout=pipeline.statement_timeout,
     )
     with transaction(connection) as cursor:
-        taken = _delete(cursor, tables, staged)
+        deleted = _delete(cursor, tables, staged)
     return replace(
         staged,
-        rows={attempt: rows - taken.get(attempt, 0) for attempt, rows in staged.rows.items()},
+        rows={attempt: rows - deleted.get(attempt, 0) for attempt, rows in staged.rows.items()},
         rejects=rejects,
     )
 
@@ -134,7 +129,7 @@ def _rejected(
 def _misfits(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[Misfit]:
     misfits = pipeline.sink.misfits(cursor, columns, batch_id=batch_id)
     if pipeline.is_transformed and pipeline.sink.keeps_deletes:
-        # Without a transform the decoder has seen to it.
+        # Without a transform the decoder ensures this.
         misfits += [
             Misfit(
                 sql.SQL("{} is null").format(sql.Identifier(name)),
@@ -151,31 +146,31 @@ def _misfits(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batc
     return misfits
 
 
-def _note(
+def note_uncastable(
     cursor: Cursor,
     misfits: Sequence[Misfit],
     tables: StagingTables,
     staged: StagedBatch,
     *,
-    most: int,
+    limit: int,
 ) -> None:
-    """Note the records with staged rows that do not fit, in the table of rejects."""
-    cursor.execute("savepoint unfit")
+    """Note the records with staged rows that cannot be cast, in the table of rejects."""
+    cursor.execute("savepoint uncastable")
     try:
-        cursor.execute(_all_at_once(misfits, tables, staged, most))
-    except _RAISED as error:
-        if re.search(_TROUBLES, error.pgcode or ""):
+        cursor.execute(_all_at_once(misfits, tables, staged, limit))
+    except _VALUE_ERRORS as error:
+        if re.search(_SERVER_ERRORS, error.pgcode or ""):
             raise
-        # A check of a domain, or a type of an extension, raises where Postgres's own types say no.
-        cursor.execute("rollback to savepoint unfit")
+        # A check of a domain, or a type of an extension, raises an error where Postgres's own types return false.
+        cursor.execute("rollback to savepoint uncastable")
         cursor.execute(_function(cursor, misfits, tables))
-        cursor.execute(_one_by_one(tables, staged, most))
-        # While it is there, the staging table cannot be dropped.
+        cursor.execute(_one_by_one(tables, staged, limit))
+        # While the function exists, the staging table cannot be dropped.
         cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
 
 
 def _any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bool:
-    """Whether records are to be rejected. Raises TargetMismatch where a row does not tell its record."""
+    """True if records are noted to be rejected. Raises TargetMismatch if a row does not carry its record."""
     cursor.execute(
         sql.SQL(
             "select topic, reason from {} where task_attempt = any({}) order by topic nulls first limit 1"
@@ -185,28 +180,29 @@ def _any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bo
         return False
     if first.topic is None:
         raise TargetMismatch(
-            f"expected rows that the target can hold, found: {first.reason}. They do not tell which records "
-            f"they come from, so these cannot be rejected. Nothing was written. Correct the transform or the "
-            f"target."
+            f"the target cannot hold a row: {first.reason}. The rows do not carry the records that they come "
+            f"from, so these cannot be rejected. Nothing was written. Correct the transform or the target.",
+            batch_id=tables.batch_id,
         )
     return True
 
 
-def _noted(connection: Connection, tables: StagingTables, staged: StagedBatch) -> Iterator[_Unfit]:
-    """The records that are noted to be rejected, each once, by topic, partition and offset."""
+def _noted(connection: Connection, tables: StagingTables, staged: StagedBatch) -> Iterator[Uncastable]:
+    """Yield the records that are noted to be rejected, each once, by topic, partition and offset."""
     last = ("", 0, 0)
     while True:
         with transaction(connection) as cursor:
-            page = _noted_after(cursor, tables, staged, last)
+            page = noted_after(cursor, tables, staged, last)
         if not page:
             return
         yield from page
         last = page[-1].topic, page[-1].partition, page[-1].offset
 
 
-def _noted_after(
+def noted_after(
     cursor: Cursor, tables: StagingTables, staged: StagedBatch, last: tuple[str, int, int] = ("", 0, 0)
-) -> list[_Unfit]:
+) -> list[Uncastable]:
+    """Return the next page of records that are noted to be rejected, after a topic, partition and offset."""
     cursor.execute(
         sql.SQL(
             'select topic, partition, "offset", max(task_attempt) as note, min(reason) as reason from {} '
@@ -215,45 +211,46 @@ def _noted_after(
         ).format(identifier(tables.rejects), _notes(staged), *map(sql.Literal, last), sql.Literal(_PAGE))
     )
     return [
-        _Unfit(note_of(note), topic, partition, offset, reason)
+        Uncastable(note_attempt(note), topic, partition, offset, reason)
         for topic, partition, offset, note, reason in cursor.fetchall()
     ]
 
 
 def _notes(staged: StagedBatch) -> sql.Composable:
-    """Under which task attempts records are noted."""
-    return sql.Literal([note_of(attempt) for attempt in staged.attempts])
+    """Return the values of task_attempt that notes carry."""
+    return sql.Literal([note_attempt(attempt) for attempt in staged.attempts])
 
 
 def _all_at_once(
-    misfits: Sequence[Misfit], tables: StagingTables, staged: StagedBatch, most: int
+    misfits: Sequence[Misfit], tables: StagingTables, staged: StagedBatch, limit: int
 ) -> sql.Composable:
     return sql.SQL(
         'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
         "select ~ min(task_attempt), kafka_topic, kafka_partition, kafka_offset, "
         "min(case {reasons} end) as reason from {staging} "
         "where task_attempt = any({attempts}) and ({conditions}) "
-        "group by 2, 3, 4 order by 2, 3, 4 limit {most}"
+        "group by 2, 3, 4 order by 2, 3, 4 limit {limit}"
     ).format(
         rejects=identifier(tables.rejects),
         reasons=_cases(misfits),
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
-        conditions=sql.SQL(" or ").join(sql.SQL("({})").format(each.condition) for each in misfits),
-        most=sql.Literal(most + 1),
+        conditions=sql.SQL(" or ").join(sql.SQL("({})").format(misfit.condition) for misfit in misfits),
+        limit=sql.Literal(limit + 1),
     )
 
 
 def _cases(misfits: Sequence[Misfit]) -> sql.Composable:
     return sql.SQL(" ").join(
-        sql.SQL("when {} then {}").format(each.condition, each.reason) for each in misfits
+        sql.SQL("when {} then {}").format(misfit.condition, misfit.reason) for misfit in misfits
     )
 
 
 def _function(cursor: Cursor, misfits: Sequence[Misfit], tables: StagingTables) -> sql.Composable:
-    """A function that gives the reason why a staged row does not fit, also where Postgres raises it.
+    """Return the definition of a function that returns why a staged row cannot be cast, also if Postgres raises an
+    error for it.
 
-    Each row costs it a subtransaction for each column with a check.
+    It takes a subtransaction per row and checked column.
     """
     blocks = sql.SQL(" ").join(
         sql.SQL(
@@ -261,14 +258,14 @@ def _function(cursor: Cursor, misfits: Sequence[Misfit], tables: StagingTables) 
             "select {reason} into reason from (select (staged).*) staged_row where {condition}; "
             "if reason is not null then return reason; end if; "
             "exception when others then "
-            "if sqlstate ~ {troubles} then raise; end if; "
+            "if sqlstate ~ {server_errors} then raise; end if; "
             "return {where} || sqlerrm || "
             "coalesce(', found ' || left((select {column}::text from (select (staged).*) staged_row), {shown}), "
             "''); end;"
         ).format(
             reason=misfit.reason,
             condition=misfit.condition,
-            troubles=sql.Literal(_TROUBLES),
+            server_errors=sql.Literal(_SERVER_ERRORS),
             where=sql.Literal("" if misfit.column is None else f"column {misfit.column!r}: "),
             column=sql.SQL("null") if misfit.column is None else sql.Identifier(misfit.column),
             shown=sql.Literal(_SHOWN),
@@ -287,53 +284,58 @@ def _function(cursor: Cursor, misfits: Sequence[Misfit], tables: StagingTables) 
     )
 
 
-def _one_by_one(tables: StagingTables, staged: StagedBatch, most: int) -> sql.Composable:
+def _one_by_one(tables: StagingTables, staged: StagedBatch, limit: int) -> sql.Composable:
     return sql.SQL(
         'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
         "select ~ min(task_attempt), kafka_topic, kafka_partition, kafka_offset, min(reason) as reason "
         "from (select task_attempt, kafka_topic, kafka_partition, kafka_offset, {function}(staged) as reason "
         "from {staging} staged where task_attempt = any({attempts}) offset 0) judged "
-        "where reason is not null group by 2, 3, 4 order by 2, 3, 4 limit {most}"
+        "where reason is not null group by 2, 3, 4 order by 2, 3, 4 limit {limit}"
     ).format(
         rejects=identifier(tables.rejects),
         function=_FUNCTION,
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
-        most=sql.Literal(most + 1),
+        limit=sql.Literal(limit + 1),
     )
 
 
 def _records(
-    unfit: Iterable[_Unfit],
+    noted: Iterable[Uncastable],
     ranges: Sequence[OffsetRange],
     pipeline: Pipeline,
     settings: Settings,
     cluster_id: str | None,
 ) -> Iterator[Rejected]:
-    """The records as they are in the log; `unfit` comes by topic, partition and offset."""
-    for (topic, partition), group in groupby(unfit, key=lambda each: (each.topic, each.partition)):
-        log = next(each for each in ranges if (each.topic, each.partition) == (topic, partition))
-        for near in _near(group):
-            wanted = {each.offset: each for each in near}
-            range_ = replace(log, from_offset=near[0].offset, until_offset=near[-1].offset + 1)
+    """Read the noted records, which come by topic, partition and offset, from the log."""
+    for partition, of_partition in groupby(noted, key=lambda record: (record.topic, record.partition)):
+        any_range = next(range_ for range_ in ranges if (range_.topic, range_.partition) == partition)
+        for group in _near(of_partition):
+            wanted = {record.offset: record for record in group}
+            range_ = replace(any_range, from_offset=group[0].offset, until_offset=group[-1].offset + 1)
             for message in _messages(range_, settings.kafka, pipeline.read_timeout, cluster_id):
-                if (found := wanted.pop(message.offset(), None)) is not None:
-                    yield Rejected(topic, partition, message, found.reason, found.attempt)
+                if (record := wanted.pop(message.offset(), None)) is not None:
+                    yield Rejected(*partition, message, record.reason, record.attempt)
             if wanted:
+                missing = min(wanted)
                 raise LogEndedEarly(
-                    f"{topic}[{partition}] offset {min(wanted)}: expected the record that was read a moment ago, "
-                    f"to keep it as a reject, found none. Nothing was written; try again."
+                    f"{range_.topic}[{range_.partition}] offset {missing}: the record was read before, and is "
+                    f"missing now that it is read again, to keep it as a reject. Nothing was written; try again.",
+                    topic=range_.topic,
+                    partition=range_.partition,
+                    from_offset=missing,
+                    until_offset=missing + 1,
                 )
 
 
-def _near(unfit: Iterable[_Unfit]) -> Iterator[list[_Unfit]]:
-    """Records of one partition, by offset, in groups of which each is near the one before."""
-    group: list[_Unfit] = []
-    for each in unfit:
-        if group and (each.offset - group[-1].offset > _NEAR or len(group) == _PAGE):
+def _near(noted: Iterable[Uncastable]) -> Iterator[list[Uncastable]]:
+    """Yield records of one partition, by offset, in groups in which each record is near the one before it."""
+    group: list[Uncastable] = []
+    for record in noted:
+        if group and (record.offset - group[-1].offset > _NEAR or len(group) == _PAGE):
             yield group
             group = []
-        group.append(each)
+        group.append(record)
     if group:
         yield group
 
@@ -346,7 +348,7 @@ def _messages(
 
 
 def _delete(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> dict[int, int]:
-    """Delete the staged rows of rejected records; return how many that was, by task attempt."""
+    """Delete the staged rows of rejected records; return how many, by task attempt."""
     cursor.execute(
         sql.SQL(
             "with gone as (delete from {rows} r using {rejects} j where r.task_attempt = any({attempts}) "

@@ -1,7 +1,7 @@
-"""Executors that do not wait for ever for a Postgres that says nothing.
+"""Give up waiting for a Postgres that does not respond.
 
-ADBC has no timeout, and TCP does not notice a server, or a proxy before it, that takes what it is sent and never
-answers. So the work is done in a thread, and given up when Postgres alone was waited for too long.
+ADBC has no timeout, and TCP does not notice a server, or a proxy in front of it, that accepts data and never
+answers. So the work runs in a thread, and is abandoned when it has waited for Postgres alone for too long.
 """
 
 import threading
@@ -17,78 +17,80 @@ from exactbatch.errors.translation import own_errors
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
 
-_LOOK: Final = 0.5  # seconds between two looks at how long it has been
+_CHECK_INTERVAL: Final = 0.5  # seconds
 
 
-class Patience:
-    """How long Postgres has been waited for."""
+class StallTimeout:
+    """Measures how long work has waited for Postgres. `timeout` is in seconds."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
-        self._since: float | None = time.monotonic()
-        self._given_up = False
+        self._waiting_since: float | None = time.monotonic()
+        self._expired = False
 
-    def between(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches; the time that making one takes is not Postgres's, and each begins the wait anew."""
-        making = iter(batches)
+    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches; the time to produce one does not count, and after each the wait begins again."""
+        source = iter(batches)
         while True:
-            if self._given_up:
-                raise self.error()  # it answers after all, too late: nothing more is read for it
+            if self._expired:
+                raise self.error()  # Postgres responds after all, too late: read nothing more for it
             try:
-                with self.elsewhere():
-                    batch = next(making)
+                with self.paused():
+                    batch = next(source)
             except StopIteration:
                 return
             yield batch
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
-        """Do in here what does not wait for Postgres; then the wait begins anew."""
-        self._since = None
+    def paused(self) -> Iterator[None]:
+        """Stop the clock for work that does not wait for Postgres; then the wait begins again."""
+        self._waiting_since = None
         try:
             yield
         finally:
-            self._since = time.monotonic()
+            self._waiting_since = time.monotonic()
 
-    def give_up(self) -> bool:
-        """Whether Postgres has been waited for too long; if so, no more batches are given."""
-        since = self._since
-        self._given_up = since is not None and time.monotonic() - since > self._timeout
-        return self._given_up
+    def expire(self) -> bool:
+        """Return True if the wait has exceeded the timeout; watch() then yields no more batches."""
+        since = self._waiting_since
+        self._expired = since is not None and time.monotonic() - since > self._timeout
+        return self._expired
 
     def error(self) -> PostgresUnavailable:
-        """What is raised instead of waiting on."""
+        """Return the error that ends the wait."""
         return PostgresUnavailable(
-            f"expected Postgres to take rows, or to answer, within {self._timeout:g} s, found that it did "
-            f"neither: the task was given up. Check the server, the network and proxies before it, and what holds "
-            f"a statement up there (pg_stat_activity); statement_timeout sets how long to wait. Then try again."
+            f"Postgres did not respond within {self._timeout:g} s: it neither accepted rows nor answered, and the "
+            f"task gave up. Check the server, the network, any proxy between them, and what blocks the statement "
+            f"(pg_stat_activity); statement_timeout sets how long to wait. Then try again."
         )
 
 
-def within(timeout: float, work: Callable[[Patience], Result], *, where: str = "") -> Result:
-    """Do work with Postgres in a thread; return or raise what it does.
+def run_with_stall_timeout(
+    timeout: float, work: Callable[[StallTimeout], Result], *, where: str = ""
+) -> Result:
+    """Run work with Postgres in a thread; return or raise its outcome.
 
-    An error of ADBC is raised as what it means; `where` comes first in its message. Raises PostgresUnavailable
-    when Postgres alone was waited for more than `timeout` seconds. The thread is left behind then: it ends with
-    the Python worker, which ends after an error.
+    An error of ADBC is raised as the error that it stands for, with `where` at the start of its message. Raises
+    PostgresUnavailable when the work has waited for Postgres alone for more than `timeout` seconds. The thread is
+    then left behind: it ends with the Python worker, which ends after an error.
     """
-    patience = Patience(timeout)
+    stall_timeout = StallTimeout(timeout)
     future: Future[Result] = Future()
 
     def run() -> None:
         try:
             with own_errors(where):
-                done = work(patience)
-            future.set_result(done)
+                result = work(stall_timeout)
+            future.set_result(result)
         except BaseException as error:
-            future.set_exception(error)  # to be raised where the result is waited for
+            future.set_exception(error)  # raised where the result is awaited
 
     threading.Thread(target=run, name="postgres", daemon=True).start()
     while True:
         try:
-            return future.result(_LOOK)
+            return future.result(_CHECK_INTERVAL)
         except TimeoutError:
             if future.done():
-                return future.result()  # it has come meanwhile, or is the work's own TimeoutError
-            if patience.give_up():
-                raise patience.error() from None
+                return future.result()  # it has arrived meanwhile, or is the work's own TimeoutError
+            if stall_timeout.expire():
+                raise stall_timeout.error() from None

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, cast
 from uuid import UUID
 
 import aiosql
+from psycopg2 import sql
 
 from exactbatch.coverage import Coverage
 from exactbatch.errors import (
@@ -563,6 +564,32 @@ class Ledger:
             reasons=rows[0].reasons if rows else 0,
             records=rows[0].all_records if rows else 0,
         )
+
+    def insert_rejects(self, batch: Batch, rejects: sql.Composable, attempts: Sequence[int]) -> int:
+        """Keep the rejects that task attempts have put into the staging table `rejects`; return how many."""
+        query = sql.SQL(_queries.insert_rejects.sql).format(rejects=rejects)
+        with self._connection.cursor() as cursor:
+            cursor.execute(
+                query, {"pipeline": batch.pipeline, "batch_id": batch.batch_id, "attempts": list(attempts)}
+            )
+            return int(cursor.rowcount)
+
+    def staged_records(
+        self,
+        batch_id: int,
+        *,
+        rows: sql.Composable,
+        rejects: sql.Composable,
+        attempts: Sequence[int],
+        notes: Sequence[int],
+    ) -> tuple[int, str | None]:
+        """Return how many records the rows of task attempts in the staging table `rows`, and their notes in
+        `rejects`, come from, and one of them that is in no range of the batch."""
+        query = sql.SQL(_queries.staged_records.sql).format(rows=rows, rejects=rejects)
+        with self._connection.cursor() as cursor:
+            cursor.execute(query, {"batch_id": batch_id, "attempts": list(attempts), "notes": list(notes)})
+            row = cursor.fetchone()
+            return int(row.records), row.foreign_record
 
     def delete_rejects(self, pipeline: Pipeline, parts: Sequence[tuple[OffsetRange, Sequence[int]]]) -> None:
         """Delete the rejects of batches in ranges."""

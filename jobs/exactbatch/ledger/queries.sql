@@ -461,3 +461,30 @@ select pg_try_advisory_xact_lock(:launch);
 -- All staging tables there are.
 select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = 'exactbatch_staging' and c.relkind = 'r';
+
+-- name: insert_rejects!
+-- Keep the staged rejects of some task attempts. {rejects} is a staging table.
+insert into exactbatch.rejected_record
+    (pipeline, topic_id, partition, "offset", topic, key, value, headers, reason, batch_id)
+select :pipeline, r.topic_id, s.partition, s."offset", s.topic, s.key, s.value, s.headers::jsonb, s.reason,
+       r.batch_id
+from {rejects} s join exactbatch.batch_range r
+    on r.topic = s.topic and r.partition = s.partition and r.from_offset <= s."offset"
+    and s."offset" < r.until_offset
+where r.batch_id = :batch_id and s.task_attempt = any(:attempts);
+
+-- name: staged_records
+-- How many records the staged rows and notes of some task attempts come from, and one that is in no range of the
+-- batch. {rows} and {rejects} are staging tables.
+select count(*) as records,
+       min(case when r.batch_id is null then
+           concat_ws(' ', coalesce(kafka_topic, 'null'), 'partition', coalesce(kafka_partition::text, 'null'),
+                     'offset', coalesce(kafka_offset::text, 'null')) end) as foreign_record
+from (
+    select kafka_topic, kafka_partition, kafka_offset from {rows} where task_attempt = any(:attempts)
+    union
+    select topic, partition, "offset" from {rejects} where task_attempt = any(:notes)
+) record
+left join exactbatch.batch_range r on r.batch_id = :batch_id
+    and r.topic = kafka_topic and r.partition = kafka_partition
+    and r.from_offset <= kafka_offset and kafka_offset < r.until_offset;

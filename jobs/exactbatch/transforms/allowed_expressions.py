@@ -1,77 +1,83 @@
-"""Spark's expressions: which give the same result for the same record, and why others may not.
+"""Spark's expressions: which return the same result for the same record, and why others may not.
 
-The names are those of classes in org.apache.spark.sql, as Spark 4.2 has them. A class that is not here is refused.
+The names are those of classes in org.apache.spark.sql, as Spark 4.2 has them. A class that is in neither list is
+refused.
 """
 
 from typing import Final, NamedTuple
 
 
 class Reason(NamedTuple):
-    """Why an expression or an operator is refused, and what to do instead."""
+    """Why an expression or an operator is refused, and what to use instead."""
 
     why: str
     instead: str
 
 
 CLOCK: Final = Reason(
-    "gives the time of the try", "Use a column of the record for the time, as kafka_timestamp."
+    "returns the time of the attempt", "Use a column of the record for the time, such as kafka_timestamp."
 )
 SESSION: Final = Reason(
-    "depends on who runs the batch, and with which Spark", "Write the value into the transform."
+    "depends on who runs the batch, and on the version of Spark", "Write the value into the transform."
 )
 RANDOM: Final = Reason(
-    "gives another value each time", "Compute the value from columns of the record, as by xxhash64()."
+    "returns a different value each time",
+    "Compute the value from columns of the record, for example with xxhash64().",
 )
 ORDER: Final = Reason(
-    "depends on the order in which Spark meets the rows",
+    "depends on the order in which Spark processes the rows",
     "Use min, max, count, sum of whole numbers or decimals, rank, or sort_array(collect_list(…)).",
 )
-PICK: Final = Reason("keeps those rows that Spark meets first", "Use rank() or min and max over a column.")
+PICK: Final = Reason("keeps the rows that Spark processes first", "Use rank(), or min and max over a column.")
 FLOAT: Final = Reason(
-    "adds floating-point numbers, whose sum depends on the order in which Spark meets the rows",
+    "adds floating-point numbers, whose sum depends on the order in which Spark processes the rows",
     "Cast to a decimal first.",
 )
 OVERFLOW: Final = Reason(
-    "may run over on the way, in some orders of the rows only", "Cast to a smaller decimal first."
+    "may overflow in an intermediate sum, for some orders of the rows only",
+    "Cast to a smaller decimal first.",
 )
 APPROXIMATE: Final = Reason(
-    "is approximate, and depends on how Spark cuts the rows", "Use an exact function, as count(distinct …)."
+    "is approximate, and depends on how Spark partitions the rows",
+    "Use an exact function, such as count(distinct …).",
 )
 EQUAL: Final = Reason(
-    "takes any one of values that its collation calls equal", "Use lower(), or no collation, instead."
+    "returns any one of the values that its collation considers equal",
+    "Use lower(), or no collation, instead.",
 )
 MANY: Final = Reason(
-    "is a Python function that gets many rows at a time, cut as tasks happen to be",
+    "is a Python function that receives many rows at a time, divided as the tasks happen to be",
     "Use a plain Python function of one row.",
 )
 DECLARED: Final = Reason(
-    "is declared nondeterministic", "Use a function that gives the same for the same record."
+    "is declared nondeterministic", "Use a function that returns the same result for the same record."
 )
 TOGETHER: Final = Reason(
-    "puts records of a batch together, which a replay of a part of them does not have",
+    "combines records of a batch, and a replay of a part of the batch does not have all of them",
     "Use a sink that works by batch: Append(…, lineage='batch').",
 )
 NO_RECORD: Final = Reason(
-    "gives rows of no record, or rows that depend on which records are in the batch",
-    "Let the records be the side of the join all of whose rows are kept, or use a sink that works by batch: "
+    "returns rows that come from no record, or that depend on which records are in the batch",
+    "Put the records on the side of the join whose rows are all kept, or use a sink that works by batch: "
     "Append(…, lineage='batch').",
 )
 HIDDEN: Final = Reason(
-    "hides from Spark's plan what was done to the records", "Use DataFrames and SQL functions alone."
+    "hides from Spark's plan how the rows were computed", "Use only DataFrames and SQL functions."
 )
 CONSTANT: Final = Reason(
-    "makes a time of a text that Spark computes, which may be a word as 'now'", "Write the text itself."
+    "converts text that Spark computes to a time, and the text may be a word such as 'now'",
+    "Write the text itself.",
 )
 DATELESS: Final = Reason(
-    "makes a timestamp of text, and gives text without a date, as '10:15', the date of the try",
-    "Let the value format read the time (at timestamptz), or name a format: as in "
+    "converts text to a timestamp, and gives text without a date, such as '10:15', the date of the attempt",
+    "Let the value format read the time (at timestamptz), or specify a format: as in "
     "to_timestamp(text, 'yyyy-MM-dd HH:mm'), or as timestampFormat of from_json, from_csv and from_xml.",
 )
 UNKNOWN: Final = Reason(
-    "is not known to give the same result each time", "Use functions and operators of docs/transform.md."
+    "is not known to return the same result each time", "Use functions and operators of docs/transform.md."
 )
 
-# One record is enough to compute these.
+# These are computed from one record.
 _OF_A_RECORD: Final = """
     Alias AttributeReference OuterReference OuterScopeReference Literal Cast UpCast AssertNotNull SortOrder
     TypedNullLiteral LambdaFunction NamedLambdaVariable NamePlaceholder KnownNullable KnownNotNull
@@ -135,7 +141,8 @@ _OF_A_RECORD: Final = """
     ST_GeogFromWKB ST_GeomFromWKB ST_Srid ST_SetSrid
 """
 
-# Of many rows these give the same in whatever order and parts Spark meets the rows.
+# Over many rows these return the same result, whatever the order and the partitions in which Spark processes
+# the rows.
 _OF_MANY_ROWS: Final = """
     AggregateExpression Count CountIf Min Max Sum Average BoolAnd BoolOr BitAndAgg BitOrAgg BitXorAgg RegrCount
     Percentile PercentileCont PercentileDisc Median BitmapConstructAgg BitmapOrAgg BitmapAndAgg ListAgg
@@ -189,5 +196,5 @@ _REFUSED: Final = {
     MANY: "PythonUDAF PythonUDTF UnresolvedPolymorphicPythonUDTF",
 }
 
-# By class; a class that is neither here nor in ALLOWED is UNKNOWN.
+# By class; the reason for a class that is neither here nor in ALLOWED is UNKNOWN.
 REFUSED: Final = {name: reason for reason, names in _REFUSED.items() for name in names.split()}

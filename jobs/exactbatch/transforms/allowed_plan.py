@@ -1,12 +1,13 @@
-"""What a transform may do: Spark's analyzed plan of it, walked operator by operator and expression by expression.
+"""Decide what a transform may do: walk Spark's analyzed plan of it, operator by operator, expression by
+expression.
 
-What is known by its class to give the same rows in a retry and in a replay is allowed; all else has to be allowed
-by its name.
+A class that is known to return the same rows in a retry and in a replay is allowed; anything else must be
+allowed by its name.
 """
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import DataFrame
@@ -31,20 +32,19 @@ from exactbatch.transforms.allowed_expressions import (
     UNKNOWN,
     Reason,
 )
+from exactbatch.transforms.spark_plan import analyzed_plan, class_of, is_persisted, items, sql_text
 
-__all__ = ["RECORDS", "Finding", "findings", "marked"]
-
-# The name under which the records are in a plan, below any that the transform gives them; none that it could give.
+# The alias of the records in a plan, below any that the transform gives them; a transform cannot use it itself.
 RECORDS: Final = f"exactbatch_records_{uuid.uuid4().hex[:8]}"
 
-# Each of their rows is made of one row.
+# Each of their rows comes from one row.
 _ROW_BY_ROW: Final = {
     "Project", "Filter", "Generate", "Union", "SubqueryAlias", "View", "WithCTE", "CTERelationDef",
     "ResolvedHint", "UnresolvedHint", "PipeOperator", "Sort", "Expand", "Repartition",
     "RepartitionByExpression", "RebalancePartitions", "CollectMetrics", "EventTimeWatermark",
     "SQLFunctionNode", "MapInPandas", "MapInArrow",
 }  # fmt: skip
-# Their rows are made of many rows, the same in whatever order and parts Spark meets them.
+# Their rows come from many rows, and are the same whatever the order and the partitions of these.
 _SETS: Final = {"Distinct": "distinct", "Intersect": "intersect", "Except": "except"}
 _TOGETHER: Final = {
     "Window": "window",
@@ -53,7 +53,7 @@ _TOGETHER: Final = {
     "FlatMapCoGroupsInPandas": "cogroup",
     "FlatMapCoGroupsInArrow": "cogroup",
 }
-# Which rows they keep depends on the order in which rows come.
+# Which rows they keep depends on the order of the rows.
 _PICKS: Final = {
     "Sample": "sample",
     "GlobalLimit": "limit",
@@ -73,69 +73,70 @@ _COLUMNS: Final = {
     "AttributeReference", "OuterReference", "OuterScopeReference", "NamedLambdaVariable",
 }  # fmt: skip
 _ROW_FUNCTIONS: Final = {PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF}
-# What Spark makes the time of the query of, in a cast of a constant and in a typed literal: SpecialDatetimeValues.
+# What Spark replaces by the time of the query, in a cast of a constant and in a typed literal:
+# SpecialDatetimeValues.
 _WORD: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 _QUOTED_WORD: Final = re.compile(r"""["']\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
-# A time of day alone is one of the day of the query: SparkDateTimeUtils.stringToTimestamp.
+# A time of day without a date gets the date of the query: SparkDateTimeUtils.stringToTimestamp.
 _TIME_ALONE: Final = re.compile(r"[\s\x00-\x1f]*(T\d|\d\d?:)")
 _QUOTED_TIME: Final = re.compile(r"""["'][\s\x00-\x1f]*(T\d|\d\d?:)""")
-# In the name of a type: what may hold such a text, and what it becomes. Names of fields stand before a colon.
+# In the name of a type: what may hold such text, and what it becomes. Field names precede a colon.
 _TEXT: Final = re.compile(r"(?:^|[:<,])(?:string|char|varchar|variant|time)(?=[>,( ]|$)")
 _TIMESTAMP: Final = re.compile(r"(?:^|[:<,])timestamp(?=[>,]|$)")
 _DATETIME: Final = re.compile(r"(?:^|[:<,])(?:date|timestamp|timestamp_ntz)(?=[>,]|$)")
 _PARSERS: Final = {"JsonToStructs", "CsvToStructs", "XmlToStructs"}
-# Sums of such may pass the 38 digits of a decimal in between: Spark adds ten digits for a sum.
+# Intermediate sums of wider decimals may exceed 38 digits: Spark adds ten digits for a sum.
 _DECIMAL: Final = re.compile(r"decimal\((\d+),")
 _WIDEST_SAFE: Final = 28
-# Averages of these are computed as decimals or whole numbers, or of sums that a double holds exactly.
+# Averages of these are computed as decimals or whole numbers, or from sums that a double holds exactly.
 _EXACT_AVERAGES: Final = ("byte", "short", "decimal", "interval")
 
 
 class Finding(NamedTuple):
-    """Something in a plan that may give other rows another time: the name that allows it, and why."""
+    """Something in a plan that may return other rows next time: the name that allows it, and the reason."""
 
     name: str
     reason: Reason
 
 
 def marked(records: DataFrame) -> DataFrame:
-    """The records of a batch, as findings() knows them again in a plan."""
+    """Return the records of a batch with the alias by which findings() recognizes them in a plan."""
     return records.alias(RECORDS)
 
 
 def findings(frame: DataFrame, *, by_record: bool) -> list[Finding]:
-    """What in the plan of a transform may give other rows in a retry or a replay, once each.
+    """Return what in the plan of a transform may return other rows in a retry or a replay, once each.
 
-    With `by_record` a replay may process any part of a batch: no row may depend on several of its records then.
-    Otherwise a row may, but not on their order, or on how Spark cuts them.
+    With `by_record` a replay may process any part of a batch, so a row must not depend on several of its records.
+    Otherwise it may, but not on their order or on how Spark partitions them.
     """
     walk = _Walk(frame, by_record=by_record)
-    walk.plan(frame._jdf.queryExecution().analyzed())
+    walk.plan(analyzed_plan(frame))
     return [Finding(name, reason) for name, reason in walk.found.items()]
 
 
 class _Walk:
-    """Goes over a plan and notes what it finds."""
+    """Walks a plan and collects what is not allowed."""
 
     def __init__(self, frame: DataFrame, *, by_record: bool) -> None:
         assert frame.sparkSession.sparkContext._jvm is not None
         self._collations = frame.sparkSession.sparkContext._jvm.org.apache.spark.sql.util.SchemaUtils
         self._by_record = by_record
-        self._tables: dict[int, bool] = {}  # whether records reach a common table expression, by its id
+        self._tables: dict[int, bool] = {}  # by the id of a common table expression: true if records reach it
         self.found: dict[str, Reason] = {}
 
     def plan(self, plan: Any) -> bool:
-        """Look at an operator and all below it; return whether records reach it."""
-        kind = _class(plan)
+        """Check an operator and everything below it; return True if records reach it."""
+        kind = class_of(plan)
         if kind == "SubqueryAlias" and plan.alias() == RECORDS:
             return True
         if kind == "CTERelationRef":
             return self._tables.get(plan.cteId(), True)
-        below = [self.plan(child) for child in _each(plan.children())]
-        reaching = [self.expressions(each) for each in _each(plan.expressions())]
+        below = [self.plan(child) for child in items(plan.children())]
+        reaching = [self.expressions(expression) for expression in items(plan.expressions())]
         in_subqueries = any(reaching)
         if kind == "WithCTE":
-            return below[-1]  # the others are the tables that it names
+            return below[-1]  # the other children are the tables that it names
         reached = any(below) or in_subqueries
         if kind == "CTERelationDef":
             self._tables[plan.id()] = reached
@@ -147,8 +148,8 @@ class _Walk:
         return reached
 
     def expressions(self, expression: Any, flagged: bool | None = None) -> bool:
-        """Look at an expression and all below it; return whether records reach a subquery in it."""
-        kind = _class(expression)
+        """Check an expression and everything below it; return True if records reach a subquery in it."""
+        kind = class_of(expression)
         if kind in _COLUMNS:
             return False
         if flagged is None:
@@ -164,19 +165,19 @@ class _Walk:
         return reached
 
     def _parts(self, kind: str, expression: Any) -> list[Any]:
-        """The children of an expression; in place of a collect_list() or collect_set() that is sorted, its own:
-        the order in which it collects does not count."""
-        children = list(_each(expression.children()))
+        """Return the children of an expression; instead of a collect_list() or collect_set() that is sorted, its
+        children: the order in which it collects does not matter."""
+        children = list(items(expression.children()))
         if (
             kind != "SortArray"
-            or _class(children[0]) != "AggregateExpression"
+            or class_of(children[0]) != "AggregateExpression"
             or self._is_collated(children[0])
         ):
             return children
-        function, *others = _each(children[0].children())
-        if _class(function) not in ("CollectList", "CollectSet"):
+        function, *others = items(children[0].children())
+        if class_of(function) not in ("CollectList", "CollectSet"):
             return children
-        return [*_each(function.children()), *others, *children[1:]]
+        return [*items(function.children()), *others, *children[1:]]
 
     def _note(self, name: str, reason: Reason) -> None:
         self.found.setdefault(name, reason)
@@ -189,7 +190,7 @@ class _Walk:
         if kind == "LocalRelation":
             self._values(plan)
         elif kind == "LogicalRDD":
-            if _is_kept(plan.rdd()):
+            if is_persisted(plan.rdd()):
                 self._note("rdd", HIDDEN)
         elif kind in ("Join", "LateralJoin"):
             self._join(plan, below, reached=reached)
@@ -210,11 +211,11 @@ class _Walk:
     def _group(self, name: str, grouped: Any, *, reached: bool) -> None:
         if reached:
             self._need_batch(name)
-        if any(self._is_collated(each) for each in _each(grouped)):
+        if any(self._is_collated(expression) for expression in items(grouped)):
             self._note("collate", EQUAL)
 
     def _join(self, plan: Any, below: Sequence[bool], *, reached: bool) -> None:
-        """Records may be joined with another source, as long as each row is of a record."""
+        """Check a join: records may be joined with another source as long as each row comes from a record."""
         if not reached:
             return
         left, right = below
@@ -227,9 +228,9 @@ class _Walk:
             self._need_batch("semi-join", NO_RECORD)
 
     def _reason(self, kind: str, expression: Any) -> Reason | None:
-        """Why an expression by itself is refused; None where it is not."""
+        """Return why an expression by itself is refused; None if it is allowed."""
         if kind in ("StaticInvoke", "Invoke"):
-            # What functions of Spark's own are computed by; a function of a catalog is somebody else's code.
+            # Spark's own functions call these; a function of a catalog is third-party code.
             return None if _code(kind, expression).startswith("org.apache.spark.") else UNKNOWN
         if kind not in ALLOWED:
             return REFUSED.get(kind, UNKNOWN)
@@ -249,15 +250,15 @@ class _Walk:
         return None
 
     def _is_collated(self, expression: Any) -> bool:
-        """Whether values may be equal that are not the same."""
+        """True if values can be equal that are not identical."""
         return bool(self._collations.hasNonUTF8BinaryCollation(expression.dataType()))
 
     def _words(self, kind: str, expression: Any) -> None:
-        """Note what Spark makes a time of the query of: a constant, as `timestamp 'now'`, and text that may have
-        no date."""
+        """Note what Spark replaces by the time of the query: a constant such as `timestamp 'now'`, and text
+        that may lack a date."""
         if kind == "Literal":
             if _has(_DATETIME, expression.dataType()):
-                self._quoted(_text(expression))
+                self._quoted(sql_text(expression))
         elif kind in ("Cast", "ParseToDate", "ParseToTimestamp"):
             has_format = kind == "ParseToTimestamp" and expression.format().isDefined()
             self._cast(expression, expression.children().apply(0), has_format=has_format)
@@ -269,7 +270,7 @@ class _Walk:
         if not (_has(_DATETIME, type_) and _has(_TEXT, text)):
             return
         is_plain = str(text.typeName()).startswith(("string", "char", "varchar"))
-        if is_plain and _class(child) == "Literal":
+        if is_plain and class_of(child) == "Literal":
             if word := _WORD.match(str(child.value())):
                 self._note(word[1].lower(), CLOCK)
             elif _has(_TIMESTAMP, type_) and not has_format and _TIME_ALONE.match(str(child.value())):
@@ -280,31 +281,20 @@ class _Walk:
             self._note(name, DATELESS)
 
     def _quoted(self, text: str) -> None:
-        """Note such constants in the SQL text of values."""
+        """Note such constants in the SQL text of literals."""
         for word in _QUOTED_WORD.finditer(text):
             self._note(word[1].lower(), CLOCK)
         if _QUOTED_TIME.search(text):
             self._note("timestamp", DATELESS)
 
     def _values(self, plan: Any) -> None:
-        """Note words in `values (…)`, which are values by now."""
-        if any(_has(_DATETIME, each.dataType()) for each in _each(plan.output())):
-            self._quoted(_text(plan))
-
-
-def _class(node: Any) -> str:
-    """The simple name of the class of one of Spark's objects; the full one of anybody else's."""
-    name = str(node.getClass().getName())
-    return name.rpartition(".")[2].removesuffix("$") if name.startswith("org.apache.spark.sql.") else name
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    """A Scala Seq, item by item."""
-    return (sequence.apply(index) for index in range(sequence.size()))
+        """Note words in `values (…)`, which the plan holds as computed values only."""
+        if any(_has(_DATETIME, column.dataType()) for column in items(plan.output())):
+            self._quoted(sql_text(plan))
 
 
 def _name(kind: str, expression: Any) -> str:
-    """What its user knows an expression by."""
+    """Return the name by which users know an expression."""
     if kind in ("PythonUDF", "PythonUDAF", "PythonUDTF", "ScalaUDF"):
         return str(expression.name())
     if kind in ("StaticInvoke", "Invoke"):
@@ -313,80 +303,58 @@ def _name(kind: str, expression: Any) -> str:
 
 
 def _is_flagged(expression: Any) -> bool:
-    """Whether Spark calls an expression nondeterministic by itself."""
+    """True if Spark considers the expression itself nondeterministic."""
     return not expression.deterministic() and all(
-        each.deterministic() for each in _each(expression.children())
+        child.deterministic() for child in items(expression.children())
     )
 
 
 def _code(kind: str, expression: Any) -> str:
-    """The class whose method is called."""
+    """Return the class whose method an expression calls."""
     if kind == "StaticInvoke":
         return str(expression.staticObject().getName())
     target = expression.targetObject()
-    return str((target.value() if _class(target) == "Literal" else target).getClass().getName())
+    return str((target.value() if class_of(target) == "Literal" else target).getClass().getName())
 
 
 def _of_sum(kind: str, expression: Any) -> Reason | None:
-    """Why a sum or an average may depend on the order of the rows."""
+    """Return why a sum or an average may depend on the order of the rows; None if it does not."""
     type_ = str(expression.child().dataType().typeName())
     if type_ in ("float", "double") or (kind == "Average" and not type_.startswith(_EXACT_AVERAGES)):
         return FLOAT
     decimal = _DECIMAL.match(type_)
     wide = int(decimal[1]) > _WIDEST_SAFE if decimal else type_ == "long" and kind == "Sum"
-    # Where it is an error, or wraps around, the result does not depend on the order.
+    # If an overflow is an error or wraps around, the result does not depend on the order.
     mode = str((expression.evalContext() if kind == "Sum" else expression).evalMode())
     safe = mode == "ANSI" or (mode == "LEGACY" and not decimal)
     return OVERFLOW if wide and not safe else None
 
 
 def _has(pattern: re.Pattern[str], type_: Any) -> bool:
-    """Whether a type is one of these, or has one of these within."""
+    """True if a type matches the pattern, or contains a type that does."""
     return pattern.search(str(type_.catalogString())) is not None
 
 
 def _parses(kind: str, expression: Any) -> bool:
-    """Whether an expression reads values of a document, and has not been told how a timestamp is written there."""
+    """True if an expression reads values from a document without a format for its timestamps."""
     if kind in _PARSERS:
         names = expression.options().keys().toSeq()
-        return not any(str(name).lower() == "timestampformat" for name in _each(names))
+        return not any(str(name).lower() == "timestampformat" for name in items(names))
     return kind == "VariantGet"
 
 
 def _is_ordered(listagg: Any) -> bool:
-    """Whether equal places in the order have equal texts."""
-    return any(each.child().semanticEquals(listagg.child()) for each in _each(listagg.orderExpressions()))
+    """True if rows that tie in the order have the same text."""
+    return any(order.child().semanticEquals(listagg.child()) for order in items(listagg.orderExpressions()))
 
 
 def _is_cut_by_rows(window: Any) -> bool:
-    """Whether an aggregate is over so many rows before or after, which may be any of those that tie."""
+    """True if an aggregate covers a number of rows before or after, which may be any of the rows that tie."""
     frame = window.windowSpec().frameSpecification()
-    if _class(window.windowFunction()) != "AggregateExpression" or _class(frame) != "SpecifiedWindowFrame":
-        return False
-    ends = {_class(frame.lower()), _class(frame.upper())}
-    return _class(frame.frameType()) == "RowFrame" and ends != {"UnboundedPreceding", "UnboundedFollowing"}
-
-
-def _text(node: Any) -> str:
-    """The SQL text that a part of a plan was parsed from; empty where there is none."""
-    origin = node.origin()
-    if not (
-        origin.sqlText().isDefined() and origin.startIndex().isDefined() and origin.stopIndex().isDefined()
+    if (
+        class_of(window.windowFunction()) != "AggregateExpression"
+        or class_of(frame) != "SpecifiedWindowFrame"
     ):
-        return ""
-    text = str(origin.sqlText().get())
-    return text[origin.startIndex().get() : origin.stopIndex().get() + 1]
-
-
-def _is_kept(rdd: Any) -> bool:
-    """Whether an RDD comes from one that Spark keeps, as it does with the records and with checkpoints."""
-    seen, left = set(), [rdd]
-    while left:
-        each = left.pop()
-        level = each.getStorageLevel()
-        if level.useDisk() or level.useMemory() or each.isCheckpointed():
-            return True
-        if each.id() not in seen:
-            seen.add(each.id())
-            left += [dependency.rdd() for dependency in _each(each.dependencies())]
-    return False
+        return False
+    ends = {class_of(frame.lower()), class_of(frame.upper())}
+    return class_of(frame.frameType()) == "RowFrame" and ends != {"UnboundedPreceding", "UnboundedFollowing"}

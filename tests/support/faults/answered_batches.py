@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Final
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch import direct
+from exactbatch.batch.executors import loaded
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.staging import dump
+from exactbatch.batch.task import dump
 from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.errors.translation import all_errors_own
 from exactbatch.kafka.broker import KafkaBroker
@@ -40,16 +40,16 @@ class NoSpark:
         defaultParallelism = 2
 
 
-def on_this_process(_spark: Any, tasks: Any, do: Any, *, most: int, what: str) -> list[Any]:
+def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str) -> list[Any]:
     """As on_executors(), but here, and once: Spark's other tries would meet no error any more."""
     outcomes = []
     for attempt, task in enumerate(tasks):
         try:
-            outcomes.append(dump(do(task, attempt)))
+            outcomes.append(dump(work(task, attempt)))
         except Exception as error:
             name = f"{type(error).__module__}.{type(error).__name__}"
-            raise TasksFailed(f"expected every task to {what} its range, found: {name}: {error}.") from error
-    return direct.loaded(outcomes)
+            raise TasksFailed(f"a task failed to {verb} its range: {name}: {error}.") from error
+    return loaded(outcomes)
 
 
 def read_once(read_range: Callable[..., Any]) -> Callable[..., Any]:

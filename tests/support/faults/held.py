@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -13,19 +13,6 @@ from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.settings import Settings
 from support.faults.drivers import wait_for
-
-# Moments at which Python workers of Spark wait.
-ON_EXECUTORS: Final = (
-    "read.after_records",
-    "stage.after_rejects",
-    "stage.before_copy_commit",
-    "stage.after_copy_commit",
-    "partition.after_rejects",
-    "partition.before_locks",
-    "partition.after_locks",
-    "partition.before_commit",
-    "partition.after_commit",
-)
 
 
 class Engine(Protocol):
@@ -55,10 +42,10 @@ class InProcess:
 def acting(spark: Any, moment: str, action: str) -> Iterator[None]:
     """Let this process, or the Python workers that it starts, do an action at a moment."""
     with pytest.MonkeyPatch.context() as patch:
-        if moment in ON_EXECUTORS:
+        if moment in failpoints.ON_EXECUTORS:
             patch.setitem(spark.sparkContext.environment, "EXACTBATCH_FAILPOINTS", f"{moment}={action}")
         elif moment:
-            patch.setitem(failpoints._ACTIONS, moment, action)
+            patch.setitem(failpoints.actions, moment, action)
         yield
 
 

@@ -68,7 +68,7 @@ TRANSFORM: Final = SinkKind(
 _WORK: Final = {
     ("stage", False): (direct, "stage"),
     ("stage", True): (transform, "stage_rows"),
-    ("stage.after_rejects", True): (transform, "decode"),
+    ("stage.after_rejects", True): (transform, "decode_range"),
     ("partition", False): (batch_job, "commit_range"),
 }
 
@@ -261,7 +261,7 @@ class Victims:
                 gc.disable()
                 os.closerange(3, 4096)  # nobody else's connections are kept open by this process
                 action = _ACTIONS.get(combination.fault, f"hold:{gate}")
-                failpoints._ACTIONS[combination.moment.name] = action
+                failpoints.actions[combination.moment.name] = action
                 work()
                 status = 0
             except BaseException as error:

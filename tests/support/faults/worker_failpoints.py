@@ -30,14 +30,14 @@ class Acting:
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
-        act = failpoints._act
+        act = failpoints.act
 
-        def noted(name: str, action: str, argument: str = "") -> None:
+        def noted(name: str, action: str) -> None:
             self.came.touch()
-            act(name, action, argument)
+            act(name, action)
 
         with (
-            patch.object(failpoints, "_act", noted),
-            patch.dict(failpoints._ACTIONS, {self.moment: self.action}),
+            patch.object(failpoints, "act", noted),
+            patch.dict(failpoints.actions, {self.moment: self.action}),
         ):
             yield

@@ -6,24 +6,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from exactbatch.batch.watchdog import Patience, within
+from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
 from exactbatch.errors import PostgresUnavailable
 
 
 def test_it_returns_and_raises_what_the_work_does() -> None:
-    def fails(_: Patience) -> None:
+    def fails(_: StallTimeout) -> None:
         raise TimeoutError("its own")
 
-    assert within(1, lambda _: 7) == 7
+    assert run_with_stall_timeout(1, lambda _: 7) == 7
     with pytest.raises(TimeoutError, match="its own"):
-        within(1, fails)
+        run_with_stall_timeout(1, fails)
 
 
 def test_work_that_waits_for_ever_is_given_up() -> None:
     ends = threading.Event()
     began = time.monotonic()
     with pytest.raises(PostgresUnavailable, match=r"within 0\.1 s.*statement_timeout"):
-        within(0.1, lambda _: ends.wait(30))
+        run_with_stall_timeout(0.1, lambda _: ends.wait(30))
     ends.set()
     assert time.monotonic() - began < 10
 
@@ -34,32 +34,32 @@ def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres() -> None
             time.sleep(0.7)
             yield each
 
-    assert within(0.5, lambda patience: list(patience.between(slow()))) == [0, 1, 2]
+    assert run_with_stall_timeout(0.5, lambda timeout: list(timeout.watch(slow()))) == [0, 1, 2]
 
 
 def test_neither_is_the_time_that_is_spent_elsewhere() -> None:
-    def asks_kafka(patience: Patience) -> str:
-        with patience.elsewhere():
+    def asks_kafka(timeout: StallTimeout) -> str:
+        with timeout.paused():
             time.sleep(1.5)
         return "done"
 
-    assert within(0.5, asks_kafka) == "done"
+    assert run_with_stall_timeout(0.5, asks_kafka) == "done"
 
 
 def test_a_postgres_that_answers_too_late_gets_no_more() -> None:
     taken: list[int] = []
     ended, go = threading.Event(), threading.Event()
 
-    def takes_its_time(patience: Patience) -> None:
+    def takes_its_time(timeout: StallTimeout) -> None:
         try:
-            for each in patience.between(iter(range(5))):
+            for each in timeout.watch(iter(range(5))):
                 taken.append(each)
                 go.wait(30)
         finally:
             ended.set()
 
     with pytest.raises(PostgresUnavailable):
-        within(0.1, takes_its_time)
+        run_with_stall_timeout(0.1, takes_its_time)
     go.set()
     assert ended.wait(30)
     assert taken == [0]

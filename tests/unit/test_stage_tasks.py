@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
-from exactbatch.batch.direct import stage_tasks
-from exactbatch.batch.staging import StagingTables
+from exactbatch.batch.stager import stage_tasks
+from exactbatch.batch.staging_tables import StagingTables
 from exactbatch.settings import Settings
 
 LIFE = UUID(int=1)

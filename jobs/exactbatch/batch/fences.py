@@ -1,0 +1,111 @@
+"""The checks that keep a batch from writing: it was superseded, its topic or its target is not what it was.
+
+They run before anything is staged, and again while the batch is published.
+"""
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError, Fenced, TargetMismatch, TopicRecreated
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.model import Covered
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.planning.replay import check_above_horizons
+from exactbatch.postgres.catalog import Fact
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks import Sink, Upsert
+
+
+def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
+    """Return True if the batch is committed already.
+
+    Raises Fenced when it is superseded, ReplayRefused when it reaches below a horizon that has moved since it
+    was planned, and ConfigurationError when it belongs to another pipeline.
+    """
+    if batch.pipeline != pipeline.name:
+        raise ConfigurationError(
+            f"batch {batch.batch_id} belongs to pipeline {batch.pipeline!r}, not to {pipeline.name!r}. Give the "
+            f"batch_id that this pipeline's plan returned.",
+            batch_id=batch.batch_id,
+        )
+    if batch.status == "superseded":
+        committed = len(ledger.committed_ranges(batch.batch_id))
+        written = (
+            f"{committed} of its ranges were committed before and remain"
+            if committed
+            else "Nothing was written"
+        )
+        raise Fenced(
+            f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was superseded by batch "
+            f"{ledger.successor(batch)}, which was planned later over the same offsets. {written}, and nothing is "
+            f"lost; this batch needs no retry.",
+            batch_id=batch.batch_id,
+        )
+    if batch.kind == "replay" and batch.status == "planned":
+        _check_not_overtaken(batch, ledger.covering(batch))
+        check_above_horizons(batch.batch_id, ledger.ranges(batch.batch_id), ledger.horizons(pipeline))
+    return batch.status == "committed"
+
+
+def _check_not_overtaken(batch: Batch, coverage: Sequence[Covered]) -> None:
+    """An older program must not overwrite the corrected result of a later replay."""
+    for covered in coverage:
+        if covered.batch_id is not None and covered.batch_id > batch.batch_id:
+            raise Fenced(
+                f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: the results in {covered.topic}"
+                f"[{covered.partition}] {covered.from_offset}..{covered.until_offset} are those of batch "
+                f"{covered.batch_id}, which was planned after this replay and has committed. Nothing was written, "
+                f"and the later result stays. To replace it, plan the replay again.",
+                batch_id=batch.batch_id,
+                topic=covered.topic,
+                partition=covered.partition,
+                from_offset=covered.from_offset,
+                until_offset=covered.until_offset,
+            )
+
+
+def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]) -> None:
+    """Raise TopicRecreated unless every range belongs to the topic that bears its name now.
+
+    Topic ids are never reused: the same id after the read means that it was the same topic during the read.
+    """
+    for range_ in ranges:
+        if topic_ids[range_.topic] != range_.topic_id:
+            raise TopicRecreated(
+                f"{range_}: the topic was deleted and created again since the batch was planned: its id was "
+                f"{range_.topic_id} and is now {topic_ids[range_.topic]}. Nothing was written. Register a "
+                f"pipeline under a new name to load the new topic.",
+                **range_.place,
+            )
+
+
+def check_shared(
+    cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], others: Sequence[str]
+) -> None:
+    """Raise TargetMismatch when the pipelines `others` share an Upsert's target, and its changes have more columns
+    than `columns`."""
+    if others and isinstance(pipeline.sink, Upsert):
+        pipeline.sink.check_shared(cursor, columns, others)
+
+
+def check_results_exist(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
+    """Raise TargetMismatch when a table is missing that earlier batches have committed into: a new one would lack
+    their rows. A replay may create it again."""
+    if batch.kind == "replay" or not ledger.has_results(pipeline):
+        return
+    for table in pipeline.sink.tables:
+        if not table.exists(cursor):
+            raise TargetMismatch(
+                f"target {pipeline.sink.target}: the table {table.written} is missing, although batches of "
+                f"pipeline {pipeline.name!r} have committed into it. Nothing was written. Restore the table, or "
+                f"load it again from the log: `exactbatch replay {pipeline.name}` over all of its offsets creates "
+                f"it.",
+                batch_id=batch.batch_id,
+            )
+
+
+def facts_of(cursor: Cursor, sink: Sink) -> tuple[Fact, ...]:
+    """Return the catalog's facts about the target and the sink's other tables."""
+    return tuple(fact for table in sink.tables for fact in table.facts(cursor))

@@ -1,0 +1,229 @@
+"""Read, decode and stage: the work of Spark tasks, on executors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from adbc_driver_manager import Error as AdbcError
+
+from exactbatch.batch.arrow_copy import APPLICATION, copy_batches, copy_in_turns
+from exactbatch.batch.decode import RangeReader, garbage_collector_paused
+from exactbatch.batch.rejects import REJECT_SCHEMA, PendingRejects
+from exactbatch.batch.staging_tables import (
+    LINEAGE_SCHEMA,
+    SCHEMA,
+    StagingTables,
+    decoded_schema,
+    row_schema,
+)
+from exactbatch.batch.storable_rows import RecordsOfRows, raise_refused_value, storable_rows
+from exactbatch.batch.task import Staged, StageTask
+from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
+from exactbatch.columns import Column
+from exactbatch.errors import ExactbatchError
+from exactbatch.failpoints import failpoint
+from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
+
+
+def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
+    """Read, decode and stage one range, in one pass.
+
+    Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one. Reading
+    stops once there are more rejects than the batch may have: the batch has then failed.
+    """
+    reader = RangeReader(task, attempt, row_schema(task.columns), {"task_attempt": attempt})
+
+    def copy(timeout: StallTimeout) -> None:
+        with connect_arrow(
+            task.postgres, application=APPLICATION, timeout=task.publish_timeout
+        ) as connection:
+
+            def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
+                _copy(connection, task.tables.rejects, REJECT_SCHEMA, iter(rejects))
+                failpoint("stage.after_rejects")
+
+            copy_in_turns(
+                timeout.watch(reader.batches()),
+                reader.pending,
+                lambda rows: _copy(connection, task.tables.rows, row_schema(task.columns), rows),
+                copy_rejects,
+            )
+            failpoint("stage.before_copy_commit")
+            connection.commit()
+            failpoint("stage.after_copy_commit")
+
+    try:
+        with garbage_collector_paused():
+            run_with_stall_timeout(task.statement_timeout, copy, where=f"{task.range}, staging its rows")
+    except Exception as error:
+        return _terminal(error)
+    return _staged(task, attempt, reader)
+
+
+def decode_range(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Staged | ExactbatchError]:
+    """Read and decode one range, for a transform, and stage its rejects.
+
+    Yields the rows, with the columns of decoded_schema(), and then what was done; or, last, a terminal error.
+    """
+    reader = RangeReader(task, attempt, decoded_schema(task.columns), {})
+
+    def copy_rejects() -> None:
+        if rejects := reader.pending.take():
+            stage_rejects(
+                task.postgres,
+                task.tables,
+                rejects,
+                publish_timeout=task.publish_timeout,
+                statement_timeout=task.statement_timeout,
+            )
+            failpoint("stage.after_rejects")
+
+    try:
+        with garbage_collector_paused():
+            for batch in reader.batches():
+                if reader.pending.is_full:
+                    copy_rejects()
+                yield batch
+            copy_rejects()
+    except ExactbatchError as error:
+        if error.retryable:
+            raise
+        yield error
+        return
+    yield _staged(task, attempt, reader)
+
+
+def _staged(task: StageTask, attempt: int, reader: RangeReader) -> Staged:
+    return Staged(task.range, attempt, reader.records, reader.rows, reader.rejects, reader.tombstones)
+
+
+def stage_rejects(
+    postgres: str,
+    tables: StagingTables,
+    rejects: Iterable[pa.RecordBatch],
+    *,
+    publish_timeout: float,
+    statement_timeout: float,
+) -> None:
+    """Stage rejected records, on an executor or the driver. Timeouts are in seconds.
+
+    Raises the error that the server's SQLSTATE stands for, PostgresUnavailable when Postgres does not respond for
+    `statement_timeout` seconds, and whatever the iterator raises.
+    """
+
+    def copy(timeout: StallTimeout) -> None:
+        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
+            _copy(connection, tables.rejects, REJECT_SCHEMA, timeout.watch(rejects))
+            connection.commit()
+
+    run_with_stall_timeout(
+        statement_timeout, copy, where=f"batch {tables.batch_id}, staging rejected records"
+    )
+
+
+def stage_rows(
+    batches: Iterable[pa.RecordBatch],
+    tables: StagingTables,
+    postgres: str,
+    columns: Sequence[Column],
+    attempt: int,
+    *,
+    publish_timeout: float,
+    statement_timeout: float,
+) -> int | ExactbatchError:
+    """Stage the rows of a transform, with their lineage if they carry it; return how many. Timeouts are in
+    seconds.
+
+    Leaves out a row that Postgres cannot store, and notes its record as one to reject. If rows do not carry their
+    record, or if Postgres itself refuses a value, that is TransformFailed. Returns a terminal error. Raises
+    PostgresUnavailable when Postgres does not respond for `statement_timeout` seconds.
+    """
+    schema = row_schema(columns)
+    notes, records = PendingRejects(), RecordsOfRows()
+    count = 0
+
+    def storable() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for batch in batches:
+            rows = storable_rows(_tagged(batch, schema, attempt), batch.schema.names, notes, attempt)
+            count += len(rows)
+            records.add(rows)
+            yield rows
+
+    def copy(timeout: StallTimeout) -> None:
+        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
+
+            def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
+                records.begin()
+                try:
+                    _copy(connection, tables.rows, schema, rows)
+                except AdbcError as error:
+                    raise_refused_value(error, records)
+                    raise
+
+            copy_in_turns(
+                timeout.watch(storable()),
+                notes,
+                copy_rows,
+                lambda noted: _copy(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),
+            )
+            failpoint("stage.before_copy_commit")
+            connection.commit()
+            failpoint("stage.after_copy_commit")
+
+    try:
+        run_with_stall_timeout(
+            statement_timeout, copy, where=f"batch {tables.batch_id}, staging rows of the transform"
+        )
+    except Exception as error:
+        return _terminal(error)
+    return count
+
+
+def stage_lineage(
+    batches: Iterable[pa.RecordBatch],
+    tables: StagingTables,
+    postgres: str,
+    attempt: int,
+    *,
+    publish_timeout: float,
+    statement_timeout: float,
+) -> None:
+    """Stage which records were decoded, from batches with the columns LINEAGE_NAMES. Raises as stage_rejects()
+    does."""
+
+    def copy(timeout: StallTimeout) -> None:
+        tagged = (_tagged(batch, LINEAGE_SCHEMA, attempt) for batch in batches)
+        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
+            _copy(connection, tables.lineage, LINEAGE_SCHEMA, timeout.watch(tagged))
+            connection.commit()
+
+    run_with_stall_timeout(
+        statement_timeout, copy, where=f"batch {tables.batch_id}, staging the lineage of decoded records"
+    )
+
+
+def _terminal(error: Exception) -> ExactbatchError:
+    """Return a terminal error, for the driver; raise any other again."""
+    if isinstance(error, ExactbatchError) and not error.retryable:
+        return error
+    raise error
+
+
+def _tagged(batch: pa.RecordBatch, schema: pa.Schema, attempt: int) -> pa.RecordBatch:
+    """Return a batch with the columns of the schema: the task attempt, the batch's own, and nulls for the
+    others."""
+    rows = len(batch)
+    columns = {"task_attempt": pa.repeat(pa.scalar(attempt, pa.int64()), rows)}
+    columns |= {name: batch.column(name) for name in batch.schema.names}
+    arrays = [
+        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _copy(
+    connection: ArrowConnection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> None:
+    with connection.cursor() as cursor:
+        copy_batches(cursor, table, schema, batches, mode="append", db_schema_name=SCHEMA)

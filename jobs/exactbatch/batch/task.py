@@ -1,0 +1,113 @@
+"""What Spark tasks that stage get, and the outcomes that they return to the driver."""
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from exactbatch.batch.decode import Changes
+from exactbatch.batch.staging_tables import StagingTables
+from exactbatch.columns import Column
+from exactbatch.formats import Format, WithMessage
+from exactbatch.offsets import OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """The work of one Spark task; it travels in the task's closure, secrets included.
+
+    `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
+    `columns` are those of a staged row without its lineage; `cluster_id` is the Kafka cluster of the plan.
+    Timeouts are in seconds.
+    """
+
+    range: OffsetRange
+    leader_epoch: int | None
+    tables: StagingTables
+    kafka: Mapping[str, Any] = field(repr=False)
+    postgres: str = field(repr=False)
+    value: Format | WithMessage
+    columns: tuple[Column, ...]
+    changes: Changes | None
+    max_rejects: int
+    read_timeout: float
+    publish_timeout: float
+    statement_timeout: float
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task attempt did. `records` = records that gave rows + rejects + tombstones."""
+
+    range: OffsetRange
+    attempt: int
+    records: int
+    rows: int
+    rejects: int
+    tombstones: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """All that the accepted task attempts of a batch did.
+
+    The ranges of `pieces` are together those of the batch. `rows` and `rejects` hold how many each task attempt
+    has staged. `dropped` counts the records that decoded and for which the transform returned no row.
+    """
+
+    pieces: tuple[Staged, ...]
+    rows: Mapping[int, int]
+    rejects: Mapping[int, int]
+    dropped: int = 0
+
+    @classmethod
+    def of(cls, pieces: Iterable[Staged]) -> "StagedBatch":
+        """Return a batch whose tasks staged what they read."""
+        pieces = tuple(pieces)
+        return cls(pieces, by_attempt(pieces, "rows"), by_attempt(pieces, "rejects"))
+
+    @property
+    def attempts(self) -> list[int]:
+        """The task attempts whose staged rows and rejects count."""
+        return sorted({*self.rows, *self.rejects})
+
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return sum(piece.records for piece in self.pieces)
+
+    @property
+    def tombstones(self) -> int:
+        """How many records were null values without a row."""
+        return sum(piece.tombstones for piece in self.pieces)
+
+    @property
+    def rejected(self) -> int:
+        """How many records were rejected."""
+        return sum(self.rejects.values())
+
+    @property
+    def has_several_rows_of_a_record(self) -> bool:
+        """True if there are more rows than records that gave rows; only for rows that carry their record."""
+        with_rows = self.records - self.rejected - self.tombstones - self.dropped
+        return sum(self.rows.values()) > with_rows
+
+
+def by_attempt(pieces: Iterable[Staged], counted: Literal["rows", "rejects"]) -> dict[int, int]:
+    """Return how many rows or rejects each task attempt has staged, over all its pieces."""
+    counts: dict[int, int] = defaultdict(int)
+    for piece in pieces:
+        counts[piece.attempt] += piece.rows if counted == "rows" else piece.rejects
+    return dict(counts)
+
+
+def dump(outcome: object) -> bytes:
+    """Return an outcome as bytes, to send it from an executor to the driver."""
+    return pickle.dumps(outcome)
+
+
+def load(outcome: bytes) -> Any:
+    """Return the outcome that dump() wrote in a task of this same job."""
+    return pickle.loads(outcome)

@@ -1,0 +1,47 @@
+"""Access to the nodes of Spark's plans, which are Scala objects."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+
+def analyzed_plan(frame: DataFrame) -> Any:
+    """Return the analyzed plan of a DataFrame."""
+    return frame._jdf.queryExecution().analyzed()
+
+
+def items(sequence: Any) -> Iterator[Any]:
+    """Yield the items of a Scala Seq."""
+    return (sequence.apply(index) for index in range(sequence.size()))
+
+
+def class_of(node: Any) -> str:
+    """Return the simple class name of one of Spark's objects, and the full one of any other."""
+    name = str(node.getClass().getName())
+    return name.rpartition(".")[2].removesuffix("$") if name.startswith("org.apache.spark.sql.") else name
+
+
+def sql_text(node: Any) -> str:
+    """Return the SQL text that a part of a plan was parsed from; empty if it was not parsed from text."""
+    origin = node.origin()
+    if not (
+        origin.sqlText().isDefined() and origin.startIndex().isDefined() and origin.stopIndex().isDefined()
+    ):
+        return ""
+    text = str(origin.sqlText().get())
+    return text[origin.startIndex().get() : origin.stopIndex().get() + 1]
+
+
+def is_persisted(rdd: Any) -> bool:
+    """True if an RDD derives from one that Spark has persisted, as it has the records, or checkpointed."""
+    visited, pending = set(), [rdd]
+    while pending:
+        parent = pending.pop()
+        level = parent.getStorageLevel()
+        if level.useDisk() or level.useMemory() or parent.isCheckpointed():
+            return True
+        if parent.id() not in visited:
+            visited.add(parent.id())
+            pending += [dependency.rdd() for dependency in items(parent.dependencies())]
+    return False
