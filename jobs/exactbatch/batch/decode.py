@@ -25,7 +25,7 @@ class Changes:
 
 
 class ReadTask(Protocol):
-    """What to read and how to decode it.
+    """Describes what to read and how to decode it.
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
     `cluster_id` is the Kafka cluster of the plan. Reading ends when there are more rejects than `max_rejects`.

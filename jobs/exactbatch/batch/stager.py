@@ -1,4 +1,4 @@
-"""What stages a batch, with or without a transform, and the tasks into which the batch is cut."""
+"""The interface that stages a batch, with or without a transform, and the tasks into which a batch is cut."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol

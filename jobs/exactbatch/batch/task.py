@@ -1,4 +1,4 @@
-"""What Spark tasks that stage get, and the outcomes that they return to the driver."""
+"""The input of Spark tasks that stage, and the outcomes that they return to the driver."""
 
 import pickle
 from collections import defaultdict
@@ -39,7 +39,7 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What one task attempt did. `records` = records that gave rows + rejects + tombstones."""
+    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones."""
 
     range: OffsetRange
     attempt: int

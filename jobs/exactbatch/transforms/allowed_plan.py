@@ -112,7 +112,7 @@ def findings(frame: DataFrame, *, by_record: bool) -> list[Finding]:
     """
     walk = _Walk(frame, by_record=by_record)
     walk.plan(analyzed_plan(frame))
-    return [Finding(name, reason) for name, reason in walk.found.items()]
+    return [Finding(name, reason) for name, reason in walk.findings.items()]
 
 
 class _Walk:
@@ -123,7 +123,7 @@ class _Walk:
         self._collations = frame.sparkSession.sparkContext._jvm.org.apache.spark.sql.util.SchemaUtils
         self._by_record = by_record
         self._tables: dict[int, bool] = {}  # by the id of a common table expression: true if records reach it
-        self.found: dict[str, Reason] = {}
+        self.findings: dict[str, Reason] = {}
 
     def plan(self, plan: Any) -> bool:
         """Check an operator and everything below it; return True if records reach it."""
@@ -180,7 +180,7 @@ class _Walk:
         return [*items(function.children()), *others, *children[1:]]
 
     def _note(self, name: str, reason: Reason) -> None:
-        self.found.setdefault(name, reason)
+        self.findings.setdefault(name, reason)
 
     def _need_batch(self, name: str, reason: Reason = TOGETHER) -> None:
         if self._by_record:
