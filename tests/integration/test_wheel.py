@@ -1,0 +1,131 @@
+"""The wheel: what it contains, and that it works in an environment that has nothing else."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UV = Path(sys.executable).parent / "uv"
+BUILT_FROM = ("pyproject.toml", "requirements.in", "requirements-local.in", "README.md", "LICENSE", "jobs")
+DAG = """
+import sys
+import exactbatch
+from exactbatch.airflow import pipeline_dag
+import own_pipelines
+
+assert exactbatch.__file__.startswith(sys.prefix)
+dag = pipeline_dag(own_pipelines.flights, schedule="@hourly")
+for name in ("process_batch", "process_replay"):
+    assert open(dag.task_dict[name].application).read().startswith('\"\"\"What spark-submit runs')
+print(sorted(dag.task_dict))
+"""
+PIPELINES = """
+from exactbatch import Append, Json, Pipeline
+
+flights = Pipeline(name="flights", topics=("flights",), value=Json("id int"), sink=Append("public.flight"))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy: setuptools leaves folders in the sources."""
+    source = tmp_path_factory.mktemp("source")
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, source / name)
+    run(UV, "build", "--quiet", "--wheel", "--out-dir", source / "dist", source)
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(
+    scope="module",
+    params=["packages of this environment", pytest.param("own packages", marks=pytest.mark.long)],
+)
+def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that has the wheel, and either only the dependencies that it names, or,
+    which takes seconds instead of minutes, the packages of the environment that runs the tests."""
+    environment = tmp_path_factory.mktemp("environment")
+    run(UV, "venv", "--quiet", "--python", sys.executable, environment)
+    python = environment / "bin" / "python"
+    install = (UV, "pip", "install", "--quiet", "--link-mode", "hardlink", "--python", python)
+    if request.param == "own packages":
+        run(*install, "--constraints", ROOT / "requirements.txt", wheel)
+    else:
+        run(*install, "--no-deps", wheel)
+        # A .pth file in the folder named here is not read, so this checkout is not on the path.
+        (packages,) = environment.glob("lib/python*/site-packages")
+        (packages / "borrowed.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return environment / "bin"
+
+
+def run(*command: object, status: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command without this checkout on its path."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        list(map(str, command)), env=inherited | environment, capture_output=True, text=True, cwd="/"
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done
+
+
+def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel: Path) -> None:
+    jobs = ROOT / "jobs"
+    files = {
+        str(path.relative_to(jobs))
+        for path in (*(jobs / "exactbatch").rglob("*"), jobs / "process_batch.py")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    names = set(zipfile.ZipFile(wheel).namelist())
+    metadata = f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/"
+    assert {name for name in names if not name.startswith(metadata)} == files
+    assert f"{metadata}licenses/LICENSE" in names
+    for name in (
+        "py.typed",
+        "ledger/queries.sql",
+        "ledger/migrations/0001_ledger.sql",
+        "local/ivy/kafka.xml",
+    ):
+        assert f"exactbatch/{name}" in names
+
+
+def test_the_command_runs(installed: Path) -> None:
+    assert "audit" in run(installed / "exactbatch", "--help").stdout
+    assert "audit" in run(installed / "python", "-m", "exactbatch.cli", "--help").stdout
+
+
+@pytest.mark.parametrize("installed", [pytest.param("own packages", marks=pytest.mark.long)], indirect=True)
+def test_the_extra_is_not_installed_unless_it_is_asked_for(installed: Path) -> None:
+    assert "exactbatch[local]" in run(installed / "exactbatch", "local", "up", status=42).stderr
+
+
+def test_a_command_against_nothing_says_what_is_missing(installed: Path, tmp_path: Path) -> None:
+    command = (installed / "exactbatch", "status", "own_pipelines:flights")
+    assert "No module" not in (missing := run(*command, status=42).stderr)
+    assert "own_pipelines" in missing
+    (tmp_path / "own_pipelines.py").write_text(PIPELINES)
+    assert "EXACTBATCH_KAFKA" in run(*command, status=42, PYTHONPATH=str(tmp_path)).stderr
+    settings = {
+        "EXACTBATCH_KAFKA": json.dumps({"bootstrap.servers": "127.0.0.1:1"}),
+        "EXACTBATCH_POSTGRES": "host=127.0.0.1 port=1 dbname=nothing",
+    }
+    nobody = run(*command, status=1, PYTHONPATH=str(tmp_path), **settings).stderr
+    assert "error: PostgresUnavailable: " in nobody
+
+
+def test_a_dag_is_built_with_the_application_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_pipelines.py").write_text(PIPELINES)
+    done = run(
+        installed / "python", "-c", DAG, PYTHONPATH=str(tmp_path), AIRFLOW_HOME=str(tmp_path / "airflow")
+    )
+    assert done.stdout.splitlines()[-1] == "['plan_batch', 'process_batch', 'process_replay', 'report_batch']"

@@ -1,0 +1,85 @@
+"""The files of a release agree with each other: one version, one list of dependencies, and a license."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LISTS = ("requirements.in", "requirements-local.in")
+
+
+def requirements(name: str) -> list[Requirement]:
+    """The requirements of a file, without comments and options."""
+    lines = (line.partition("#")[0].strip() for line in (ROOT / name).read_text().splitlines())
+    return [Requirement(line) for line in lines if line and not line.startswith("-")]
+
+
+def pins(name: str) -> dict[str, str]:
+    """The version of each package in a compiled file."""
+    return {
+        canonicalize_name(requirement.name): str(requirement.specifier).removeprefix("==")
+        for requirement in requirements(name)
+    }
+
+
+def test_one_version() -> None:
+    version = PROJECT["project"]["version"]
+    compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+    assert compose["x-image"]["image"] == f"exactbatch:{version}"
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == version
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_tested_versions_are_within_the_ranges(name: str) -> None:
+    pinned = pins("requirements.txt")
+    for requirement in requirements(name):
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_dependencies_are_ranges(name: str) -> None:
+    """An exact version would conflict with the versions that an existing Airflow has."""
+    for requirement in requirements(name):
+        assert ">=" in str(requirement.specifier), requirement
+        assert "==" not in str(requirement.specifier), requirement
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+def test_compiled_versions_are_exact(name: str) -> None:
+    for requirement in requirements(name):
+        assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), requirement
+
+
+def test_compiled_files_agree() -> None:
+    runtime, development = pins("requirements.txt"), pins("requirements-dev.txt")
+    assert {name: runtime[name] for name in runtime.keys() & development.keys()} == {
+        name: development[name] for name in runtime.keys() & development.keys()
+    }
+
+
+def test_the_metadata_takes_its_dependencies_from_the_lists() -> None:
+    assert PROJECT["tool"]["setuptools"]["dynamic"] == {
+        "dependencies": {"file": ["requirements.in"]},
+        "optional-dependencies": {"local": {"file": ["requirements-local.in"]}},
+    }
+    dockerfile = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())["x-image"]["build"][
+        "dockerfile_inline"
+    ]
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in (*LISTS, *PROJECT["project"]["license-files"]):
+        assert name in dockerfile
+        assert f"!{name}" in ignored
+
+
+def test_the_license_is_the_one_of_the_metadata() -> None:
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in text
+    assert "9. Accepting Warranty or Additional Liability." in text
