@@ -18,6 +18,18 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 _DAY: Final = timedelta(days=1)
+# Python 3.13 refuses an authority without it, and a certificate without the identifier of its authority's key.
+_SIGNS_CERTIFICATES: Final = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class Authority:
@@ -26,8 +38,10 @@ class Authority:
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, _named(name)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        own = self._builder(self._name, self._key.public_key(), timedelta(0)).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        own = (
+            self._builder(self._name, self._key.public_key(), timedelta(0))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_SIGNS_CERTIFICATES, critical=True)
         )
         self.certificate = folder / f"{name}.pem"
         self.certificate.write_bytes(own.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM))
@@ -66,6 +80,9 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(start)
             .not_valid_after(start + _DAY)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
+            )
         )
 
 

