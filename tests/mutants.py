@@ -101,9 +101,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two Upserts of one target write different columns",
-        "batch/fences.py",
-        "    if others and isinstance(pipeline.sink, Upsert):\n",
-        "    if False:\n",
+        "sinks/upsert.py",
+        "        if pipelines and (extra := ",
+        "        if False and (extra := ",
         (f"{_SHARED}::test_upserts_that_share_a_target_write_the_same_columns",),
     ),
     Mutant(
@@ -115,9 +115,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows of every attempt count",
-        "sinks/append.py",
-        "from {staging} where task_attempt = any({attempts})",
-        "from {staging} where {attempts} is not null",
+        "sinks/staged_rows.py",
+        "task_attempt = any({})",
+        "{} is not null",
         (f"{_BATCH}::test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count",),
     ),
     Mutant(
@@ -189,7 +189,7 @@ MUTANTS: Final = (
     Mutant(
         "a replay takes no row back",
         "batch/publish.py",
-        "    pipeline.sink.take_back(cursor, parts)\n",
+        "    pipeline.sink.retract(cursor, parts)\n",
         "",
         (f"{_REPLAY}::test_only_the_range_changes_and_the_coverage_shows_both_batches",),
     ),
@@ -202,9 +202,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows that a replay could not delete are not looked for",
-        "sinks/target.py",
-        "        if remaining := int(cursor.fetchone()[0]):\n",
-        "        if remaining := 0 * int(cursor.fetchone()[0]):\n",
+        "sinks/counted_writes.py",
+        "    if remaining := int(cursor.fetchone()[0]):\n",
+        "    if remaining := 0 * int(cursor.fetchone()[0]):\n",
         (f"{_WRITES}::test_a_replay_whose_deletes_are_kept_back_is_refused",),
     ),
     Mutant(
@@ -216,7 +216,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows that a trigger changes beside those of the batch are not counted",
-        "sinks/writes.py",
+        "sinks/write_counts.py",
         '        return (self.inserted + self.updated, self.deleted, self.files) == (rows, 0, "")\n',
         "        return True\n",
         (f"{_WRITES}::test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused",),
@@ -230,7 +230,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "equal values are taken for the same bytes",
-        "sinks/groups.py",
+        "sinks/byte_equality.py",
         "record_image_ne(row({}), row({}))",
         "row({}) is distinct from row({})",
         (f"{_WRITES}::test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one",),
@@ -258,21 +258,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a target is created in a schema of others",
-        "sinks/target.py",
-        "        check_schema(self.written, self.name[0])\n",
+        "sinks/target_definition.py",
+        "    check_schema(table.spec, table.name[0])\n",
         "",
         (f"{_WRITES}::test_nothing_is_created_in_a_schema_of_others",),
     ),
     Mutant(
         "two Upserts that share a target do not wait for each other",
         "batch/publish.py",
-        '    if sink.kind != "append":\n',
+        "    if sink.is_derived:\n",
         '    if sink.kind == "aggregate":\n',
         (f"{_WRITES}::test_two_upserts_that_share_a_target_see_each_other",),
     ),
     Mutant(
         "a replay takes back rows of every batch",
-        "sinks/append.py",
+        "sinks/lineage_table.py",
         'by_batch = sql.SQL("t.batch_id = any({}::bigint[])")',
         'by_batch = sql.SQL("{}::bigint[] is not null")',
         (f"{_REPLAY}::test_rows_of_another_pipeline_in_the_same_target_stay",),
@@ -342,17 +342,17 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an upsert does not delete",
-        "sinks/upsert.py",
+        "sinks/latest_changes.py",
         '"and not exists (select from {latest} l where {same_key} and not l.deleted)"',
         '"and false"',
         ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
     ),
     Mutant(
         "an aggregate does not count what it had",
-        "sinks/partials.py",
-        '"from {partial} p join (select distinct {by} from {touched}) k on {same} group by {groups}"',
-        '"from {partial} p join (select distinct {by} from {touched}) k on {same} '
-        'where p.batch_id = (select max(batch_id) from {partial}) group by {groups}"',
+        "sinks/partial_results.py",
+        '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n',
+        '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n'
+        '                "where p.batch_id = (select max(batch_id) from {partial}) "\n',
         ("tests/integration/test_aggregate.py::test_batches_merge_and_late_rows_refine_a_window",),
     ),
     Mutant(

@@ -67,7 +67,7 @@ _OWN_TYPE = re.compile(r'(?:"[^"]+"|[a-z_][a-z0-9_]*)\.(?:"[^"]+"|[a-z_][a-z0-9_
 _NEEDLESS_QUOTES = re.compile(r'"([a-z_][a-z0-9_]*)"')
 _MAX_PRECISION = 38  # decimal128's
 _MAX_NUMERIC = 1000  # digits that a numeric may declare
-_MAX_NAME = 63  # bytes of a Postgres identifier
+MAX_NAME_BYTES = 63  # of a Postgres identifier
 # Every Postgres table already has these.
 _SYSTEM_COLUMNS = {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}
 # A comma that is neither between parentheses nor between double quotes.
@@ -86,9 +86,9 @@ class Column:
 
     def __post_init__(self) -> None:
         # Postgres truncates a longer identifier with just a notice; two could become the same.
-        if not 1 <= len(self.name.encode()) <= _MAX_NAME or "\0" in self.name:
+        if not 1 <= len(self.name.encode()) <= MAX_NAME_BYTES or "\0" in self.name:
             raise ConfigurationError(
-                f"expected a column name of 1 to {_MAX_NAME} bytes, the limit of Postgres, found {self.name!r}, "
+                f"expected a column name of 1 to {MAX_NAME_BYTES} bytes, the limit of Postgres, found {self.name!r}, "
                 f"{len(self.name.encode())} bytes. Choose a shorter name."
             )
 

@@ -1,11 +1,44 @@
 """Check that the options of a pipeline, format or sink have the types that their fields declare."""
 
 import types
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Any, Literal, Union, get_args, get_origin
+from functools import wraps
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from exactbatch.errors import ConfigurationError
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def renamed_options(**new_names: str) -> Callable[[_Class], _Class]:
+    """Let a dataclass take options under their old names, given as old=new, with a DeprecationWarning."""
+
+    def decorate(class_: _Class) -> _Class:
+        init: Callable[..., None] = vars(class_)["__init__"]
+
+        @wraps(init)
+        def init_by_either_name(self: Any, *args: Any, **options: Any) -> None:
+            for old, new in new_names.items():
+                if old not in options:
+                    continue
+                if new in options:
+                    raise ConfigurationError(
+                        f"{class_.__name__}: {old} is the old name of {new}, and both are given. Give {new} only."
+                    )
+                warnings.warn(
+                    f"{class_.__name__}({old}=…) is deprecated. Write {new}=… instead.",
+                    DeprecationWarning,
+                    stacklevel=2,
+                )
+                options[new] = options.pop(old)
+            init(self, *args, **options)
+
+        setattr(class_, "__init__", init_by_either_name)  # noqa: B010  # mypy takes an assignment for an override
+        return class_
+
+    return decorate
 
 
 def check_types(options: Any, what: str = "") -> None:

@@ -10,8 +10,8 @@ from exactbatch.formats import Format, WithMessage
 from exactbatch.model import Limits, OnLoss
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
-from exactbatch.sinks.append import LINEAGE
-from exactbatch.sinks.target import Evolve
+from exactbatch.sinks.lineage_table import LINEAGE
+from exactbatch.sinks.target_definition import Evolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -131,10 +131,8 @@ class Pipeline:
 
     def _needs_one_transaction(self) -> str | None:
         """What makes it impossible to commit each range by itself; None where it is possible."""
-        if self.sink.kind != "append":
-            return f"a sink whose target is derived from all ranges ({self.sink.kind})"
-        if self.sink.lineage != "record":
-            return f"rows that come from many records (lineage={self.sink.lineage!r})"
+        if self.sink.not_copyable is not None:
+            return self.sink.not_copyable
         if self.is_transformed:
             return "a transform, which sees the records of all ranges"
         for column in self.value.columns:
@@ -197,10 +195,11 @@ class Pipeline:
                 )
 
     def _check_key(self, key: Format) -> None:
-        if {column.name for column in key.columns} != set(self.sink.key):
+        key_columns = self.sink.key_columns if self.sink.keeps_deletes else ()
+        if {column.name for column in key.columns} != set(key_columns):
             raise ConfigurationError(
                 f"pipeline {self.name!r}: expected key to give the key columns of the sink, "
-                f"({', '.join(self.sink.key)}), found ({', '.join(column.name for column in key.columns)})"
+                f"({', '.join(key_columns)}), found ({', '.join(column.name for column in key.columns)})"
                 + ("" if self.sink.keeps_deletes else ": only an Upsert has a key")
             )
         for column in key.columns:

@@ -156,7 +156,7 @@ def exactbatch_aggregate(place: Place) -> Session:
         "worst": Max("dep_delay"),
     }
     by = ("origin", Window("time_hour", "1 hour", "its_hour"))
-    sink = Aggregate(str(EXACTBATCH_AGGREGATE.target), by=by, measures=measures)
+    sink = Aggregate(str(EXACTBATCH_AGGREGATE.target), group_by=by, aggregates=measures)
     return _exactbatch(place, replace(exactbatch_pipeline(place), name=f"{place.topic}_aggregate", sink=sink))
 
 

@@ -64,11 +64,13 @@ def hour(number: int) -> datetime:
 def make_aggregate(make_pipeline: MakePipeline) -> MakeAggregate:
     """Register a pipeline that aggregates flights by carrier and hour."""
 
-    def make(topic: Topic, by: Any = HOURLY, measures: Any = None, **changes: Any) -> Pipeline:
+    def make(topic: Topic, group_by: Any = HOURLY, aggregates: Any = None, **changes: Any) -> Pipeline:
         if "sink" in changes:
             return make_pipeline(topic, **{"value": VALUE, **changes})
-        options = {each: changes.pop(each) for each in ("final_after", "late") if each in changes}
-        sink = Aggregate(f'public."{topic.name}"', by=by, measures=measures or MEASURES, **options)
+        options = {each: changes.pop(each) for each in ("allowed_lateness", "on_late") if each in changes}
+        sink = Aggregate(
+            f'public."{topic.name}"', group_by=group_by, aggregates=aggregates or MEASURES, **options
+        )
         return make_pipeline(topic, **{"sink": sink, "value": VALUE, **changes})
 
     return make
@@ -83,7 +85,7 @@ def state(world: BatchRunner, pipeline: Pipeline, columns: str = "*") -> dict[An
 
 
 def partials(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.contributions.table.as_string(world.connection)
+    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
     return world.rows(
         f"select carrier, hour, flights, records, batch_id from {table} order by batch_id, 1, 2"
     )
@@ -225,7 +227,7 @@ def test_null_is_a_group_like_any_other(
 ) -> None:
     topic = make_topic()
     pipeline = make_aggregate(
-        topic, by=("carrier", "delay"), measures={"flights": Count(), "last": Max("at")}
+        topic, group_by=("carrier", "delay"), aggregates={"flights": Count(), "last": Max("at")}
     )
     topic.produce(event(None, "05:00", None), event(None, "05:01", None), event(None, "05:02", 1))
     world.run(pipeline)
@@ -256,7 +258,7 @@ def test_sums_are_exact_for_numbers_that_no_bigint_holds(
     topic.produce(*[json.dumps({"n": great, "i": 2**31 - 1, "d": "0.10"}).encode()] * 3)
     measures = {"n": Sum("n"), "i": Sum("i"), "d": Sum("d"), "least": Min("d")}
     value = Json("n bigint, i int, d numeric(10,2), carrier text, hour text")
-    pipeline = make_aggregate(topic, by=("carrier", "hour"), measures=measures, value=value)
+    pipeline = make_aggregate(topic, group_by=("carrier", "hour"), aggregates=measures, value=value)
     world.run(pipeline)
     table = f'public."{topic.name}"'
     found = world.rows(f"select n::text, i, d::text, least::text from {table}")
@@ -274,7 +276,8 @@ def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
     pipeline = make_aggregate(topic)
     world.run(pipeline)
     target, partial = (
-        each.as_string(world.connection) for each in (pipeline.sink.table, pipeline.sink.contributions.table)
+        each.as_string(world.connection)
+        for each in (pipeline.sink.table, pipeline.sink.lineage_table.identifier)
     )
     world.execute(f"update {partial} set delay = {2**63 - 1}")
     topic.produce(event("AA", "05:00", 1))
@@ -294,7 +297,7 @@ def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(
 ) -> None:
     topic = make_topic()
     topic.produce(b'{"id": 1, "x": 1e308}', b'{"id": 1, "x": 1e308}')
-    sink = Aggregate(f'public."{topic.name}"', by=("id",), measures={"x": Sum("x")})
+    sink = Aggregate(f'public."{topic.name}"', group_by=("id",), aggregates={"x": Sum("x")})
     pipeline = make_pipeline(topic, value=Json("id int, x double precision"), sink=sink)
     message = world.refused(TargetMismatch, pipeline)
     assert (
@@ -313,7 +316,7 @@ def test_a_row_without_a_time_is_a_reject(
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", None, 2), event("AA", "0001-01-01T00:00:00Z", 3))
     topic.produce(event("AA", "05:01", 4))
-    pipeline = make_aggregate(topic, max_rejects=2, final_after="1000 days")
+    pipeline = make_aggregate(topic, max_rejects=2, allowed_lateness="1000 days")
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (4, 3, 1)
     assert rejects(world) == {
@@ -352,7 +355,7 @@ def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(
     world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic(3)  # the third partition never gives an event, and holds nothing up
-    pipeline = make_aggregate(topic, final_after="30 minutes")
+    pipeline = make_aggregate(topic, allowed_lateness="30 minutes")
     topic.produce(event("AA", "05:00", 1), event("AA", "09:00", 1))
     topic.produce(event("AA", "06:29", 1), partition=1)
     world.run(pipeline)
@@ -380,7 +383,7 @@ def test_final_goes_back_where_a_replay_takes_the_watermark_back(
     world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
-    right = make_aggregate(topic, final_after="0 seconds")
+    right = make_aggregate(topic, allowed_lateness="0 seconds")
     wrong = replace(right, value=WrongDelays(VALUE.schema))
     topic.produce(event("AA", "05:00", 1))
     world.run(right)
@@ -412,7 +415,7 @@ def test_windows_can_become_final_later_than_the_target_was_made(
     topic.produce(event("AA", "05:00", 1))
     topic.produce(event("AA", "09:00", 1), partition=1)
     world.run(plain)
-    pipeline = replace(plain, sink=replace(plain.sink, final_after="1 hour"))
+    pipeline = replace(plain, sink=replace(plain.sink, allowed_lateness="1 hour"))
     topic.produce(event("AA", "12:00", 1))
     batch_id = world.plan(pipeline)
     with pytest.raises(TargetMismatch) as caught:
@@ -466,14 +469,14 @@ def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
     world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
-    pipeline = make_aggregate(topic, final_after="1 hour", late="reject", max_rejects=9)
+    pipeline = make_aggregate(topic, allowed_lateness="1 hour", on_late="reject", max_rejects=9)
     topic.produce(event("AA", "05:00", 1), event("AA", "08:30", 1), event("AA", "05:01", 1))
     assert world.run(pipeline).batch.rejected == 0  # nothing was final before the batch
     topic.produce(event("AA", "05:02", 1), event("UA", "06:59", 1), event("AA", "07:00", 1), b"bad")
     assert world.run(pipeline).batch.rejected == 3
     reason = (
-        "late: expected an event of a window that is not final, found one of 2026-05-01 05:00:00 to "
-        "2026-05-01 06:00:00 UTC, which was final when the watermark stood at 2026-05-01 08:30:00 UTC"
+        "late: the window 2026-05-01 05:00:00 to "
+        "2026-05-01 06:00:00 UTC was already final: the watermark stood at 2026-05-01 08:30:00 UTC"
     )
     assert sorted(rejects(world)) == [(0, 3), (0, 4), (0, 6)]
     assert rejects(world)[0, 3] == reason
@@ -488,8 +491,8 @@ def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
         assert finals(world, pipeline) == expected
         assert rejects(world) == before
         assert world.is_exact(pipeline)
-    # With late="update" a replay applies them.
-    update = replace(pipeline, sink=replace(pipeline.sink, late="update"))
+    # With on_late="update" a replay applies them.
+    update = replace(pipeline, sink=replace(pipeline.sink, on_late="update"))
     replayed(world, update, (0, 8))
     assert sorted(rejects(world)) == [(0, 6)]
     table = pipeline.sink.table.as_string(world.connection)
@@ -509,7 +512,7 @@ def test_a_target_that_does_not_fit_is_refused(
     topic.produce(event("AA", "05:00", 1))
     table = f'public."{topic.name}"'
     pipeline = make_aggregate(
-        topic, measures={"flights": Count(), "delay": Sum("delay")}, final_after="1 day"
+        topic, aggregates={"flights": Count(), "delay": Sum("delay")}, allowed_lateness="1 day"
     )
     batch_id = world.plan(pipeline)
     world.execute(
@@ -543,14 +546,15 @@ def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
     world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     topic = make_topic()
-    pipeline = make_aggregate(topic, final_after="1 hour")
+    pipeline = make_aggregate(topic, allowed_lateness="1 hour")
     topic.produce(event("AA", "05:00", 10), event(None, "08:00", 20))
     world.run(pipeline)
     topic.produce(event("AA", "05:30", 30))
     world.run(pipeline)
     assert world.is_exact(pipeline)
     target, partial = (
-        each.as_string(world.connection) for each in (pipeline.sink.table, pipeline.sink.contributions.table)
+        each.as_string(world.connection)
+        for each in (pipeline.sink.table, pipeline.sink.lineage_table.identifier)
     )
     kept = {table: f"kept_{number}" for number, table in enumerate((target, partial))}
     for table, name in kept.items():
@@ -586,17 +590,18 @@ def test_another_meaning_of_the_partial_results_is_refused(
     sink = pipeline.sink
     assert isinstance(sink, Aggregate)
     changed = [
-        replace(sink, by=("carrier", Window("at", "2 hours", "hour"))),
-        replace(sink, by=(Window("at", "1 hour", "hour"),)),
-        replace(sink, measures={**MEASURES, "delay": Max("delay")}),
-        replace(sink, measures={"flights": Count()}),
+        replace(sink, group_by=("carrier", Window("at", "2 hours", "hour"))),
+        replace(sink, group_by=(Window("at", "1 hour", "hour"),)),
+        replace(sink, aggregates={**MEASURES, "delay": Max("delay")}),
+        replace(sink, aggregates={"flights": Count()}),
     ]
     for each in changed:
         with pytest.raises(IdentityChanged, match="hour = at by 1:00:00"):
             world.process(replace(pipeline, sink=each), batch_id)
     # The same length, and a new wait, mean the same.
     world.process(
-        replace(pipeline, sink=replace(sink, by=("carrier", Window("at", "60 minutes", "hour")))), batch_id
+        replace(pipeline, sink=replace(sink, group_by=("carrier", Window("at", "60 minutes", "hour")))),
+        batch_id,
     )
 
 
@@ -605,17 +610,17 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
 ) -> None:
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", "05:00", 7))
-    pipeline = make_aggregate(topic, measures={"flights": Count()})
+    pipeline = make_aggregate(topic, aggregates={"flights": Count()})
     world.run(pipeline)
     wider = replace(
-        pipeline, sink=replace(pipeline.sink, measures={"flights": Count(), "worst": Max("delay")})
+        pipeline, sink=replace(pipeline.sink, aggregates={"flights": Count(), "worst": Max("delay")})
     )
     with transaction(world.connection):
         Ledger(world.connection).register(wider, accept_identity=True)
     asked = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 2),))
     batch_id = freeze_replay(world.connection, world.log, wider, asked, origin="cli").batch_id
     assert batch_id is not None
-    for table in (wider.sink.contributions.table, wider.sink.table):
+    for table in (wider.sink.lineage_table.identifier, wider.sink.table):
         with pytest.raises(
             TargetMismatch, match="expected a column worst of type integer, found none. Add it"
         ):
@@ -637,7 +642,7 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
     point: str,
 ) -> None:
     topic = make_topic()
-    right = make_aggregate(topic, final_after="1 hour")
+    right = make_aggregate(topic, allowed_lateness="1 hour")
     wrong = replace(right, value=WrongDelays(VALUE.schema))
     topic.produce(event("AA", "05:00", 10), event("UA", "09:00", 20))
     world.run(wrong)
@@ -680,7 +685,9 @@ def test_windows_of_the_time_that_kafka_has_of_a_record(
     topic.produce(event("AA", None, 1), event("AA", None, 2), timestamp=int(hour(5).timestamp() * 1000) + 1)
     topic.produce(event("AA", None, 3), timestamp=int(hour(6).timestamp() * 1000))
     pipeline = make_aggregate(
-        topic, by=("carrier", Window("kafka_timestamp", timedelta(hours=1))), measures={"delay": Sum("delay")}
+        topic,
+        group_by=("carrier", Window("kafka_timestamp", timedelta(hours=1))),
+        aggregates={"delay": Sum("delay")},
     )
     world.run(pipeline)
     assert state(world, pipeline, "carrier, kafka_timestamp_window, delay") == {
@@ -692,33 +699,39 @@ def test_windows_of_the_time_that_kafka_has_of_a_record(
 @pytest.mark.parametrize(
     ("sink", "said"),
     [
-        (lambda: Aggregate("t", "carrier", MEASURES), 'write by=("carrier",)'),  # type: ignore[arg-type]
-        (lambda: Aggregate("t", (), MEASURES), "expected what t groups by as a tuple"),
+        (lambda: Aggregate("t", "carrier", MEASURES), 'write group_by=("carrier",)'),  # type: ignore[arg-type]
+        (lambda: Aggregate("t", (), MEASURES), "expected group_by of t as a tuple"),
         (
             lambda: Aggregate("t", (Window("at", "1 day"), Window("at", "1 hour")), MEASURES),
             "at most one Window",
         ),
-        (lambda: Aggregate("t", HOURLY, {}), "expected measures of t as {"),
+        (lambda: Aggregate("t", HOURLY, {}), "expected aggregates of t as {"),
         (lambda: Aggregate("t", HOURLY, {"n": "count(*)"}), "found {'n': 'count(*)'}"),  # type: ignore[dict-item]
         (
             lambda: Aggregate("t", HOURLY, {"carrier": Count()}),
-            "found 'carrier': give the measure or the window",
+            "the columns 'carrier' are there twice or have reserved names. Give the aggregate or the window",
         ),
         (
             lambda: Aggregate("t", HOURLY, {"records": Count()}),
-            "found 'records': give the measure or the window",
+            "the columns 'records' are there twice or have reserved names. Give the aggregate or the window",
         ),
-        (lambda: Aggregate("t", HOURLY, MEASURES, late="never"), "'update' or 'reject', found 'never'"),  # type: ignore[arg-type]
-        (lambda: Aggregate("t", HOURLY, MEASURES, late="reject"), "expected final_after of t"),
+        (
+            lambda: Aggregate("t", HOURLY, MEASURES, on_late="never"),  # type: ignore[arg-type]
+            "'update' or 'reject', found 'never'",
+        ),
+        (
+            lambda: Aggregate("t", HOURLY, MEASURES, on_late="reject"),
+            "target t: on_late='reject' needs allowed_lateness",
+        ),
         (
             lambda: Aggregate("t", ("carrier",), MEASURES, "1 hour"),
-            "expected a Window among what t groups by",
+            "target t: allowed_lateness needs a Window in group_by",
         ),
         (
             lambda: Aggregate("t", HOURLY, MEASURES, "1 month"),
-            "final_after of t: expected a timedelta, or a number",
+            "allowed_lateness of t: expected a timedelta, or a number",
         ),
-        (lambda: Aggregate("t", (Window("at", "0 hours"),), MEASURES), "a width of more than nothing"),
+        (lambda: Aggregate("t", (Window("at", "0 hours"),), MEASURES), "a width greater than zero"),
         (lambda: Aggregate("t", (Window("at", "999999999 weeks"),), MEASURES), "up to 365000 days"),
         (
             lambda: Aggregate("t", (Window("delay", "1 hour"),), MEASURES),
@@ -730,7 +743,7 @@ def test_windows_of_the_time_that_kafka_has_of_a_record(
             lambda: Aggregate("t", HOURLY, {"n": Max("nix")}),
             "max(nix): expected one of the pipeline's columns",
         ),
-        (lambda: Aggregate("t" * 60, HOURLY, MEASURES), "expected a name that leaves room"),
+        (lambda: Aggregate("t" * 60, HOURLY, MEASURES), "the name is too long"),
     ],
 )
 def test_an_aggregate_that_cannot_be_one_is_told(sink: Callable[[], Aggregate], said: str) -> None:
@@ -746,7 +759,7 @@ def test_any_history_of_rows_and_replays_ends_as_a_plain_program_has_it(
     """Two partitions, times out of order, null keys, bad records, batches of any size, replays in between."""
     chance = random.Random(late)
     topic = make_topic(2)
-    pipeline = make_aggregate(topic, final_after="2 hours", late=late, max_rejects=1000)
+    pipeline = make_aggregate(topic, allowed_lateness="2 hours", on_late=late, max_rejects=1000)
     wrong = replace(pipeline, value=WrongDelays(VALUE.schema))
     model = Model(late)
     counts = [0, 0]
@@ -823,7 +836,7 @@ def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_doe
     world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     fast, silent = make_topic(), make_topic()
-    alone = make_aggregate(fast, final_after="0 seconds")
+    alone = make_aggregate(fast, allowed_lateness="0 seconds")
     both = replace(alone, topics=(fast.name, silent.name))
     silent.produce(event("AA", "05:00", 1))
     fast.produce(event("AA", "05:10", 1), event("AA", "09:00", 1))
@@ -833,7 +846,7 @@ def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_doe
     # A program that has failed since it was changed leaves what is exact by itself.
     batch_id = world.plan(alone)
     with transaction(world.connection) as cursor:
-        alone.sink.leave_topics(cursor, alone.name, alone.topics)
+        alone.sink.forget_topics(cursor, Ledger(world.connection).removed_topics(alone))
     assert finals(world, alone) == {5: (2, True, 0), 9: (1, False, 0)}
     assert world.is_exact(alone)
     world.process(alone, batch_id)
@@ -853,7 +866,7 @@ def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
     world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
 ) -> None:
     one, other = make_topic(), make_topic()
-    first = make_aggregate(one, final_after="0 seconds")
+    first = make_aggregate(one, allowed_lateness="0 seconds")
     second = make_aggregate(other, sink=first.sink)
     both = replace(first, topics=(one.name, other.name))
     with transaction(world.connection):
@@ -863,6 +876,8 @@ def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
     world.run(both)
     world.run(second)
     with transaction(world.connection) as cursor:
-        first.sink.leave_topics(cursor, first.name, first.topics)
-        cursor.execute(sql.SQL("select distinct topic from {} order by 1").format(first.sink.watermark.table))
+        first.sink.forget_topics(cursor, Ledger(world.connection).removed_topics(first))
+        cursor.execute(
+            sql.SQL("select distinct topic from {} order by 1").format(first.sink.watermark.identifier)
+        )
         assert {row[0] for row in cursor.fetchall()} == {one.name, other.name}

@@ -260,9 +260,9 @@ KINDS: Final[dict[str, tuple[Callable[[str], Any], tuple[Planted, ...], tuple[st
     "Aggregate": (
         lambda name: Aggregate(
             name,
-            by=("name", Window("at", "1 hour", "hour")),
-            measures={"events": Count(), "total": Sum("amount")},
-            final_after="1 hour",
+            group_by=("name", Window("at", "1 hour", "hour")),
+            aggregates={"events": Count(), "total": Sum("amount")},
+            allowed_lateness="1 hour",
         ),
         AGGREGATED,
         (NEW, SECOND, THIRD, "no JSON"),
@@ -312,9 +312,9 @@ def found_after(pipeline: Pipeline, settings: Settings, statement: str) -> dict[
     """What an audit finds once a statement is done, in a copy of the database."""
     with copy_of(settings) as copied:
         with closing(psycopg2.connect(copied.postgres)) as connection, connection.cursor() as cursor:
-            tables = {"{t}": pipeline.sink.table, "{c}": pipeline.sink.contributions.table}
-            if (watermark := getattr(pipeline.sink, "watermark", None)) is not None:
-                tables["{w}"] = watermark.table
+            tables = {"{t}": pipeline.sink.table, "{c}": pipeline.sink.lineage_table.identifier}
+            if pipeline.sink.event_times is not None:
+                tables["{w}"] = pipeline.sink.event_times.identifier
             for name, table in tables.items():
                 statement = statement.replace(name, table.as_string(connection))
             cursor.execute(statement)

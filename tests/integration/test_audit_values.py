@@ -13,13 +13,13 @@ from exactbatch.errors import ConfigurationError
 from support.scenarios import KINDS, Play
 from support.topics import record
 
-# Of {c}, the contributions: the oldest event, whose key has had others since; and the last row of a partition.
+# Of {c}, the lineage table: the oldest event, whose key has had others since; and the last row of a partition.
 OLDEST = (
     "ctid = (select ctid from {c} where delay is not null and kafka_partition = 0 "
     "order by kafka_offset limit 1)"
 )
 LAST = "(kafka_partition, kafka_offset) = (select 0, max(kafka_offset) from {c} where kafka_partition = 0)"
-# What is done to contributions {c} and target {t}, and which findings there have to be.
+# What is done to the lineage table {c} and target {t}, and which findings there have to be.
 BY_RECORD = {
     "a row is lost": ("delete from {c} where " + OLDEST, {"missing", "miscounted"}),
     "a row is there twice": (
@@ -99,7 +99,7 @@ def test_whatever_is_planted_is_found(play: Callable[[str], Play], kind: str) ->
         getattr(played, step)()
     world, sink = played.world, played.pipeline.sink
     tables = {
-        "c": sink.contributions.table.as_string(world.connection),
+        "c": sink.lineage_table.identifier.as_string(world.connection),
         "t": sink.table.as_string(world.connection),
     }
     distinct = sorted(set(tables.values()))
@@ -132,7 +132,7 @@ SINKS = {
     "append": lambda name: Append(f'public."{name}"'),
     "upsert": lambda name: Upsert(f'public."{name}"', key=("id",)),
     "aggregate": lambda name: Aggregate(
-        f'public."{name}"', by=("name",), measures={"n": Count(), "most": Max("id")}
+        f'public."{name}"', group_by=("name",), aggregates={"n": Count(), "most": Max("id")}
     ),
 }
 

@@ -431,7 +431,7 @@ def test_the_auditor_still_finds_what_is_wrong(
     compacted(pipeline)
     topic.produce(change(5, "x"), change(6, "y"))
     world.run(pipeline)
-    table = pipeline.sink.contributions.table.as_string(world.connection)
+    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
     target = pipeline.sink.table.as_string(world.connection)
 
     def found(statement: str) -> dict[str, list[int]]:

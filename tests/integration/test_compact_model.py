@@ -12,6 +12,7 @@ from exactbatch import Upsert
 from exactbatch.columns import parse_columns
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks import StagedRows
 
 TOPIC, PARTITIONS, KEYS = "t", 3, 7
 COLUMNS = parse_columns("id int, name text, version int")
@@ -99,15 +100,10 @@ class Target:
         self.model.batches.append(self.model.batches[-1] + 1)
         with transaction(self.connection) as cursor:
             if taken_back is not None:
-                self.sink.take_back(cursor, [(taken_back, self.model.batches[1:])])
+                self.sink.retract(cursor, [(taken_back, self.model.batches[1:])])
             self._stage(cursor, written)
-            self.sink.insert_staged(
-                cursor,
-                staging=sql.Identifier("staged"),
-                columns=COLUMNS,
-                batch_id=self.model.batches[-1],
-                attempts=[7],
-            )
+            staged = StagedRows(sql.Identifier("staged"), self.model.batches[-1], [7])
+            self.sink.insert_staged(cursor, staged, COLUMNS)
 
     def write_foreign(self) -> None:
         """Changes of the same keys by another pipeline, of a topic before and of one behind this one's."""
@@ -120,9 +116,7 @@ class Target:
         model.changes += written
         with transaction(self.connection) as cursor:
             self._stage(cursor, written)
-            self.sink.insert_staged(
-                cursor, staging=sql.Identifier("staged"), columns=COLUMNS, batch_id=FOREIGN, attempts=[7]
-            )
+            self.sink.insert_staged(cursor, StagedRows(sql.Identifier("staged"), FOREIGN, [7]), COLUMNS)
 
     def _stage(self, cursor: Any, written: list[Change]) -> None:
         cursor.execute(
@@ -145,10 +139,10 @@ class Target:
         ]
         with transaction(self.connection) as cursor:
             before = len(self.places())
-            preview = self.sink.preview_compact(cursor, parts)
-            assert self.sink.compact(cursor, parts) == preview
+            preview = self.sink.compactor.preview(cursor, parts)
+            assert self.sink.compactor.compact(cursor, parts) == preview
             assert before - len(self.places()) == sum(dropped for dropped, _ in preview.values())
-            again = self.sink.compact(cursor, parts)
+            again = self.sink.compactor.compact(cursor, parts)
             assert {each: (0, kept) for each, (_, kept) in preview.items() if kept} == again
 
     def state(self) -> dict[int, str]:

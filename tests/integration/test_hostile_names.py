@@ -82,7 +82,7 @@ KINDS: Final = {
     ),
     "upsert by text": Kind(lambda target: Upsert(target, key=(NAME,)), (ID, NAME), RECORDS, ("_change",)),
     "aggregate": Kind(
-        lambda target: Aggregate(target, by=BY, measures={ID: Count(), AT: Sum(ID), "m%s'": Max(ID)}),
+        lambda target: Aggregate(target, group_by=BY, aggregates={ID: Count(), AT: Sum(ID), "m%s'": Max(ID)}),
         (NAME, ID, AT, "m%s'"),
         [(text, 1, number, number) for number, text in RECORDS],
         ("_partial", "_watermark"),

@@ -62,8 +62,8 @@ def test_hourly_delays_are_those_of_the_file(
         value=Json("time_hour timestamptz, origin text, dep_delay int"),
         sink=Aggregate(
             f'public."{topic.name}"',
-            by=("origin", Window("time_hour", "1 hour")),
-            measures={
+            group_by=("origin", Window("time_hour", "1 hour")),
+            aggregates={
                 "flights": Count(),
                 "delay": Sum("dep_delay"),
                 "best": Min("dep_delay"),

@@ -84,7 +84,9 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "upsert": lambda table: {"sink": Upsert(table, key=("id",))},
     "aggregate": lambda table: {
         "value": Json(AMOUNTS),
-        "sink": Aggregate(table, by=("name", Window("at", "1 day", "window_start")), measures=MEASURES),
+        "sink": Aggregate(
+            table, group_by=("name", Window("at", "1 day", "window_start")), aggregates=MEASURES
+        ),
     },
 }
 

@@ -17,9 +17,11 @@ from support.staged_batches import Batches
 
 COLUMNS = "id int, carrier text, v int, w int, at timestamptz"
 UPSERT = Upsert("public.t", key=("id",), version="v")
-HOURLY = Aggregate("public.t", by=("carrier", Window("at", "1 hour", "hour")), measures={"n": Count()})
+HOURLY = Aggregate(
+    "public.t", group_by=("carrier", Window("at", "1 hour", "hour")), aggregates={"n": Count()}
+)
 APPEND = Append("public.t")
-SINKS = [UPSERT, HOURLY, APPEND, Aggregate("public.t", by=("carrier",), measures={"n": Count()})]
+SINKS = [UPSERT, HOURLY, APPEND, Aggregate("public.t", group_by=("carrier",), aggregates={"n": Count()})]
 Row = tuple[Any, ...]
 
 
@@ -43,8 +45,8 @@ def rows(connection: Any) -> Callable[[str], list[Row]]:
 
 
 REFUSED = {
-    "windows": (HOURLY, replace(HOURLY, by=("carrier", Window("at", "2 hours", "hour"))), "t", "key"),
-    "measures": (HOURLY, replace(HOURLY, measures={"n": Sum("v")}), "t", "key"),
+    "windows": (HOURLY, replace(HOURLY, group_by=("carrier", Window("at", "2 hours", "hour"))), "t", "key"),
+    "measures": (HOURLY, replace(HOURLY, aggregates={"n": Sum("v")}), "t", "key"),
     "versions": (UPSERT, replace(UPSERT, version="w"), "t", "version"),
     "a version and none": (UPSERT, replace(UPSERT, version=None), "t", "version"),
     "keys": (UPSERT, replace(UPSERT, key=("carrier",)), "t", "key"),
@@ -127,7 +129,7 @@ def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(
 def test_aggregates_that_share_a_target_get_a_measure_one_after_the_other(
     connection: Any, ledger: Ledger
 ) -> None:
-    wider = replace(HOURLY, measures={"n": Count(), "v": Sum("v")})
+    wider = replace(HOURLY, aggregates={"n": Count(), "v": Sum("v")})
     with transaction(connection):
         for name in ("one", "other"):
             ledger.register(pipeline(name, HOURLY))
@@ -235,10 +237,11 @@ def test_event_times_that_another_pipeline_needs_stay_however_it_writes_the_targ
     one.run(("AA", "2026-01-01 05:00:00+00"))
     shared = replace(pipeline("other", replace(HOURLY, target='"public"."t"'), columns), topics=("one",))
     Batches(connection, shared).run(("AA", "2026-01-01 06:00:00+00"))
+    moved = replace(pipeline("one", HOURLY, columns), topics=("another",))
     with transaction(connection) as cursor:
-        HOURLY.leave_topics(cursor, "one", ("another",))
+        HOURLY.forget_topics(cursor, Ledger(connection).removed_topics(moved))
     assert rows("select topic from t_watermark group by topic") == [("one",)]
     with transaction(connection) as cursor:
         cursor.execute("update exactbatch.pipeline set target = 'public.apart' where name = 'other'")
-        HOURLY.leave_topics(cursor, "one", ("another",))
+        HOURLY.forget_topics(cursor, Ledger(connection).removed_topics(moved))
     assert rows("select topic from t_watermark") == []

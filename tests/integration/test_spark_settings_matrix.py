@@ -106,7 +106,9 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
         "transform": grouped,
     },
     "aggregate": lambda name: {
-        "sink": Aggregate(name, by=("third", "hour"), measures={"n": Count(), "last": Max("at_text")}),
+        "sink": Aggregate(
+            name, group_by=("third", "hour"), aggregates={"n": Count(), "last": Max("at_text")}
+        ),
         "sql": f"select {ROW}, {LINEAGE} from records",
     },
 }

@@ -153,7 +153,7 @@ class Scene:
 
     def state(self) -> tuple[Any, ...]:
         """Everything that a batch may change, beside its own row."""
-        tables = [self.pipeline.sink.table, self.pipeline.sink.contributions.table]
+        tables = [self.pipeline.sink.table, self.pipeline.sink.lineage_table.identifier]
         rows: list[str] = []
         for table in tables:
             name = table.as_string(self.world.connection)

@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "targets.md"
 SINKS = {
     "Append": Append("public.t"),
     "Upsert": Upsert("public.t", key=("id",)),
-    "Aggregate": Aggregate("public.t", by=("id",), measures={"n": Count(), "v": Sum("v")}),
+    "Aggregate": Aggregate("public.t", group_by=("id",), aggregates={"n": Count(), "v": Sum("v")}),
 }
 # What a target is made of that the pipeline `id int, v int` writes into.
 COLUMNS = {

@@ -19,7 +19,7 @@ SINKS = {
     "append": (Append("public.t"), "t", ROWS),
     "upsert": (Upsert("public.t", key=("id",)), "t_change", UPSERTS),
     "aggregate": (
-        Aggregate("public.t", by=("id",), measures={"n": Count(), "v": Sum("v")}),
+        Aggregate("public.t", group_by=("id",), aggregates={"n": Count(), "v": Sum("v")}),
         "t_partial",
         ROWS,
     ),
@@ -309,7 +309,8 @@ def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(
 ) -> None:
     measures = {"lo": Min("v"), "hi": Max("v"), "zero": Max("f")}
     made = batches(
-        "k numeric, v numeric, f double precision", Aggregate("public.t", by=("k",), measures=measures)
+        "k numeric, v numeric, f double precision",
+        Aggregate("public.t", group_by=("k",), aggregates=measures),
     )
     rows = [("1.0", "2.00", "0"), ("1.00", "2.0", "-0"), ("1", "2.000", "0")]
     made.run(*rows[:1])
@@ -562,7 +563,8 @@ def test_values_too_long_for_an_index_are_named_by_their_offsets(db: Database, b
     made = batches("id text, v int", Upsert("public.t", key=("id",)))
     digits = "".join(str(number * 7919 % 9973) for number in range(2000))  # what does not compress
     with pytest.raises(
-        TargetMismatch, match=r"exceeds btree .*; 1 row of the batch is such, at t\[0\] offset 1 .*54000"
+        TargetMismatch,
+        match=r"exceeds btree .*; this concerns 1 row of the batch, at t\[0\] offset 1 .*54000",
     ):
         made.run(("short", 1, False), (digits, 2, False))
     assert db.rows("select count(*) from exactbatch.coverage") == [(0,)]

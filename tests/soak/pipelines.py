@@ -49,7 +49,9 @@ PIPELINES: Final = {
         _pipeline("upsert", Upsert("public.upsert", key=("id",)), key=Json("id int")),
         _pipeline(
             "aggregate",
-            Aggregate("public.aggregate", by=("carrier", Window("at", "1 hour", "hour")), measures=_MEASURES),
+            Aggregate(
+                "public.aggregate", group_by=("carrier", Window("at", "1 hour", "hour")), aggregates=_MEASURES
+            ),
         ),
         _pipeline("transform", Append("public.transformed"), sql=_SQL),
         _pipeline("lossy", Append("public.lossy"), SHORT_TOPIC, on_loss="record"),

@@ -76,7 +76,9 @@ KINDS: Final = {
         lambda name: Upsert(name, key=("id",)), f"id as its_key, {COLUMNS}", 1, last, KEYED, spread=False
     ),
     "aggregate": SinkKind(
-        lambda name: Aggregate(name, by=("carrier", Window("at", "1 hour", "hour")), measures=MEASURES),
+        lambda name: Aggregate(
+            name, group_by=("carrier", Window("at", "1 hour", "hour")), aggregates=MEASURES
+        ),
         "carrier, hour, events, delay, best, worst",
         2,
         by_hour,

@@ -8,7 +8,7 @@ from uuid import UUID
 from psycopg2 import sql
 
 from exactbatch import OffsetRange, Pipeline
-from exactbatch.batch.fences import check_shared, facts_of
+from exactbatch.batch.fences import facts_of
 from exactbatch.batch.publish import Published, publish
 from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
 from exactbatch.batch.task import Staged, StagedBatch
@@ -76,7 +76,7 @@ class Batches:
             batch = Ledger(self.connection).batch(batch_id)
             ranges = Ledger(self.connection).ranges(batch_id)
             sink.prepare(cursor, self.columns, evolve=self.pipeline.evolve)
-            check_shared(cursor, self.pipeline, self.columns, Ledger(self.connection).sharing(self.pipeline))
+            sink.check_shared(cursor, self.columns, Ledger(self.connection).sharing(self.pipeline))
             if batch.kind == "replay":
                 sink.check_replay(cursor)
             seen = facts_of(cursor, sink)

@@ -32,7 +32,7 @@ def state(world: BatchRunner, pipeline: Pipeline) -> dict[int, str]:
 
 
 def changes(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
-    table = pipeline.sink.contributions.table.as_string(world.connection)
+    table = pipeline.sink.lineage_table.identifier.as_string(world.connection)
     return world.rows(
         f"select id, name, deleted, kafka_partition, kafka_offset, batch_id from {table} "
         f"order by kafka_partition, kafka_offset"

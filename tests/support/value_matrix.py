@@ -24,7 +24,8 @@ from exactbatch.batch.task import StagedBatch
 from exactbatch.batch.uncastable import note_uncastable, noted_after
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
-from exactbatch.sinks.append import LINEAGE
+from exactbatch.sinks import StagedRows
+from exactbatch.sinks.lineage_table import LINEAGE
 from support import value_oracle as oracle
 
 SETUP = """
@@ -406,7 +407,7 @@ class Matrix:
             "double precision",
         ):
             measures |= {"least": Min("x"), "most": Max("x")}
-        sink = Aggregate("public.t", by=("x",), measures=measures)
+        sink = Aggregate("public.t", group_by=("x",), aggregates=measures)
         return self._judge(source, kind, sink, "", "ids")
 
     def judged(self, source: Source, sink: Append) -> None:
@@ -415,7 +416,7 @@ class Matrix:
         tables, staged = self._stage(source, sink, columns)
         with self._connection, self._connection.cursor() as cursor:
             sink.prepare(cursor, columns)
-            note_uncastable(cursor, sink.misfits(cursor, columns, batch_id=1), tables, staged, limit=1)
+            note_uncastable(cursor, sink.reject_rules(cursor, columns, batch_id=1), tables, staged, limit=1)
             assert noted_after(cursor, tables, staged)
         with self._connection, self._connection.cursor() as cursor:
             cursor.execute(sql.SQL("drop table {}").format(identifier(tables.rows)))
@@ -430,15 +431,15 @@ class Matrix:
                     cursor.execute(declared)
                 try:
                     sink.prepare(cursor, columns)
-                    misfits = sink.misfits(cursor, columns, batch_id=1)
+                    rules = sink.reject_rules(cursor, columns, batch_id=1)
                 except ExactbatchError as error:
                     result.refused = str(error)
                     if "column x" not in result.refused and "column 'x'" not in result.refused:
                         raise Wrong(f"a refusal that names no column: {error}") from error
                     return result
-                result.is_checked = bool(misfits)
-                if misfits:
-                    note_uncastable(cursor, misfits, tables, staged, limit=10**6)
+                result.is_checked = bool(rules)
+                if rules:
+                    note_uncastable(cursor, rules, tables, staged, limit=10**6)
                 unfit = noted_after(cursor, tables, staged)
                 result.rejected = {each.offset: each.reason for each in unfit}
                 cursor.execute(
@@ -447,9 +448,7 @@ class Matrix:
                 )
                 if "by default" in kind.options:  # which is a constraint of the table, not of the type
                     cursor.execute(sql.SQL("delete from {} where x is null").format(identifier(tables.rows)))
-                inserted = sink.insert_staged(
-                    cursor, staging=identifier(tables.rows), columns=columns, batch_id=1, attempts=[1]
-                )
+                inserted = sink.insert_staged(cursor, StagedRows(identifier(tables.rows), 1, [1]), columns)
                 cursor.execute(sql.SQL("select count(*) from {}").format(identifier(tables.rows)))
                 if (inserted,) != cursor.fetchone():
                     result.wrong.append(f"{inserted} rows inserted")

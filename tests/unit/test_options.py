@@ -59,6 +59,25 @@ def test_a_value_of_another_type_is_refused(options: Any) -> None:
                 replace(options, **{field.name: wrong})
 
 
+def test_old_names_of_options_are_taken_with_a_warning() -> None:
+    by, measures = ("a", Window("at", "1 hour")), {"n": Count()}
+    with pytest.warns(DeprecationWarning, match="is deprecated") as warned:
+        old = Aggregate("t", by=by, measures=measures, final_after="2 hours", late="reject")  # type: ignore[call-arg]
+    assert old == Aggregate(
+        "t", group_by=by, aggregates=measures, allowed_lateness="2 hours", on_late="reject"
+    )
+    assert [str(warning.message) for warning in warned] == [
+        "Aggregate(by=…) is deprecated. Write group_by=… instead.",
+        "Aggregate(measures=…) is deprecated. Write aggregates=… instead.",
+        "Aggregate(final_after=…) is deprecated. Write allowed_lateness=… instead.",
+        "Aggregate(late=…) is deprecated. Write on_late=… instead.",
+    ]
+    assert {warning.filename for warning in warned} == {__file__}
+    assert old.identity.key == ("a", "at_window = at by 1:00:00", "n = count(*)")
+    with pytest.raises(ConfigurationError, match="by is the old name of group_by, and both are given"):
+        Aggregate("t", group_by=by, by=by, aggregates=measures)  # type: ignore[call-arg]
+
+
 def test_lists_may_stand_for_tuples_and_secrets_are_not_shown() -> None:
     assert Upsert("t", key=["id"]).key == ["id"]  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError) as found:

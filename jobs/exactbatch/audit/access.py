@@ -8,7 +8,7 @@ from psycopg2 import sql
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks import Aggregate, Append
+from exactbatch.sinks.target_checks import check_operators
 
 _LEDGER: Final = (
     "exactbatch.pipeline",
@@ -22,14 +22,8 @@ _LEDGER: Final = (
 
 
 def tables_of(pipeline: Pipeline) -> list[sql.Composable]:
-    """The target, and the tables beside it that its rows come from."""
-    sink = pipeline.sink
-    tables = [sink.table]
-    if sink.contributions is not sink:
-        tables.append(sink.contributions.table)
-    if isinstance(sink, Aggregate) and sink.watermark is not None:
-        tables.append(sink.watermark.table)
-    return tables
+    """Return the target, and the tables that its rows are derived from."""
+    return [table.identifier for table in reversed(pipeline.sink.tables)]
 
 
 def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
@@ -65,8 +59,8 @@ def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
                 f"to …; docs/roles.sql grants what the ledger's readers need."
             )
     sink = pipeline.sink
-    if not isinstance(sink, Append):
-        sink.tables[-1].check_operators(cursor, sink.by_names if isinstance(sink, Aggregate) else sink.key)
+    if sink.key_columns:
+        check_operators(cursor, sink.tables[-1], sink.key_columns)
     if values:
         _check_temporary(cursor)
 

@@ -13,7 +13,7 @@ from psycopg2 import sql
 
 from exactbatch.audit.access import check_visible, unsafe_tables
 from exactbatch.audit.batches import compare_batches
-from exactbatch.audit.derived import stale_aggregates, stale_rows
+from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.partition import PartitionComparison
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
 from exactbatch.audit.report import AuditReport, TargetAudit
@@ -27,7 +27,6 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks import Aggregate, Upsert
 
 
 @own_errors()
@@ -109,13 +108,11 @@ def audit(
             report.target.notes += unsafe
             if pipeline_counts_batches(pipeline):
                 compare_batches(results_connection, connection, pipeline, coverage, report.partitions)
-            if isinstance(pipeline.sink, Upsert):
+            if pipeline.sink.is_derived:
                 report.target.stale = stale_rows(results_connection, connection, pipeline)
-            if isinstance(pipeline.sink, Aggregate):
-                report.target.stale = stale_aggregates(results_connection, connection, pipeline)
-                if expected is not None:
-                    whole = _whole_batches(coverage, partitions, compacted)
-                    report.target.changed = expected.differing_partials(whole)
+            if expected is not None and pipeline.sink.lineage == "batch":
+                whole = _whole_batches(coverage, partitions, compacted)
+                report.target.changed = expected.differing_batches(whole)
         return report
 
 

@@ -11,7 +11,6 @@ from exactbatch.model import Covered
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection
-from exactbatch.sinks import Aggregate
 
 # Of the changes or rows of a batch, how many records they come from.
 _RECORDS: Final = "count(distinct (kafka_topic, kafka_partition, kafka_offset))"
@@ -82,15 +81,14 @@ def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
         "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
         "from exactbatch.batch b "
         "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
-        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {contributions} "
+        "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {lineage_table} "
         "group by batch_id) t using (batch_id) {left} "
         "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
     ).format(
-        # A partial result says how many rows it stands for.
-        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
+        rows=pipeline.sink.staged_row_count,
         records=sql.SQL(_RECORDS if by_record else "0"),
         expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
-        contributions=pipeline.sink.contributions.table,
+        lineage_table=pipeline.sink.lineage_table.identifier,
         left=sql.SQL(_LEFT if by_record else ""),
         whole=sql.SQL(_WHOLE if by_record else ""),
     )

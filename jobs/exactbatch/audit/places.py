@@ -14,9 +14,7 @@ from exactbatch.audit.report import SHOWN, TargetAudit
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection
-from exactbatch.sinks import Aggregate
 from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.watermark import Watermark
 
 # Of each batch of the pipeline: how many offsets it stands for, what it was planned for as far as that is
 # committed, and whether a horizon cuts it.
@@ -110,8 +108,8 @@ def find_places(
     misplaced = _fetch(results, connection, _misplaced_rejects(audited), (pipeline.name,))
     if suspects:
         misplaced += _fetch(results, connection, _misplaced_rows(pipeline, sharing, audited))
-    if isinstance(pipeline.sink, Aggregate) and pipeline.sink.watermark is not None:
-        query = _misplaced_times(pipeline, sharing, pipeline.sink.watermark)
+    if pipeline.sink.event_times is not None:
+        query = _misplaced_times(pipeline, sharing, pipeline.sink.event_times)
         misplaced += _fetch(results, connection, query)
     found.misplaced = sum({kind: total for kind, *_, total in misplaced}.values())
     found.notes += [_told(*row) for row in misplaced]
@@ -157,7 +155,7 @@ def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composa
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "with found as materialized (select batch_id, {topic} as topic, {partition} as partition, "
-        "{rows}::bigint as rows, min({offset}) as low, max({offset}) as high from {contributions} "
+        "{rows}::bigint as rows, min({offset}) as low, max({offset}) as high from {lineage_table} "
         "group by 1, 2, 3), {batches} select 'not ours', null::bigint, null::bigint, "
         "coalesce(sum(rows), 0)::bigint from found where {not_ours} union all "
         "select 'suspects', null, null, count(*) from found where not {not_ours} and not {placed} union all "
@@ -174,10 +172,9 @@ def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composa
         topic=sql.SQL("kafka_topic" if by_record else "null::text"),
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
-        # A partial result says how many rows it stands for.
-        rows=sql.SQL("sum(records)" if isinstance(pipeline.sink, Aggregate) else "count(*)"),
+        rows=pipeline.sink.staged_row_count,
         batches=sql.SQL(_BATCHES),
-        contributions=pipeline.sink.contributions.table,
+        lineage_table=pipeline.sink.lineage_table.identifier,
         not_ours=_not_ours(pipeline),
         placed=_placed(pipeline, sharing),
     )
@@ -185,7 +182,7 @@ def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composa
 
 def _not_ours(pipeline: Pipeline) -> sql.Composable:
     """Whether a row has no batch and claims none of our topics. Tables beside a target hold only rows of ours."""
-    if pipeline.sink.contributions is not pipeline.sink:
+    if pipeline.sink.is_derived:
         return sql.SQL("false")
     return sql.SQL("(found.batch_id is null and coalesce(found.topic <> all({}::text[]), true))").format(
         sql.Literal(list(pipeline.topics))
@@ -215,7 +212,7 @@ def _misplaced_rows(
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "with found as (select batch_id, {topic} as topic, {partition} as partition, {offset} as low, "
-        "{offset} as high from {contributions}) "
+        "{offset} as high from {lineage_table}) "
         "select 'rows', batch_id, topic, partition, count(*), min(low), max(low), sum(count(*)) over ()::bigint "
         "from found where not {not_ours} and not {placed} and ({seen} and low >= 0) is not true "
         "group by 2, 3, 4 order by 5 desc limit 10"
@@ -223,7 +220,7 @@ def _misplaced_rows(
         topic=sql.SQL("kafka_topic" if by_record else "null::text"),
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
-        contributions=pipeline.sink.contributions.table,
+        lineage_table=pipeline.sink.lineage_table.identifier,
         not_ours=_not_ours(pipeline),
         placed=_placed(pipeline, sharing),
         seen=_seen(audited) if by_record else sql.SQL("false"),
@@ -243,16 +240,16 @@ def _misplaced_rejects(audited: Collection[tuple[str, int]]) -> sql.Composable:
 
 
 def _misplaced_times(
-    pipeline: Pipeline, sharing: Sequence[tuple[str, str]], watermark: Watermark
+    pipeline: Pipeline, sharing: Sequence[tuple[str, str]], event_times: TargetTable
 ) -> sql.Composable:
     """Event times of batches that stand for nothing: windows would be final by what is no longer there."""
     return sql.SQL(
         "select 'event times', batch_id, topic, partition, count(*), null::bigint, null::bigint, "
-        "sum(count(*)) over ()::bigint from {watermark} w where not exists (select from exactbatch.coverage c "
+        "sum(count(*)) over ()::bigint from {event_times} w where not exists (select from exactbatch.coverage c "
         "where c.batch_id = w.batch_id and c.topic = w.topic and c.partition = w.partition "
         "and c.pipeline = any({pipelines}::text[])) group by 2, 3, 4 order by 5 desc limit 10"
     ).format(
-        watermark=watermark.table,
+        event_times=event_times.identifier,
         pipelines=sql.Literal([pipeline.name, *(name for name, _ in sharing)]),
     )
 

@@ -12,8 +12,7 @@ import pyarrow as pa
 from confluent_kafka import Message
 from psycopg2 import sql
 
-from exactbatch.audit.derived import different
-from exactbatch.columns import Column
+from exactbatch.audit.derived import difference
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.message import read_headers
@@ -21,9 +20,8 @@ from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks import Aggregate, Sum, Window
-from exactbatch.sinks.append import LINEAGE
-from exactbatch.sinks.groups import listed, same_group
+from exactbatch.sinks.lineage_table import LINEAGE
+from exactbatch.sinks.null_safe_groups import column_list
 
 _TABLE: Final = "exactbatch_expected"  # a temporary table
 # Milliseconds: the start of Postgres's timestamps, and the last one whose microseconds fit 64 bits.
@@ -51,7 +49,7 @@ class ExpectedValues:
         self, results: ArrowConnection, connection: Connection, pipeline: Pipeline, kafka: Mapping[str, Any]
     ) -> None:
         sink = pipeline.sink
-        if pipeline.is_transformed or (sink.lineage == "batch" and not isinstance(sink, Aggregate)):
+        if pipeline.is_transformed or not sink.values_follow_from_records:
             raise ConfigurationError(
                 f"pipeline {pipeline.name!r}: expected rows whose values follow from one record each, which an "
                 f"audit of values needs, found a transform or lineage='batch'. Audit it without --values."
@@ -73,8 +71,8 @@ class ExpectedValues:
         # Records that are rejects, until they are compared: offset and batch.
         self._refused: list[tuple[int, int]] = []
         with transaction(connection) as cursor:
-            found = [] if isinstance(sink, Aggregate) else self._misfits(cursor)
-        self._misfit = sql.SQL(" or ").join(found) if found else sql.SQL("false")
+            conditions = self._unstorable(cursor) if sink.lineage == "record" else []
+        self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
         with results.cursor() as cursor:
             cursor.adbc_ingest(_TABLE, self._schema.empty_table(), mode="create", temporary=True)
 
@@ -95,7 +93,7 @@ class ExpectedValues:
         )
         if self._pipeline.sink.keeps_deletes:
             names = {column.name for column in self._pipeline.value.columns}
-            key = tuple(name for name in self._pipeline.sink.key if name in names)
+            key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
             deletes = self._value.tombstone_deletes
             decoded = as_changes(decoded, values, beside.keys(), self._key, key, tombstones_delete=deletes)
         self._refused += [(messages[at].offset() or 0, batches[at]) for at, _ in decoded.rejects]
@@ -132,97 +130,75 @@ class ExpectedValues:
 
         The window's bounds let Postgres find its rows by an index, where there is one.
         """
-        contributions = self._pipeline.sink.contributions.table
+        lineage_table = self._pipeline.sink.lineage_table.identifier
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
-        types = self._types(contributions)
+        types = self._types(lineage_table)
         return sql.SQL(
             # Materialized: what a rejected record holds may have no cast.
-            "with e as materialized (select *, {misfit} as {has_misfit} from {expected} e where {not_rejected}) "
-            "select e.kafka_offset from e join {contributions} t on t.kafka_offset = e.kafka_offset "
+            "with e as materialized "
+            "(select *, {is_unstorable} as {unstorable} from {expected} e where {not_rejected}) "
+            "select e.kafka_offset from e join {lineage_table} t on t.kafka_offset = e.kafka_offset "
             "and t.batch_id = e.{batch} where {in_window} "
-            "and case when e.{has_misfit} then true else record_image_ne(row({made}), row({found})) end "
+            "and case when e.{unstorable} then true else record_image_ne(row({made}), row({found})) end "
             "{refused}"
         ).format(
-            misfit=self._misfit,
-            has_misfit=sql.Identifier("exactbatch misfit"),
+            is_unstorable=self._is_unstorable,
+            unstorable=sql.Identifier("exactbatch unstorable"),
             expected=_EXPECTED,
             not_rejected=_NOT_REJECTED,
-            contributions=contributions,
+            lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
             in_window=window.has("t"),
             made=sql.SQL(", ").join(
                 sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
             ),
-            found=listed(names, of="t"),
-            refused=self._rows_of_refused(contributions, window),
+            found=column_list(names, of="t"),
+            refused=self._rows_of_refused(lineage_table, window),
         )
 
-    def differing_partials(self, whole: Sequence[int]) -> int:
-        """How many partial results of these batches there are that the records do not make, or the other way
-        round. All records of these batches have been added.
+    def differing_batches(self, whole: Sequence[int]) -> int:
+        """How many rows these batches have that their records do not give, or the other way round.
 
-        Sums of floating point numbers depend on the order of the records, and are left out.
+        For a sink whose rows do not name their records. All records of these batches have been added.
         """
         sink = self._pipeline.sink
-        assert isinstance(sink, Aggregate)
-        columns = {column.name: column for column in (*self._columns, _TIMESTAMP)}
-        measures = {
-            name: measure
-            for name, measure in sink.measures.items()
-            if not (isinstance(measure, Sum) and measure.type_of(columns) == "double precision")
-        }
-        groups = [each.of_row if isinstance(each, Window) else _of_row(columns[each]) for each in sink.by]
-        values = [
-            measure.over_rows(
-                sql.SQL("*") if measure.column is None else _of_row(columns[measure.column]),
-                measure.type_of(columns),
-            )
-            for measure in measures.values()
-        ]
-        types = self._types(sink.contributions.table)
-        names = [*sink.by_names, *measures, "records"]
+        batch = sql.Identifier(_BATCH)
+        batch_ids = sql.SQL("{}::bigint[]").format(sql.Literal(list(whole)))
+        comparison = sink.compare_batches(
+            sql.SQL("e"), batch, self._columns, self._types(sink.lineage_table.identifier), batch_ids
+        )
+        if comparison is None:
+            return 0
         query = sql.SQL(
-            "with e as materialized (select e.* from {expected} e where e.{batch} = any({whole}) "
-            "and {not_rejected}), "
-            "made as (select {made}, count(*) as records, {batch} as batch_id from e "
-            "group by {numbers}, {batch}), "
-            "found as (select {names}, batch_id from {partial} where batch_id = any({whole})) {different}"
+            "with e as materialized (select e.* from {records} e where e.{batch} = any({batch_ids}) "
+            "and {not_rejected}), expected as ({expected}), actual as ({actual}) {difference}"
         ).format(
-            batch=sql.Identifier(_BATCH),
-            expected=_EXPECTED,
+            records=_EXPECTED,
+            batch=batch,
+            batch_ids=batch_ids,
             not_rejected=_NOT_REJECTED,
-            whole=sql.SQL("{}::bigint[]").format(sql.Literal(list(whole))),
-            made=sql.SQL(", ").join(
-                sql.SQL("({})::{} as {}").format(value, sql.SQL(types[name]), sql.Identifier(name))
-                for name, value in zip(names, [*groups, *values], strict=False)
-            ),
-            numbers=sql.SQL(", ").join(sql.SQL(str(at + 1)) for at in range(len(groups))),
-            names=listed(names),
-            partial=sink.contributions.table,
-            different=different(
-                sql.SQL("m.batch_id = t.batch_id and {}").format(same_group(sink.by_names, "m", "t")),
-                [*measures, "records"],
-                counted=sql.SQL("select count(*) from found"),
-            ),
+            expected=comparison.expected,
+            actual=comparison.actual,
+            difference=difference(comparison),
         )
         return int(self._fetch(query)[0][0])
 
-    def _misfits(self, cursor: Cursor) -> list[sql.Composable]:
-        """What is true of a record whose values the columns cannot hold as they are."""
+    def _unstorable(self, cursor: Cursor) -> list[sql.Composable]:
+        """The conditions of records whose values the columns cannot hold as they are."""
         columns = self._pipeline.value.columns
-        found = self._pipeline.sink.misfits(cursor, columns, batch_id=0)
-        return [sql.SQL("coalesce({}, false)").format(misfit.condition) for misfit in found]
+        rules = self._pipeline.sink.reject_rules(cursor, columns, batch_id=0)
+        return [sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules]
 
-    def _rows_of_refused(self, contributions: sql.Composable, window: "_Window") -> sql.Composable:
+    def _rows_of_refused(self, lineage_table: sql.Composable, window: "_Window") -> sql.Composable:
         """A further query, for the rows of records that are rejects."""
         if not self._refused:
             return sql.SQL("")
         offsets, batches = zip(*self._refused, strict=True)
         return sql.SQL(
-            "union all select t.kafka_offset from {contributions} t where {in_window} "
+            "union all select t.kafka_offset from {lineage_table} t where {in_window} "
             "and (t.kafka_offset, t.batch_id) in (select * from unnest({offsets}::bigint[], {batches}::bigint[]))"
         ).format(
-            contributions=contributions,
+            lineage_table=lineage_table,
             in_window=window.has("t"),
             offsets=sql.Literal(list(offsets)),
             batches=sql.Literal(list(batches)),
@@ -256,7 +232,7 @@ class _Window:
     last: int
 
     def has(self, row: str) -> sql.Composable:
-        """Whether a row of contributions lies in it."""
+        """Whether a row of the lineage table lies in it."""
         return sql.SQL(
             "{row}.kafka_topic = {topic} and {row}.kafka_partition = {partition} "
             "and {row}.kafka_offset between {first} and {last}"
@@ -291,8 +267,3 @@ class _Beside:
         return pa.array(
             np.array([ms for _, ms in told], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
         )
-
-
-def _of_row(column: Column) -> sql.Composable:
-    # Also where it is staged as it is: ADBC makes a numeric(12,2) a numeric, and 1.50 a 1.5.
-    return sql.SQL("{}::{}").format(sql.Identifier(column.name), sql.SQL(column.type))

@@ -15,7 +15,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planning.replay import check_above_horizons
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks import Sink, Upsert
+from exactbatch.sinks import Sink
 
 
 def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
@@ -81,15 +81,6 @@ def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]
             )
 
 
-def check_shared(
-    cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], others: Sequence[str]
-) -> None:
-    """Raise TargetMismatch when the pipelines `others` share an Upsert's target, and its changes have more columns
-    than `columns`."""
-    if others and isinstance(pipeline.sink, Upsert):
-        pipeline.sink.check_shared(cursor, columns, others)
-
-
 def check_results_exist(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch) -> None:
     """Raise TargetMismatch when a table is missing that earlier batches have committed into: a new one would lack
     their rows. A replay may create it again."""
@@ -98,7 +89,7 @@ def check_results_exist(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batc
     for table in pipeline.sink.tables:
         if not table.exists(cursor):
             raise TargetMismatch(
-                f"target {pipeline.sink.target}: the table {table.written} is missing, although batches of "
+                f"target {pipeline.sink.target}: the table {table.spec} is missing, although batches of "
                 f"pipeline {pipeline.name!r} have committed into it. Nothing was written. Restore the table, or "
                 f"load it again from the log: `exactbatch replay {pipeline.name}` over all of its offsets creates "
                 f"it.",

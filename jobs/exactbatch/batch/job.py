@@ -15,7 +15,6 @@ from exactbatch.batch.executors import on_executors
 from exactbatch.batch.fences import (
     check_publishable,
     check_results_exist,
-    check_shared,
     check_topic_ids,
     facts_of,
 )
@@ -40,7 +39,6 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks import Aggregate, Append
 
 logger = logging.getLogger(__name__)
 
@@ -141,9 +139,9 @@ def _process(
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
-            check_shared(cursor, pipeline, stager.columns, Ledger(connection).sharing(pipeline))
-            if isinstance(pipeline.sink, Aggregate):
-                pipeline.sink.leave_topics(cursor, pipeline.name, pipeline.topics)
+            ledger = Ledger(connection)
+            pipeline.sink.check_shared(cursor, stager.columns, ledger.sharing(pipeline))
+            pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
             if batch.kind == "replay":
                 pipeline.sink.check_replay(cursor)
             seen = facts_of(cursor, pipeline.sink)
@@ -233,11 +231,10 @@ def _process_ranges(
     settings: Settings,
 ) -> Published:
     """Commit each range that is not committed yet, on the executors, and then the batch."""
-    assert isinstance(pipeline.sink, Append)  # the pipeline accepts no other sink
     with transaction(connection) as cursor:
         check_results_exist(cursor, Ledger(connection), pipeline, batch)
         pipeline.sink.prepare(cursor, pipeline.value.columns, evolve=pipeline.evolve)
-        pipeline.sink.check_copied_into(cursor, pipeline.value.columns)
+        pipeline.sink.check_copyable(cursor, pipeline.value.columns)
         seen = facts_of(cursor, pipeline.sink)
         ranges = Ledger(connection).uncommitted_ranges(batch.batch_id)
     if ranges:

@@ -20,7 +20,7 @@ from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact, check_kinds, check_unchanged
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks import Sink
+from exactbatch.sinks import Sink, StagedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,7 @@ def publish(
         _check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
         _check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
         rows = pipeline.sink.insert_staged(
-            cursor,
-            staging=identifier(tables.rows),
-            columns=columns,
-            batch_id=batch.batch_id,
-            attempts=staged.attempts,
+            cursor, StagedRows(identifier(tables.rows), batch.batch_id, staged.attempts), columns
         )
         rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
         _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
@@ -107,11 +103,11 @@ def publish(
 
 def _lock_target(cursor: Cursor, sink: Sink, seen: Sequence[Fact]) -> None:
     """Lock the sink's tables against changes from now on. Raises StagedRowsDiffer if they were changed before."""
-    if sink.kind != "append":
+    if sink.is_derived:
         # Its rows are computed from what all pipelines that share it have committed.
         sink.tables[-1].lock(cursor)
     for table in sink.tables:
-        table.lock_writers(cursor)
+        table.lock_definition(cursor)
     facts = facts_of(cursor, sink)
     check_kinds(sink.target, facts)
     check_unchanged(sink.target, seen, facts)
@@ -140,7 +136,7 @@ def _take_back(
     covered = ledger.covering(batch)
     parts = covered_parts(ranges, covered)
     pipeline.sink.check_replay(cursor)
-    pipeline.sink.take_back(cursor, parts)
+    pipeline.sink.retract(cursor, parts)
     ledger.delete_rejects(pipeline, parts)
     ledger.uncover(batch)
     if pipeline.sink.lineage == "batch":

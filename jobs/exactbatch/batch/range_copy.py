@@ -21,9 +21,8 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowCursor
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, guards_of
-from exactbatch.sinks import Append
-from exactbatch.sinks.append import LINEAGE
-from exactbatch.sinks.writes import WRITES_OF, Writes
+from exactbatch.sinks.lineage_table import LINEAGE
+from exactbatch.sinks.write_counts import WRITES_OF, WriteCounts
 
 REJECTS: Final = "exactbatch_rejects"  # a temporary table, which INSERT_RANGE_REJECTS reads
 # ADBC reports what it sent, not what has arrived; and counting in the target would read much of it.
@@ -91,10 +90,9 @@ def copy_range(cursor: ArrowCursor, task: RangeTask, reader: RangeReader, timeou
     Raises TooManyRejects, TargetMismatch when the target refuses rows, StagedRowsDiffer when it has changed
     since the batch began, and the errors of reading.
     """
-    assert isinstance(task.pipeline.sink, Append)  # the pipeline accepts no other sink
-    schema_name, table = task.pipeline.sink.table_name
+    schema_name, table = task.pipeline.sink.tables[-1].name
     target = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema_name, table)))
-    before = Writes(*one_row(cursor, _WRITES, (target,)))
+    before = WriteCounts(*one_row(cursor, _WRITES, (target,)))
     sent = 0
     mode = "create"
 
@@ -123,7 +121,7 @@ def copy_range(cursor: ArrowCursor, task: RangeTask, reader: RangeReader, timeou
     except AdbcError as error:
         _raise_refused(task, error)
         raise
-    done = Writes(*one_row(cursor, _WRITES, (target,))) - before
+    done = WriteCounts(*one_row(cursor, _WRITES, (target,))) - before
     _check_arrived(task, reader.rows, sent, done)
 
 
@@ -143,7 +141,7 @@ def _check_rejects(task: RangeTask, reader: RangeReader) -> None:
     )
 
 
-def _check_arrived(task: RangeTask, rows: int, sent: int, done: Writes) -> None:
+def _check_arrived(task: RangeTask, rows: int, sent: int, done: WriteCounts) -> None:
     """Raise TargetMismatch unless as many rows have arrived as were decoded and no other row was changed, and
     StagedRowsDiffer if the target was truncated or rewritten."""
     where = f"{task}, target {task.pipeline.sink.target}"

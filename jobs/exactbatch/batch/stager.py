@@ -72,4 +72,4 @@ def stage_tasks(
 def _decoded_key(pipeline: Pipeline) -> tuple[str, ...]:
     """Return the columns of the sink's key that decoding yields; a transform may add the others."""
     decoded = {column.name for column in pipeline.value.columns}
-    return tuple(name for name in pipeline.sink.key if name in decoded)
+    return tuple(name for name in pipeline.sink.key_columns if name in decoded)

@@ -27,7 +27,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
-from exactbatch.sinks import Misfit, Upsert
+from exactbatch.sinks import RejectRule, StagedRows
 
 # Offsets: records that are no farther apart are read in one go.
 _NEAR: Final = 1_000
@@ -78,15 +78,15 @@ def reject_uncastable(
     do not carry the record that they come from, or if a record gives two changes of a key.
     """
     with transaction(connection) as cursor:
-        if misfits := _misfits(cursor, pipeline, columns, tables.batch_id):
-            note_uncastable(cursor, misfits, tables, staged, limit=limit)
+        if rules := _rules(cursor, pipeline, columns, tables.batch_id):
+            note_uncastable(cursor, rules, tables, staged, limit=limit)
         any_noted = _any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
-    if isinstance(pipeline.sink, Upsert) and staged.rejected <= limit and staged.has_several_rows_of_a_record:
+    if staged.rejected <= limit and staged.has_several_rows_of_a_record:
         with transaction(connection) as cursor:
-            pipeline.sink.check_one_change(
-                cursor, columns, staging=identifier(tables.rows), attempts=staged.attempts
+            pipeline.sink.check_staged(
+                cursor, StagedRows(identifier(tables.rows), tables.batch_id, staged.attempts), columns
             )
     return staged
 
@@ -126,29 +126,29 @@ def _rejected(
     )
 
 
-def _misfits(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[Misfit]:
-    misfits = pipeline.sink.misfits(cursor, columns, batch_id=batch_id)
+def _rules(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[RejectRule]:
+    rules = pipeline.sink.reject_rules(cursor, columns, batch_id=batch_id)
     if pipeline.is_transformed and pipeline.sink.keeps_deletes:
         # Without a transform the decoder ensures this.
-        misfits += [
-            Misfit(
+        rules += [
+            RejectRule(
                 sql.SQL("{} is null").format(sql.Identifier(name)),
                 sql.Literal(f"column {name!r}: expected the key of the row, found null"),
             )
-            for name in pipeline.sink.key
+            for name in pipeline.sink.key_columns
         ]
-        misfits.append(
-            Misfit(
+        rules.append(
+            RejectRule(
                 sql.SQL("deleted is null"),
                 sql.SQL("'column ''deleted'' is null: a change is a delete (true) or not (false)'"),
             )
         )
-    return misfits
+    return rules
 
 
 def note_uncastable(
     cursor: Cursor,
-    misfits: Sequence[Misfit],
+    rules: Sequence[RejectRule],
     tables: StagingTables,
     staged: StagedBatch,
     *,
@@ -157,13 +157,13 @@ def note_uncastable(
     """Note the records with staged rows that cannot be cast, in the table of rejects."""
     cursor.execute("savepoint uncastable")
     try:
-        cursor.execute(_all_at_once(misfits, tables, staged, limit))
+        cursor.execute(_all_at_once(rules, tables, staged, limit))
     except _VALUE_ERRORS as error:
         if re.search(_SERVER_ERRORS, error.pgcode or ""):
             raise
         # A check of a domain, or a type of an extension, raises an error where Postgres's own types return false.
         cursor.execute("rollback to savepoint uncastable")
-        cursor.execute(_function(cursor, misfits, tables))
+        cursor.execute(_function(cursor, rules, tables))
         cursor.execute(_one_by_one(tables, staged, limit))
         # While the function exists, the staging table cannot be dropped.
         cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
@@ -222,7 +222,7 @@ def _notes(staged: StagedBatch) -> sql.Composable:
 
 
 def _all_at_once(
-    misfits: Sequence[Misfit], tables: StagingTables, staged: StagedBatch, limit: int
+    rules: Sequence[RejectRule], tables: StagingTables, staged: StagedBatch, limit: int
 ) -> sql.Composable:
     return sql.SQL(
         'insert into {rejects} (task_attempt, topic, partition, "offset", reason) '
@@ -232,21 +232,21 @@ def _all_at_once(
         "group by 2, 3, 4 order by 2, 3, 4 limit {limit}"
     ).format(
         rejects=identifier(tables.rejects),
-        reasons=_cases(misfits),
+        reasons=_cases(rules),
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
-        conditions=sql.SQL(" or ").join(sql.SQL("({})").format(misfit.condition) for misfit in misfits),
+        conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
         limit=sql.Literal(limit + 1),
     )
 
 
-def _cases(misfits: Sequence[Misfit]) -> sql.Composable:
+def _cases(rules: Sequence[RejectRule]) -> sql.Composable:
     return sql.SQL(" ").join(
-        sql.SQL("when {} then {}").format(misfit.condition, misfit.reason) for misfit in misfits
+        sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
     )
 
 
-def _function(cursor: Cursor, misfits: Sequence[Misfit], tables: StagingTables) -> sql.Composable:
+def _function(cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables) -> sql.Composable:
     """Return the definition of a function that returns why a staged row cannot be cast, also if Postgres raises an
     error for it.
 
@@ -263,14 +263,14 @@ def _function(cursor: Cursor, misfits: Sequence[Misfit], tables: StagingTables) 
             "coalesce(', found ' || left((select {column}::text from (select (staged).*) staged_row), {shown}), "
             "''); end;"
         ).format(
-            reason=misfit.reason,
-            condition=misfit.condition,
+            reason=rule.reason,
+            condition=rule.condition,
             server_errors=sql.Literal(_SERVER_ERRORS),
-            where=sql.Literal("" if misfit.column is None else f"column {misfit.column!r}: "),
-            column=sql.SQL("null") if misfit.column is None else sql.Identifier(misfit.column),
+            where=sql.Literal("" if rule.column is None else f"column {rule.column!r}: "),
+            column=sql.SQL("null") if rule.column is None else sql.Identifier(rule.column),
             shown=sql.Literal(_SHOWN),
         )
-        for misfit in misfits
+        for rule in rules
     )
     body = sql.SQL(
         "#variable_conflict use_column\ndeclare reason text; staged alias for $1; begin {} return null; end"

@@ -52,7 +52,7 @@ def init(
         state += f" and continues from the stored offsets of {rename}"
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {escape(pipeline.sink.target)} {escape(state)}.")
     if not has_tables:
-        tables = " and ".join(table.written for table in pipeline.sink.tables)
+        tables = " and ".join(table.spec for table in pipeline.sink.tables)
         out.print(f"The first batch creates {escape(tables)} as far as missing, including the schema.")
     if index is not None:
         out.print(escape(render.index_note(index)))

@@ -6,11 +6,9 @@ from typing import Final
 
 from exactbatch.errors import ConfigurationError, IdentityChanged
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks import Upsert
+from exactbatch.sinks import SINKS
 from exactbatch.sinks.target import TargetTable
 
-# What the names of the tables beside a target end in. An Aggregate without a window has no watermark.
-_BESIDE: Final = {"append": (), "upsert": ("_change",), "aggregate": ("_partial", "_watermark")}
 _IDENTITY: Final = ("target", "sink", "key", "version", "lineage")
 # Rows of the same target follow the same rules when these are equal.
 _RULES: Final = ("sink", "key", "version")
@@ -41,20 +39,26 @@ class Definition:
     @property
     def tables(self) -> frozenset[tuple[str, str]]:
         """The target and the tables beside it, as (schema, table)."""
+        if self.sink not in SINKS:
+            raise ConfigurationError(
+                f"pipeline {self.name!r} is registered with the sink {self.sink!r}, which this version of "
+                f"exactbatch does not have, so that it does not know which tables the pipeline writes. Use the "
+                f"version of exactbatch that registered it."
+            )
         schema, table = self.table
-        return frozenset((schema, table + suffix) for suffix in ("", *_BESIDE[self.sink]))
+        return frozenset((schema, table + suffix) for suffix in ("", *SINKS[self.sink].companion_suffixes))
 
 
 def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
     """What a pipeline would be registered as."""
-    sink = pipeline.sink
+    identity = pipeline.sink.identity
     return Definition(
         name=pipeline.name,
-        target=sink.target,
-        sink=sink.kind,
-        key=list(sink.key),
-        lineage=sink.lineage,
-        version=(sink.version or "") if isinstance(sink, Upsert) else "",
+        target=identity.target,
+        sink=identity.sink,
+        key=list(identity.key),
+        lineage=identity.lineage,
+        version=identity.version,
         topics=sorted(pipeline.topics),
         shares_topics=shares_topics,
     )

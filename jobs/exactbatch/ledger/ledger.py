@@ -280,6 +280,17 @@ class Ledger:
         """The names of the other pipelines that write to any of its tables."""
         return [other.name for other in sharing(definition_of(pipeline), self._others(pipeline))]
 
+    def removed_topics(self, pipeline: Pipeline) -> list[str]:
+        """Return topics that the pipeline has processed and no longer loads.
+
+        Topics that another pipeline with the same tables has processed, at any time, are left out.
+        """
+        names = [pipeline.name, *self.sharing(pipeline)]
+        stored = list(_queries.stored_topics(self._connection, pipelines=names))
+        own = {row.topic for row in stored if row.pipeline == pipeline.name}
+        others = {row.topic for row in stored if row.pipeline != pipeline.name}
+        return sorted(own - others - set(pipeline.topics))
+
     def _others(self, pipeline: Pipeline) -> list[Definition]:
         rows = _queries.other_pipelines(self._connection, pipeline=pipeline.name)
         return [Definition(**row._asdict()) for row in rows]

@@ -13,9 +13,8 @@ from exactbatch.model import StoredOffset, TopicPartition
 from exactbatch.offsets import Log, OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks import Upsert
-from exactbatch.sinks.append import Part
-from exactbatch.sinks.upsert import Compacted
+from exactbatch.sinks.base import CompactedRows, Compactor
+from exactbatch.sinks.lineage_table import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +51,12 @@ def preview_compaction(
     connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
     """Return what compact_changes() would do, without writing or locking anything. Raises what it raises."""
-    sink, ledger = _sink_of(pipeline), Ledger(connection)
+    compactor, ledger = _compactor_of(pipeline), Ledger(connection)
     stored, since = _ask(connection, log, pipeline, before)
     with transaction(connection) as cursor:
         previous = ledger.horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, sink, stored, previous, since, before)
-        return _compaction(below, previous, sink.preview_compact(cursor, below))
+        below = _below(cursor, ledger, pipeline, compactor, stored, previous, since, before)
+        return _compaction(below, previous, compactor.preview(cursor, below))
 
 
 def compact_changes(
@@ -72,15 +71,15 @@ def compact_changes(
     and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or LogWentBackwards
     where the log is not the one that was processed.
     """
-    sink, ledger = _sink_of(pipeline), Ledger(connection)
+    compactor, ledger = _compactor_of(pipeline), Ledger(connection)
     stored, since = _ask(connection, log, pipeline, before)
     with transaction(connection) as cursor:
         ledger.lock(pipeline)
         previous = ledger.horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, sink, stored, previous, since, before)
+        below = _below(cursor, ledger, pipeline, compactor, stored, previous, since, before)
         for range_, _ in below:
             ledger.raise_horizon(pipeline, range_)
-        done = _compaction(below, previous, sink.compact(cursor, below))
+        done = _compaction(below, previous, compactor.compact(cursor, below))
         failpoint("compact.before_commit")
     return done
 
@@ -94,13 +93,13 @@ def horizon_of(stored: int, previous: int, *since: int | None) -> int:
     return max(previous, min([stored, *(each for each in since if each is not None)]))
 
 
-def _sink_of(pipeline: Pipeline) -> Upsert:
-    if not isinstance(pipeline.sink, Upsert):
+def _compactor_of(pipeline: Pipeline) -> Compactor:
+    if (compactor := pipeline.sink.compactor) is None:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r}: expected an Upsert, whose old changes can be dropped, found "
             f"{type(pipeline.sink).__name__}. There is nothing to compact."
         )
-    return pipeline.sink
+    return compactor
 
 
 def _ask(
@@ -125,7 +124,7 @@ def _below(
     cursor: Cursor,
     ledger: Ledger,
     pipeline: Pipeline,
-    sink: Upsert,
+    compactor: Compactor,
     stored: Sequence[StoredOffset],
     previous: Mapping[Log, int],
     since: Mapping[TopicPartition, int],
@@ -136,7 +135,7 @@ def _below(
     changes_since: Mapping[TopicPartition, int] = {}
     if before is not None:
         processed = covered_parts(_ranges({_log(each): each.next_offset for each in stored}), coverage)
-        changes_since = sink.first_since(cursor, processed, before)
+        changes_since = compactor.first_since(cursor, processed, before)
     horizons = {}
     for each in stored:
         log, key = _log(each), (each.topic, each.partition)
@@ -159,7 +158,7 @@ def _ranges(ends: Mapping[Log, int]) -> list[OffsetRange]:
     ]
 
 
-def _compaction(below: Sequence[Part], previous: Mapping[Log, int], counts: Compacted) -> Compaction:
+def _compaction(below: Sequence[Part], previous: Mapping[Log, int], counts: CompactedRows) -> Compaction:
     partitions = []
     for range_, _ in below:
         dropped, kept = counts.get((range_.topic, range_.partition), (0, 0))

@@ -68,7 +68,7 @@ class Preview:
 
 def missing_index(cursor: Cursor, pipeline: Pipeline) -> str | None:
     """The statement that creates an index for replays, where the table with lineage is there and has none."""
-    return pipeline.sink.contributions.tables[0].missing_index(cursor)
+    return pipeline.sink.lineage_table.table.missing_index(cursor)
 
 
 def preview_replay(
@@ -88,7 +88,7 @@ def preview_replay(
         planned = _plan(ledger, pipeline, request, stored, named, partitions, found, keep=False)
         _check_compacted(ledger, pipeline, planned, compacted)
         parts = covered_parts(planned.ranges, ledger.covering_ranges(pipeline.name, planned.ranges))
-        counts = pipeline.sink.counts(cursor, parts)
+        counts = pipeline.sink.count_retracted_by_part(cursor, parts)
         taken_back = tuple(
             TakenBack(range_, batch_ids, count, rejects)
             for (range_, batch_ids), count, rejects in zip(
@@ -97,7 +97,7 @@ def preview_replay(
         )
         # Where rows do not tell their offsets, all ranges are counted at once; else they have been.
         by_range = pipeline.sink.lineage == "record"
-        rows = sum(each or 0 for each in counts) if by_range else pipeline.sink.count(cursor, parts)
+        rows = sum(each or 0 for each in counts) if by_range else pipeline.sink.count_retracted(cursor, parts)
         return Preview(planned, taken_back, rows, missing_index(cursor, pipeline))
 
 

@@ -1,4 +1,4 @@
-"""What the database says of a target's tables: what could keep them from holding what a batch writes."""
+"""What the catalog says about a target's tables: facts that could keep them from holding what a batch writes."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Final
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 
-# {} is the table as text, in double quotes, once as each of two parameters.
+# {0} and {1} are parameters, both with the table as text in double quotes.
 FACTS_OF: Final = """
 with family as (
     select to_regclass({0})::oid as oid union select relid::oid from pg_partition_tree(to_regclass({1}))
@@ -78,7 +78,7 @@ _SYSTEM: Final = ("pg_catalog", "information_schema", "pg_toast")
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that the catalog says of a table, with a name where there can be several of its kind."""
+    """One fact of the catalog about a table, with a name if a table can have several of its kind."""
 
     what: str
     table: str
@@ -90,20 +90,20 @@ class Fact:
 
     @property
     def is_guard(self) -> bool:
-        """Whether it is a trigger or a rule that may alter what is written, or leave it out."""
+        """True if it is a trigger or a rule: it may alter or drop what is written."""
         return self.what in ("trigger", "rule") and self.value != "disabled"
 
     @property
     def guard(self) -> str:
-        """The trigger or rule, with what it answers to."""
-        if (found := _TRIGGER.search(self.value)) is None:
+        """The name of the trigger or rule, and the statements that fire it."""
+        if (trigger := _TRIGGER.search(self.value)) is None:
             return f"{self.what} {self.name}"
-        statement = "" if found[2] == "ROW" else ", for each statement"
-        return f"{self.what} {self.name} ({found[1]}{statement})"
+        statement = "" if trigger[2] == "ROW" else ", for each statement"
+        return f"{self.what} {self.name} ({trigger[1]}{statement})"
 
 
 def read_facts(cursor: Cursor, tables: Iterable[str]) -> tuple[Fact, ...]:
-    """The facts of tables, each given as quoted text, and of their partitions; none of a table that is missing."""
+    """Return the facts of tables, given as quoted text, and of their partitions; none for a missing table."""
     facts: list[Fact] = []
     for table in tables:
         cursor.execute(_PSYCOPG2, (table, table))
@@ -111,60 +111,60 @@ def read_facts(cursor: Cursor, tables: Iterable[str]) -> tuple[Fact, ...]:
     return tuple(facts)
 
 
-def check_kinds(written: str, facts: Sequence[Fact]) -> None:
-    """Raise TargetMismatch for a target that cannot keep what a committed batch has written."""
+def check_kinds(target: str, facts: Sequence[Fact]) -> None:
+    """Raise TargetMismatch if the target could lose what a committed batch has written."""
     for fact in facts:
-        if (refused := _refused(fact)) is not None:
-            raise TargetMismatch(f"target {written}: {refused} Nothing was written.")
+        if (problem := _problem(fact)) is not None:
+            raise TargetMismatch(f"target {target}: {problem} Nothing was written.")
 
 
-def check_schema(written: str, schema: str) -> None:
-    """Raise TargetMismatch for a target in a schema that others keep their tables in."""
+def check_schema(target: str, schema: str) -> None:
+    """Raise TargetMismatch for a target in a schema that exactbatch or Postgres uses for its own tables."""
     if schema in _OURS:
-        whose = "exactbatch keeps its own tables"
+        owner = "exactbatch keeps its own tables"
     elif schema in _SYSTEM:
-        whose = "Postgres keeps its own tables"
+        owner = "Postgres keeps its own tables"
     else:
         return
     raise TargetMismatch(
-        f"target {written}: {whose} in this schema. Nothing was written. Choose a table of another schema."
+        f"target {target}: {owner} in this schema. Nothing was written. Choose a table of another schema."
     )
 
 
-def changes(seen: Sequence[Fact], found: Sequence[Fact]) -> str:
-    """What is not as it was seen, for a message; empty where all is. Partitions may come and go."""
-    before, after = _by_key(seen), _by_key(found)
-    both = {fact.table for fact in seen} & {fact.table for fact in found}
+def changes(before: Sequence[Fact], after: Sequence[Fact]) -> str:
+    """Describe what has changed, for a message; empty if nothing has. Partitions may be added and dropped."""
+    old_facts, new_facts = _by_key(before), _by_key(after)
+    kept_tables = {fact.table for fact in before} & {fact.table for fact in after}
     changed = []
-    for key in sorted({*before, *after}):
-        fact = after.get(key) or before[key]
-        then, now = before.get(key), after.get(key)
-        if fact.table in both and (then is None or now is None or then.value != now.value):
+    for key in sorted({*old_facts, *new_facts}):
+        old, new = old_facts.get(key), new_facts.get(key)
+        fact = new or old_facts[key]
+        if fact.table in kept_tables and (old is None or new is None or old.value != new.value):
             changed.append(
-                f"{fact} is now {now.value if now else 'gone'}, was {then.value if then else 'not there'}"
+                f"{fact} is now {new.value if new else 'gone'}, was {old.value if old else 'not there'}"
             )
     return "; ".join(changed)
 
 
-def check_unchanged(written: str, seen: Sequence[Fact], found: Sequence[Fact]) -> None:
-    """Raise StagedRowsDiffer, retryable, when a table is not what it was when the batch started."""
-    if changed := changes(seen, found):
+def check_unchanged(target: str, before: Sequence[Fact], after: Sequence[Fact]) -> None:
+    """Raise StagedRowsDiffer, retryable, if a table has changed since the batch started."""
+    if changed := changes(before, after):
         raise StagedRowsDiffer(
-            f"target {written} was changed while the batch ran: {changed}. The staged rows were checked "
+            f"target {target} was changed while the batch ran: {changed}. The staged rows were checked "
             f"against the table as it was before. Nothing was written; the retry checks them again."
         )
 
 
 def guards_of(facts: Iterable[Fact]) -> str:
-    """The triggers and rules among facts, for a message; empty where there are none."""
+    """Name the triggers and rules among facts, for a message; empty if there are none."""
     return ", ".join(dict.fromkeys(fact.guard for fact in facts if fact.is_guard))
 
 
 def changers_of(facts: Iterable[Fact]) -> str:
-    """The triggers, rules and foreign keys that may change rows which a statement does not write, for a message.
+    """Name the triggers, rules and foreign keys that may change rows other than those that a statement writes.
 
-    Foreign keys with an action reach rows of the table itself where it refers to itself, or others do and are
-    referred to.
+    Foreign keys with an action reach rows of the table itself if it references itself, directly or through other
+    tables.
     """
     return ", ".join(
         dict.fromkeys(
@@ -175,27 +175,29 @@ def changers_of(facts: Iterable[Fact]) -> str:
     )
 
 
-def _refused(fact: Fact) -> str | None:
+def _problem(fact: Fact) -> str | None:
+    """Return why a target with this fact is refused, and what to do; None if it is not."""
     match fact.what, fact.value:
         case "kind", "f":
             return (
-                f"{fact.table} is a foreign table, which commits apart from the batch: after a failure between "
-                f"the two commits its rows would be there twice. Use local tables; move data elsewhere afterwards."
+                f"{fact.table} is a foreign table, which commits separately from the batch: after a failure "
+                f"between the two commits its rows would be there twice. Use local tables; move data elsewhere "
+                f"afterwards."
             )
         case "kind", kind if kind in _KINDS:
             return f"{fact.table} is {_KINDS[kind]}, not a table. Give the pipeline another target."
         case "persistence", "u":
             return (
                 f"{fact.table} is unlogged: a crash of Postgres empties it, while the ledger says that its rows "
-                f"are committed. Make it a logged one: alter table {fact.table} set logged;"
+                f"are committed. Make it a logged table: alter table {fact.table} set logged;"
             )
         case "persistence", "t":
             return f"{fact.table} is a temporary table, which ends with its session. Use a permanent one."
         case "row security", "on":
             return (
                 f"row security is on for {fact.table} and applies to this login: a policy could hide rows from a "
-                f"replay, or leave out what is written. Let the login own the table or give it the attribute "
-                f"bypassrls, or switch it off: alter table {fact.table} disable row level security;"
+                f"replay, or drop rows that are written. Let the login own the table or give it the attribute "
+                f"bypassrls, or switch row security off: alter table {fact.table} disable row level security;"
             )
         case "inheritance", role:
             return (

@@ -1,4 +1,4 @@
-"""The types of a target's columns, taken apart: domains down to what they are over, arrays, composites, ranges."""
+"""The types of a target's columns with their parts: of domains, arrays, composites and ranges."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from psycopg2 import sql
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres.connection import Cursor
 
-# How pg_type.typtype names them, and "array", which it does not.
+# The names of pg_type.typtype's letters, and "array", for which it has none.
 Kind = Literal["base", "array", "composite", "domain", "enum", "multirange", "pseudo", "range"]
 _KINDS: Final[Mapping[str, Kind]] = {
     "b": "base",
@@ -22,17 +22,17 @@ _KINDS: Final[Mapping[str, Kind]] = {
     "p": "pseudo",
     "r": "range",
 }
-# A type's name with its modifier, as a statement has to write it. format_type() leaves out a schema that is in
-# the search path: types that are no built-in ones are spelt with it, as a pipeline has to write them.
-WRITTEN: Final = """
+# A type's name with its modifier, as a statement must write it. format_type() omits a schema that is in the search
+# path; here types that are not built in have it, as in a pipeline's schema.
+SQL_NAME: Final = """
 case when b.typnamespace = 'pg_catalog'::regnamespace then format_type(t.oid, {modifier})
      else quote_ident(bn.nspname) || '.' || quote_ident(b.typname)
           || substr(format_type(b.oid, {modifier}), length(format_type(b.oid, null)) + 1)
           || case when b.oid <> t.oid then '[]' else '' end
 end
 """
-# What WRITTEN needs beside pg_type t: the element of a true array, or the type itself, and its schema.
-WRITTEN_FROM: Final = """
+# The joins that SQL_NAME needs, to pg_type t: the element of a true array, or the type itself, and its schema.
+SQL_NAME_FROM: Final = """
 left join pg_type element on element.typarray = t.oid
 join pg_type b on b.oid = coalesce(element.oid, t.oid)
 join pg_namespace bn on bn.oid = b.typnamespace
@@ -74,8 +74,8 @@ from wanted w join pg_type t on t.oid = w.oid join pg_namespace n on n.oid = t.t
 join pg_proc p on p.oid = t.typinput
 """
 _NAMES: Final = f"""
-select t.oid, pair.modifier, {WRITTEN.format(modifier="pair.modifier")} as written
-from unnest(%s::oid[], %s::int[]) pair (oid, modifier) join pg_type t on t.oid = pair.oid {WRITTEN_FROM}
+select t.oid, pair.modifier, {SQL_NAME.format(modifier="pair.modifier")} as sql_name
+from unnest(%s::oid[], %s::int[]) pair (oid, modifier) join pg_type t on t.oid = pair.oid {SQL_NAME_FROM}
 """  # noqa: S608  # constants only
 _HEADER: Final = 4  # bytes, which Postgres adds to what numeric(p,s), varchar(n) and char(n) declare
 _Pair = tuple[int, int]  # a type's oid, and its modifier or -1
@@ -83,18 +83,18 @@ _Pair = tuple[int, int]  # a type's oid, and its modifier or -1
 
 @dataclass(frozen=True, slots=True)
 class PgType:
-    """A type with its modifier, as (10,2) in numeric(10,2), and the types that it is made of.
+    """A type with its modifier, such as (10,2) in numeric(10,2), and the types that it is made of.
 
-    `name` is as pg_type has it, as "int4", without the schema for a built-in type; `written` as a statement
-    writes it. `parts` has what a domain is over, the elements of an array, the attributes of a composite, or the
-    bounds of a range; `details` the constraints of a domain, the labels of an enum, or the names of attributes.
-    `is_immutable` says whether reading text depends on it alone, on no setting and not on the time.
+    `name` is the name in pg_type, such as "int4", with the schema unless the type is built in; `sql_name` is
+    the name that a statement writes. `parts` holds the base type of a domain, the elements of an array, the attributes
+    of a composite, or the bounds of a range; `details` the constraints of a domain, the labels of an enum, or the
+    names of attributes. `is_immutable` is true if a text means the same value under any setting and at any time.
     """
 
     oid: int
     schema: str
     name: str
-    written: str
+    sql_name: str
     modifier: int
     kind: Kind
     is_immutable: bool
@@ -103,38 +103,38 @@ class PgType:
 
     @property
     def leaf(self) -> "PgType":
-        """The type without domains around it."""
+        """The type below any domains."""
         return self.parts[0].leaf if self.kind == "domain" else self
 
     @property
     def has_constraints(self) -> bool:
-        """Whether a domain around the type refuses values, perhaps."""
+        """True if the type is a domain that may refuse values."""
         return self.kind == "domain" and (bool(self.details) or self.parts[0].has_constraints)
 
 
 def pg_types(cursor: Cursor, wanted: Iterable[_Pair]) -> dict[_Pair, PgType]:
-    """The types of these pairs of an oid and a modifier, by two queries of the catalogs."""
+    """Return the types of these pairs of an oid and a modifier, by two queries of the catalogs."""
     wanted = set(wanted)
     cursor.execute(_TYPES, ([oid for oid, _ in wanted],))
-    found = {row.oid: row for row in cursor.fetchall()}
+    rows = {row.oid: row for row in cursor.fetchall()}
     pairs: set[_Pair] = set()
     for pair in wanted:
-        pairs.update(_pairs(pair, found))
+        pairs.update(_pairs(pair, rows))
     cursor.execute(_NAMES, ([oid for oid, _ in pairs], [modifier for _, modifier in pairs]))
-    written = {(row.oid, row.modifier): row.written for row in cursor.fetchall()}
-    return {pair: _type(pair, found, written) for pair in wanted}
+    sql_names = {(row.oid, row.modifier): row.sql_name for row in cursor.fetchall()}
+    return {pair: _type(pair, rows, sql_names) for pair in wanted}
 
 
-def type_written(cursor: Cursor, written: str) -> PgType:
-    """A type as a pipeline writes it, as "numeric(50,2)" or "public.mood".
+def type_named(cursor: Cursor, name: str) -> PgType:
+    """Return a type by its name in a pipeline's schema, such as "numeric(50,2)" or "public.mood".
 
-    Raises ConfigurationError where the database has no such type.
+    Raises ConfigurationError if the database does not have the type.
     """
-    cursor.execute("select to_regtype(%s)::oid as oid", (written,))
+    cursor.execute("select to_regtype(%s)::oid as oid", (name,))
     (oid,) = cursor.fetchone()
     if oid is None:
-        raise ConfigurationError(f"the database has no type {written}. Create it, or correct the schema.")
-    numbers = [int(number) for number in re.findall(r"(?<=[(,])\d+", written)] if "." not in written else []
+        raise ConfigurationError(f"the database has no type {name}. Create it, or correct the schema.")
+    numbers = [int(number) for number in re.findall(r"(?<=[(,])\d+", name)] if "." not in name else []
     match numbers:
         case [precision, scale]:
             modifier = (precision << 16 | scale) + _HEADER
@@ -146,12 +146,12 @@ def type_written(cursor: Cursor, written: str) -> PgType:
 
 
 def refusal_of_null(cursor: Cursor, type_: PgType) -> str | None:
-    """What Postgres says when null is made one of a type; None where it may be null."""
+    """Return Postgres's message when null is cast to a type; None if the type accepts null."""
     if not type_.has_constraints:
         return None
     cursor.execute("savepoint null_of_domain")
     try:
-        cursor.execute(sql.SQL("select null::{}").format(sql.SQL(type_.written)))
+        cursor.execute(sql.SQL("select null::{}").format(sql.SQL(type_.sql_name)))
     except psycopg2.Error as error:
         cursor.execute("rollback to savepoint null_of_domain")
         return str(error.diag.message_primary)
@@ -159,35 +159,35 @@ def refusal_of_null(cursor: Cursor, type_: PgType) -> str | None:
     return None
 
 
-def _pairs(pair: _Pair, found: Mapping[int, Any]) -> Iterator[_Pair]:
+def _pairs(pair: _Pair, rows: Mapping[int, Any]) -> Iterator[_Pair]:
     yield pair
-    for part in _parts(pair, found):
-        yield from _pairs(part, found)
+    for part in _parts(pair, rows):
+        yield from _pairs(part, rows)
 
 
-def _parts(pair: _Pair, found: Mapping[int, Any]) -> list[_Pair]:
+def _parts(pair: _Pair, rows: Mapping[int, Any]) -> list[_Pair]:
     oid, modifier = pair
-    row = found[oid]
+    row = rows[oid]
     if row.element is not None:
         return [(row.element, modifier)]
     if row.kind == "d":
         return [(row.base, row.base_modifier)]
     if row.range_of is not None:
         return [(row.range_of, -1)]
-    attributes = (written.strip("()").split(",") for written in row.attributes)
-    return [(int(of), int(its)) for of, its in attributes]
+    attributes = (attribute.strip("()").split(",") for attribute in row.attributes)
+    return [(int(type_oid), int(type_modifier)) for type_oid, type_modifier in attributes]
 
 
-def _type(pair: _Pair, found: Mapping[int, Any], written: Mapping[_Pair, str]) -> PgType:
-    row = found[pair[0]]
+def _type(pair: _Pair, rows: Mapping[int, Any], sql_names: Mapping[_Pair, str]) -> PgType:
+    row = rows[pair[0]]
     return PgType(
         oid=row.oid,
         schema=row.schema,
         name=row.name if row.schema == "pg_catalog" else f"{row.schema}.{row.name}",
-        written=written[pair],
+        sql_name=sql_names[pair],
         modifier=pair[1],
         kind="array" if row.element is not None else _KINDS[row.kind],
         is_immutable=row.immutable,
-        parts=tuple(_type(part, found, written) for part in _parts(pair, found)),
+        parts=tuple(_type(part, rows, sql_names) for part in _parts(pair, rows)),
         details=tuple(row.details),
     )

@@ -1,12 +1,31 @@
-"""Where results land: one file for each sink."""
+"""Where the rows of a batch go: one file for each sink, and base.py for what they have in common."""
+
+from collections.abc import Mapping
+from typing import Final
 
 from exactbatch.sinks.aggregate import Aggregate
+from exactbatch.sinks.aggregate_functions import Count, Max, Min, Sum
 from exactbatch.sinks.append import Append
-from exactbatch.sinks.cast import Misfit
-from exactbatch.sinks.measures import Count, Max, Min, Sum
+from exactbatch.sinks.base import Sink
+from exactbatch.sinks.cast import RejectRule
+from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.upsert import Upsert
 from exactbatch.sinks.window import Window
 
-Sink = Aggregate | Append | Upsert
+# The sinks by the name under which the ledger registers them.
+SINKS: Final[Mapping[str, type[Sink]]] = {sink.kind: sink for sink in (Append, Upsert, Aggregate)}
 
-__all__ = ["Aggregate", "Append", "Count", "Max", "Min", "Misfit", "Sink", "Sum", "Upsert", "Window"]
+__all__ = [
+    "SINKS",
+    "Aggregate",
+    "Append",
+    "Count",
+    "Max",
+    "Min",
+    "RejectRule",
+    "Sink",
+    "StagedRows",
+    "Sum",
+    "Upsert",
+    "Window",
+]

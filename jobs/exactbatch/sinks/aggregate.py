@@ -12,403 +12,344 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
-from exactbatch.options import check_types
+from exactbatch.options import check_types, renamed_options
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.append import LINEAGE, Append, Part
-from exactbatch.sinks.cast import Misfit, misfits, own_casts
-from exactbatch.sinks.finality import FINAL, REVISIONS, Finality
-from exactbatch.sinks.groups import differs, has_one_image, listed, same_group
-from exactbatch.sinks.measures import Measure
-from exactbatch.sinks.partials import MERGED, RECORDS, Partials, staged_values
-from exactbatch.sinks.target import Evolve, TargetTable
-from exactbatch.sinks.touched import TOUCHED, create_touched
+from exactbatch.sinks.affected_keys import create_affected_keys
+from exactbatch.sinks.aggregate_audit import compare_partials_with_records, compare_with_partials
+from exactbatch.sinks.aggregate_functions import AggregateFunction
+from exactbatch.sinks.base import Comparison, SinkIdentity
+from exactbatch.sinks.cast import RejectRule, own_casts, reject_rules
+from exactbatch.sinks.lineage_table import LINEAGE, LineageTable, Part
+from exactbatch.sinks.merged_groups import MergedGroups
+from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.partial_results import RECORD_COUNT, RECORDS, PartialResults, staged_values
+from exactbatch.sinks.sink_defaults import SinkDefaults
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.target_checks import check_collations, check_operators, check_unique
+from exactbatch.sinks.target_definition import Evolve, prepare_table
 from exactbatch.sinks.watermark import Watermark
 from exactbatch.sinks.window import TIMESTAMPTZ, Window, duration
+from exactbatch.sinks.window_finality import FINAL, REVISIONS, WindowFinality
 
-_TAKEN: Final = {RECORDS.name, FINAL.name, REVISIONS.name, *(column.name for column in LINEAGE)}
-_DOUBLE_OVERFLOW: Final = (
-    "value out of range: overflow"  # as Postgres says it of floating point numbers alone
-)
-_GONE: Final = sql.Identifier("exactbatch_gone")
+_RESERVED: Final = {RECORDS.name, FINAL.name, REVISIONS.name, *(column.name for column in LINEAGE)}
+# Postgres's message for floating point numbers alone.
+_DOUBLE_OVERFLOW: Final = "value out of range: overflow"
+_PARTIAL, _WATERMARK = "_partial", "_watermark"
 
 
+@renamed_options(by="group_by", measures="aggregates", final_after="allowed_lateness", late="on_late")
 @dataclass(frozen=True)
-class Aggregate:
-    """Keep in `target` one row for each key and window, with what is measured over all of their rows.
+class Aggregate(SinkDefaults):
+    """Keep in `target` one row for each key and window, with aggregates over all of their rows.
 
-    by            columns and at most one Window; null is a value like any other
-    measures      the columns of the result: {"flights": Count(), "worst": Max("dep_delay")}
-    final_after   how long after its end a window becomes final, as "2 hours" or a timedelta: as soon as each
-                  partition has given an event that much later than the end; None, and no window ever is
-    late          what becomes of rows of a final window: "update" applies them and counts the change in the
-                  window's `revisions`, "reject" makes them rejects
+    group_by          columns and at most one Window; null is a value like any other
+    aggregates        the columns of the result: {"flights": Count(), "worst": Max("dep_delay")}
+    allowed_lateness  how long after its end a window becomes final, as "2 hours" or a timedelta: as soon as each
+                      partition has given an event that is at least that much later than the end; None: never
+    on_late           what happens to rows of a final window: "update" applies them and counts the change in the
+                      window's `revisions`, "reject" makes them rejects
 
-    The results of each batch are kept apart, in `<target>_partial`, and the target is merged from them for the
-    keys and windows that a batch touches, in the same transaction: so a replay, which takes partial results
-    back, is exact, also for a greatest value or for a window that had been a mistake. A replay processes
-    whole batches again.
+    The results of each batch are kept separately, in `<target>_partial`. In the transaction of each batch, the
+    rows of the keys and windows that it changes are merged from them. So a replay, which retracts partial results,
+    is exact, also for a greatest value or for a window that should not exist. A replay processes whole batches
+    again.
+
+    `by`, `measures`, `final_after` and `late` are deprecated names of these options.
     """
 
     kind: ClassVar[str] = "aggregate"
     lineage: ClassVar[Literal["batch"]] = "batch"
-    keeps_deletes: ClassVar[bool] = False
-    needs_last_records_only: ClassVar[bool] = False
+    companion_suffixes: ClassVar[tuple[str, ...]] = (_PARTIAL, _WATERMARK)
+    is_derived: ClassVar[bool] = True
     needs_lineage: ClassVar[bool] = True
+    not_copyable: ClassVar[str] = "a sink whose target is derived from all ranges (aggregate)"
+    staged_row_count: ClassVar[sql.Composable] = RECORD_COUNT
+    values_follow_from_records: ClassVar[bool] = True
 
     target: str
-    by: tuple[str | Window, ...]
-    measures: Mapping[str, Measure]
-    final_after: str | timedelta | None = None
-    late: Literal["update", "reject"] = "update"
+    group_by: tuple[str | Window, ...]
+    aggregates: Mapping[str, AggregateFunction]
+    allowed_lateness: str | timedelta | None = None
+    on_late: Literal["update", "reject"] = "update"
 
     def __post_init__(self) -> None:
         check_types(self)
-        _ = self._target, self.contributions, self.watermark
-        if not self.by:
+        _ = self._target, self.lineage_table, self.watermark
+        if not self.group_by:
             raise ConfigurationError(
-                f"expected what {self.target} groups by as a tuple of columns and at most one Window, "
-                f'by=("carrier", Window("time", "1 hour")), found {self.by!r}'
+                f"expected group_by of {self.target} as a tuple of columns and at most one Window, "
+                f'group_by=("carrier", Window("time", "1 hour")), found {self.group_by!r}'
             )
-        if len([each for each in self.by if isinstance(each, Window)]) > 1:
-            raise ConfigurationError(f"expected at most one Window for {self.target}, found {self.by!r}")
-        if not self.measures:
+        if len([group for group in self.group_by if isinstance(group, Window)]) > 1:
             raise ConfigurationError(
-                f'expected measures of {self.target} as {{"flights": Count(), "worst": Max("dep_delay")}}, '
-                f"found {self.measures!r}"
+                f"expected at most one Window for {self.target}, found {self.group_by!r}"
             )
-        names = [*self.by_names, *self.measures]
-        if repeated := sorted({name for name in names if names.count(name) > 1 or name in _TAKEN}):
+        if not self.aggregates:
             raise ConfigurationError(
-                f"expected each column of {self.target} once, and beside {', '.join(sorted(_TAKEN))}, found "
-                f"{', '.join(map(repr, repeated))}: give the measure or the window another name"
+                f'expected aggregates of {self.target} as {{"flights": Count(), "worst": Max("dep_delay")}}, '
+                f"found {self.aggregates!r}"
             )
-        if self.late == "reject" and self.final_after is None:
+        names = [*self.key_columns, *self.aggregates]
+        if repeated := sorted({name for name in names if names.count(name) > 1 or name in _RESERVED}):
             raise ConfigurationError(
-                f"expected final_after of {self.target}, which says when rows are late, found none"
+                f"target {self.target}: the columns {', '.join(map(repr, repeated))} are there twice or have "
+                f"reserved names. Give the aggregate or the window another name. Reserved are "
+                f"{', '.join(sorted(_RESERVED))}."
             )
-        if self.final_after is not None and self.finality is None:
+        if self.on_late == "reject" and self.allowed_lateness is None:
             raise ConfigurationError(
-                f"expected a Window among what {self.target} groups by, since it has final_after, found none"
+                f"target {self.target}: on_late='reject' needs allowed_lateness, which says when rows are late"
             )
+        if self.allowed_lateness is not None and self.finality is None:
+            raise ConfigurationError(
+                f"target {self.target}: allowed_lateness needs a Window in group_by, and there is none"
+            )
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """What the ledger registers; `key` says by what results are grouped, and what they are."""
+        groups = (
+            f"{group.start.name} = {group.column} by {group.length}" if isinstance(group, Window) else group
+            for group in self.group_by
+        )
+        functions = (f"{name} = {function}" for name, function in self.aggregates.items())
+        return SinkIdentity(
+            self.target, self.kind, key=(*groups, *functions), version="", lineage=self.lineage
+        )
 
     @cached_property
     def _target(self) -> TargetTable:
         return TargetTable(self.target)
 
     @cached_property
-    def contributions(self) -> Append:
+    def lineage_table(self) -> LineageTable:
         """The table of partial results."""
-        return Append(self._target.beside("_partial"), lineage="batch")
+        return LineageTable(self._target.sibling(_PARTIAL), lineage="batch")
 
     @cached_property
-    def _partials(self) -> Partials:
-        return Partials(self.contributions, self.by, self.measures)
+    def _partials(self) -> PartialResults:
+        return PartialResults(self.lineage_table, self.group_by, self.aggregates)
+
+    @property
+    def _groups(self) -> MergedGroups:
+        return MergedGroups(self._target, self._partials, self.finality)
 
     @cached_property
     def watermark(self) -> Watermark | None:
-        """The table of event times; it is kept for windows, also before they have final_after."""
-        written = self._target.beside("_watermark")
-        return None if self.window is None else Watermark(written, self.window.column)
+        """The table of event times; it is kept for every window, even without allowed_lateness."""
+        table = self._target.sibling(_WATERMARK)
+        return None if self.window is None else Watermark(table, self.window.column)
 
     @cached_property
-    def finality(self) -> Finality | None:
-        """When windows are final; None where they never are."""
-        if self.final_after is None or self.window is None or self.watermark is None:
+    def finality(self) -> WindowFinality | None:
+        """When windows are final; None if they never are."""
+        if self.allowed_lateness is None or self.window is None or self.watermark is None:
             return None
-        wait = duration(self.final_after, what=f"final_after of {self.target}")
-        return Finality(self.window, wait, self.watermark)
+        wait = duration(self.allowed_lateness, what=f"allowed_lateness of {self.target}")
+        return WindowFinality(self.window, wait, self.watermark)
 
     @property
     def tables(self) -> tuple[TargetTable, ...]:
-        """The tables beside the target and the target, in the order in which tables are locked."""
-        event_times = () if self.watermark is None else self.watermark.tables
-        return (*self.contributions.tables, *event_times, self._target)
+        """The partial results, the event times and the target, in the order in which they are locked."""
+        event_times = () if self.watermark is None else (self.watermark.table,)
+        return (self.lineage_table.table, *event_times, self._target)
 
     @property
-    def table(self) -> sql.Composable:
-        """The target as an SQL identifier."""
-        return self._target.identifier
+    def event_times(self) -> TargetTable | None:
+        """The table of event times; None without a Window."""
+        return None if self.watermark is None else self.watermark.table
 
     @property
     def window(self) -> Window | None:
-        """The window of `by`."""
-        return next((each for each in self.by if isinstance(each, Window)), None)
+        """The Window of `group_by`."""
+        return next((group for group in self.group_by if isinstance(group, Window)), None)
 
     @property
-    def key(self) -> tuple[str, ...]:
-        """What partial results mean: by what they are grouped, and what they measure."""
-        return (
-            *(
-                f"{each.start.name} = {each.column} by {each.length}" if isinstance(each, Window) else each
-                for each in self.by
-            ),
-            *(f"{name} = {measure}" for name, measure in self.measures.items()),
-        )
-
-    @property
-    def by_names(self) -> tuple[str, ...]:
+    def key_columns(self) -> tuple[str, ...]:
         """The columns of the target that name the group of a row."""
-        return self._partials.by_names
+        return self._partials.group_columns
 
     def check(self, columns: Sequence[Column]) -> None:
-        """Raise ConfigurationError when what is grouped or measured is no such column of the pipeline."""
-        self.contributions.check(columns)
-        found = staged_values(columns)
-        for each in self.by:
-            name = each.column if isinstance(each, Window) else each
-            if name not in found:
+        """Raise ConfigurationError if a column to group by or to aggregate is not one of the pipeline's."""
+        self.lineage_table.check(columns)
+        values = staged_values(columns)
+        for group in self.group_by:
+            name = group.column if isinstance(group, Window) else group
+            if name not in values:
                 raise ConfigurationError(
-                    f"expected {self.target} to group by the pipeline's columns, {', '.join(found)}, "
+                    f"expected {self.target} to group by the pipeline's columns, {', '.join(values)}, "
                     f"found {name!r}"
                 )
-            if isinstance(each, Window) and found[name].type != TIMESTAMPTZ:
+            if isinstance(group, Window) and values[name].type != TIMESTAMPTZ:
                 raise ConfigurationError(
-                    f"window of {name!r}: expected a column of type timestamptz, found {found[name].type}"
+                    f"window of {name!r}: expected a column of type timestamptz, found {values[name].type}"
                 )
-            if (found[name].element or found[name].type) == "json":
+            if (values[name].element or values[name].type) == "json":
                 raise ConfigurationError(
                     f"expected {self.target} to group by columns whose values can be compared, found {name!r} "
-                    f"of type {found[name].type}: make it jsonb"
+                    f"of type {values[name].type}: make it jsonb"
                 )
-        for measure in self.measures.values():
-            measure.type_of(found)
-
-    def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """What a staged row has beside its lineage."""
-        return tuple(columns)
-
-    def misfits(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[Misfit]:
-        """What is true of a batch's staged rows that do not fit.
-
-        A row has no time of the event, holds text that its column's type does not take, or comes late where
-        that makes it a reject. In a replay, what was late before is late again, and nothing else is.
-        """
-        used = {each.column for each in self.measures.values()} | {*self.by}
-        found = misfits(own_casts(cursor, [column for column in columns if column.name in used]))
-        if self.window is not None:
-            found.append(_without_time(self.window))
-        if self.finality is not None and self.late == "reject":
-            found.append(self.finality.late(batch_id))
-        return found
+        for function in self.aggregates.values():
+            function.type_of(values)
 
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
-        """Create target and the tables beside it when they are missing, and otherwise check their columns.
+        """Create the tables if they are missing, and otherwise check their columns.
 
         Raises TargetMismatch, which names the column and both types, or the missing unique constraint.
         """
-        # First, as publish does: two pipelines may share the target.
+        # The target first, as in publish: two pipelines may share it.
         self._target.lock(cursor)
         self._partials.prepare(cursor, columns, evolve=evolve)
         if self.watermark is not None:
             self.watermark.prepare(cursor)
-        own = () if self.finality is None else (FINAL, REVISIONS)
+        own_columns = () if self.finality is None else (FINAL, REVISIONS)
         if self.finality is not None:
             self.finality.check_target(cursor, self._target)
-        if not self._target.prepare(
+        created = prepare_table(
             cursor,
-            self._partials.results(columns),
-            lineage=own,
-            required=[column.name for column in own],
+            self._target,
+            self._partials.result_columns(columns),
+            lineage=own_columns,
+            required=[column.name for column in own_columns],
             evolve=evolve,
             exact=True,
-        ):
-            self._target.check_unique(cursor, self.by_names, nulls_once=True)
-            self._target.check_collations(cursor, self.by_names)
-            self._target.check_operators(cursor, self.by_names)
-            return
-        self._target.check_operators(cursor, self.by_names)
-        cursor.execute(
-            sql.SQL("alter table {} add unique nulls not distinct ({})").format(
-                self.table, listed(self.by_names)
-            )
         )
-        if self.finality is not None:
-            self.finality.prepare(cursor, self._target)
+        if not created:
+            check_unique(cursor, self._target, self.key_columns, nulls_equal=True)
+            check_collations(cursor, self._target, self.key_columns)
+        check_operators(cursor, self._target, self.key_columns)
+        if created:
+            cursor.execute(
+                sql.SQL("alter table {} add unique nulls not distinct ({})").format(
+                    self.table, column_list(self.key_columns)
+                )
+            )
+            if self.finality is not None:
+                self.finality.create_index(cursor, self._target)
 
-    def leave_topics(self, cursor: Cursor, pipeline: str, topics: Sequence[str]) -> None:
-        """Let windows wait no longer for topics that were taken out of the pipeline, which now has these."""
-        if self.watermark is None or not (left := self.watermark.left_topics(cursor, pipeline, topics)):
+    def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
+        """Let windows no longer wait for topics that no pipeline with this target loads any more."""
+        if self.watermark is None or not (known := self.watermark.known_topics(cursor, topics)):
             return
         self._target.lock(cursor)
         self.watermark.remember(cursor)
-        self.watermark.forget(cursor, left)
+        self.watermark.forget(cursor, known)
         if self.finality is not None:
-            self.finality.mark(cursor, self._target)
+            self.finality.update_final(cursor, self._target)
 
-    def check_replay(self, cursor: Cursor) -> None:
-        """Raise TargetMismatch when a replay would change tables that refer to the partial results."""
-        self.contributions.check_replay(cursor)
+    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
+        """Return rules for a batch's staged rows that do not fit.
 
-    def counts(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
-        """None for each part: partial results do not tell which records they are of."""
-        return self.contributions.counts(cursor, parts)
+        A row lacks the time of its event, holds text that its column's type does not accept, or, with
+        on_late="reject", comes late. In a replay exactly the rows that were late before are late.
+        """
+        used = {function.column for function in self.aggregates.values()} | {*self.group_by}
+        rules = reject_rules(own_casts(cursor, [column for column in columns if column.name in used]))
+        if self.window is not None:
+            rules.append(_without_time(self.window))
+        if self.finality is not None and self.on_late == "reject":
+            rules.append(self.finality.late_rule(batch_id))
+        return rules
 
-    def count(self, cursor: Cursor, parts: Sequence[Part]) -> int:
-        """How many rows the partial results are of that take_back() would delete."""
-        return self._partials.count(cursor, parts)
+    def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
+        """Insert the partial results of staged rows, and bring the target up to date.
 
-    def take_back(self, cursor: Cursor, parts: Sequence[Part]) -> int:
-        """Delete the partial results of the batches that stand for ranges; return how many rows they are of."""
-        self._begin(cursor)
-        if self.watermark is not None:
-            self.watermark.take_back(cursor, parts)
-        return self._partials.take_back(cursor, parts)
-
-    def insert_staged(
-        self,
-        cursor: Cursor,
-        *,
-        staging: sql.Composable,
-        columns: Sequence[Column],
-        batch_id: int,
-        attempts: Sequence[int],
-    ) -> int:
-        """Insert the partial results of the staged rows of these task attempts, and bring the target up to them.
-
-        Returns how many rows they are of. Raises StagedRowsDiffer for a row that does not fit, and
-        TargetMismatch when a constraint of the target refuses a row, or a sum is too great for its column.
+        Returns how many staged rows arrived. Raises StagedRowsDiffer for a row that does not fit, and
+        TargetMismatch if a constraint of the target refuses a row, or a sum is too great for its column.
         """
         self._begin(cursor)
-        rows = sql.SQL("task_attempt = any({})").format(sql.Literal(list(attempts)))
-        self._check_fits(cursor, staging, columns, batch_id, rows)
+        self._check_fits(cursor, staged, columns)
         with self._sums_fit():
-            inserted = self._partials.insert_staged(
-                cursor, staging=staging, columns=columns, batch_id=batch_id, rows=rows
-            )
+            inserted = self._partials.insert_staged(cursor, staged, columns)
             if self.watermark is not None:
-                self.watermark.insert_staged(cursor, staging=staging, batch_id=batch_id, rows=rows)
+                self.watermark.insert_staged(cursor, staged)
             self._partials.merge(cursor, columns)
-            self._derive(cursor, columns)
+            self._groups.derive(cursor, columns)
         if self.finality is not None:
-            self.finality.mark(cursor, self._target)
+            self.finality.update_final(cursor, self._target)
         return inserted
 
+    def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Delete the partial results of batches whose results stand for ranges; return how many staged rows
+        these had."""
+        self._begin(cursor)
+        if self.watermark is not None:
+            self.watermark.retract(cursor, parts)
+        return self._partials.retract(cursor, parts)
+
+    def compare_target(
+        self,
+        columns: Sequence[Column] | None,  # noqa: ARG002
+        target_types: Mapping[str, str],
+        lineage_types: Mapping[str, str],  # noqa: ARG002
+    ) -> Comparison:
+        """Compare each row of the target with the partial results of its group."""
+        return compare_with_partials(
+            self._target,
+            self.lineage_table.identifier,
+            self.key_columns,
+            self.aggregates,
+            self.finality,
+            target_types,
+        )
+
+    def compare_batches(
+        self,
+        records: sql.Composable,
+        batch: sql.Composable,
+        columns: Sequence[Column],
+        lineage_types: Mapping[str, str],
+        batch_ids: sql.Composable,
+    ) -> Comparison:
+        """Compare the partial results of whole batches with what their records give."""
+        return compare_partials_with_records(
+            self.lineage_table.identifier,
+            self.group_by,
+            self.key_columns,
+            self.aggregates,
+            records=records,
+            batch=batch,
+            columns=columns,
+            types=lineage_types,
+            batch_ids=batch_ids,
+        )
+
     def _begin(self, cursor: Cursor) -> None:
-        # Pipelines may share a target; two that merge the same group at once would each miss the other's part.
+        # Pipelines may share a target; two that merge the same group at once would miss each other's part.
         self._target.lock(cursor)
-        create_touched(cursor, self.contributions, self.by_names)
+        create_affected_keys(cursor, self.lineage_table, self.key_columns)
         if self.watermark is not None:
             self.watermark.remember(cursor)
 
-    def _check_fits(
-        self,
-        cursor: Cursor,
-        staging: sql.Composable,
-        columns: Sequence[Column],
-        batch_id: int,
-        rows: sql.Composable,
-    ) -> None:
-        """What does not fit has become a reject before; the watermark may have moved since."""
-        found = self.misfits(cursor, columns, batch_id=batch_id)
-        if not found:
+    def _check_fits(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Check again what was checked before publish: the watermark may have moved since."""
+        rules = self.reject_rules(cursor, columns, batch_id=staged.batch_id)
+        if not rules:
             return
         cursor.execute(
             sql.SQL(
                 "select kafka_topic, kafka_partition, kafka_offset, case {cases} end as reason from {staging} "
-                "where {rows} and ({misfits}) limit 1"
+                "where {accepted} and ({conditions}) limit 1"
             ).format(
                 cases=sql.SQL(" ").join(
-                    sql.SQL("when {} then {}").format(each.condition, each.reason) for each in found
+                    sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
                 ),
-                staging=staging,
-                rows=rows,
-                misfits=sql.SQL(" or ").join(sql.SQL("({})").format(each.condition) for each in found),
+                staging=staged.table,
+                accepted=staged.accepted,
+                conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
             )
         )
         if (row := cursor.fetchone()) is not None:
+            topic, partition, offset, reason = row
             raise StagedRowsDiffer(
-                f"{row[0]}[{row[1]}] offset {row[2]}: expected a staged row that fits {self.target}, found "
-                f"{row[3]}. What does not fit is rejected before publish, unless the watermark has moved in "
-                f"between. Nothing was written; the retry rejects it."
-            )
-
-    def _derive(self, cursor: Cursor, columns: Sequence[Column]) -> None:
-        """Let the touched rows of the target be those that their partial results make."""
-        results = self._partials.results(columns)
-        # Equal values of a group can look different; the row has the one that stands for them all.
-        written = [
-            column.name
-            for column in results
-            if column.name in self.measures or not has_one_image(column.type)
-        ]
-        parts = {
-            "target": self.table,
-            "touched": TOUCHED,
-            "merged": MERGED,
-            "gone": _GONE,
-            "by": listed(self.by_names),
-            "measures": listed(self.measures),
-        }
-        cursor.execute(
-            sql.SQL(
-                "create temporary table {gone} on commit drop as select {by} from {target} with no data"
-            ).format(**parts)
-        )
-        cursor.execute(
-            sql.SQL("insert into {gone} select {by} from {touched} except select {by} from {merged}").format(
-                **parts
-            )
-        )
-        groups_go = bool(cursor.rowcount)
-        guards = self._target.guards(cursor)
-        if groups_go:
-            gone = sql.SQL("{gone} g where {same}").format(**parts, same=same_group(self.by_names, "t", "g"))
-            self._target.delete(
-                cursor,
-                sql.SQL("delete from {} t using {}").format(self.table, gone),
-                left=sql.SQL("select count(*) from {} t, {}").format(self.table, gone) if guards else None,
-            )
-        # A row that stays as it is, is not written, and no revision is counted.
-        changes: list[sql.Composable] = [
-            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written
-        ]
-        own: sql.Composable = sql.SQL("")
-        values: sql.Composable = sql.SQL("")
-        if self.finality is not None:
-            changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
-            own = sql.SQL(", final, revisions")
-            values = sql.SQL(", {}, {}::int").format(self.finality.is_final, self.finality.was_final)
-        self._target.execute(
-            cursor,
-            sql.SQL(
-                "insert into {target} as t ({by}, {measures}{own}) select {by}, {measures}{values} from {merged} "
-                "on conflict ({by}) do update set {changes} where {differs}"
-            ).format(
-                **parts,
-                own=own,
-                values=values,
-                changes=sql.SQL(", ").join(changes),
-                differs=differs(written, "t", "excluded"),
-            ),
-        )
-        if guards:
-            self._check_derived(cursor, results, guards)
-
-    def _check_derived(self, cursor: Cursor, results: Sequence[Column], guards: str) -> None:
-        """The touched groups' rows are those that were computed."""
-        cursor.execute(
-            sql.SQL(
-                "select count(*) filter (where t.tableoid is null) as missing, count(*) as differ "
-                "from {merged} m left join {target} t on {same} "
-                "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
-            ).format(
-                merged=MERGED,
-                target=self.table,
-                same=same_group(self.by_names, "t", "m"),
-                stored=listed([column.name for column in results], of="t"),
-                computed=sql.SQL(", ").join(
-                    sql.SQL("{}::{}").format(sql.Identifier("m", column.name), sql.SQL(column.type))
-                    for column in results
-                ),
-            )
-        )
-        missing, differ = cursor.fetchone()
-        if differ:
-            raise TargetMismatch(
-                f"target {self.target}: of the rows of this batch {missing} did not arrive and "
-                f"{differ - missing} are not stored as they were computed: {guards} "
-                f"alters them. Nothing was written. Drop it, or let it change only columns that the "
-                f"pipeline does not write."
+                f"{topic}[{partition}] offset {offset}: a staged row does not fit {self.target}: {reason}. Such "
+                f"records are rejected before publish, unless the watermark moves in between. Nothing was "
+                f"written; the retry rejects it.",
+                topic=topic,
+                partition=partition,
+                from_offset=offset,
+                until_offset=offset + 1,
             )
 
     @contextmanager
@@ -420,7 +361,7 @@ class Aggregate:
             if not isinstance(cause, psycopg2.errors.NumericValueOutOfRange):
                 raise
             alter = (
-                f"the column the type numeric in {self.target} and {self.contributions.target}: alter table … "
+                f"the column the type numeric in {self.target} and {self.lineage_table.table.spec}: alter table … "
                 f"alter column … type numeric;"
             )
             is_double = cause.diag.message_primary == _DOUBLE_OVERFLOW
@@ -431,13 +372,14 @@ class Aggregate:
                 else f"Give {alter}"
             )
             raise TargetMismatch(
-                f"target {self.target}: expected every sum within the type of its column, found: "
-                f"{cause.diag.message_primary}. Nothing was written. {remedy}"
+                f"target {self.target}: a sum is too great for the type of its column: "
+                f"{cause.diag.message_primary}. Nothing was written. {remedy}",
+                sqlstate=cause.pgcode,
             ) from error
 
 
-def _without_time(window: Window) -> Misfit:
-    return Misfit(
+def _without_time(window: Window) -> RejectRule:
+    return RejectRule(
         sql.SQL("not {}").format(window.fits),
         sql.SQL("{} || coalesce(({} at time zone 'UTC')::text, 'null')").format(
             sql.Literal(

@@ -22,40 +22,40 @@ _UNITS: Final = {
 }
 _DURATION: Final = re.compile(rf"(\d+) ({'|'.join(_UNITS)})s?")
 _LONGEST: Final = timedelta(days=365_000)
-# A window of such a time, and its end, are times that Postgres can hold.
+# Postgres can hold the start and the end of the window of any time between these.
 _FIRST_TIME, _END_OF_TIMES = "0001-01-01 00:00:00+00", "10000-01-01 00:00:00+00"
 
 
 def duration(written: str | timedelta, *, what: str) -> timedelta:
-    """A fixed length of time, written as "1 hour", "15 minutes" or a timedelta.
+    """Return a fixed length of time, which is written as "1 hour", "15 minutes" or a timedelta.
 
     Raises ConfigurationError, which begins with `what`, for a month or year, whose length is not fixed, for
-    less than nothing, and for more than 365,000 days.
+    a negative length, and for more than 365,000 days.
     """
     match = _DURATION.fullmatch(written) if isinstance(written, str) else None
     try:
-        found = _UNITS[match[2]] * int(match[1]) if match else written
+        length = _UNITS[match[2]] * int(match[1]) if match else written
     except OverflowError:
-        found = None
-    if not isinstance(found, timedelta) or not timedelta(0) <= found <= _LONGEST:
+        length = None
+    if not isinstance(length, timedelta) or not timedelta(0) <= length <= _LONGEST:
         raise ConfigurationError(
             f"{what}: expected a timedelta, or a number of {', '.join(f'{unit}s' for unit in _UNITS)} up to "
             f"365000 days, as in '1 hour', found {written!r}"
         )
-    return found
+    return length
 
 
 @dataclass(frozen=True)
 class Window:
-    """The window of event time that a row falls into: those of the width follow one another without a gap.
+    """A tumbling window of event time: windows of one width follow one another without a gap.
 
-    column    the column with the time of the event, a timestamptz, or "kafka_timestamp", the time that Kafka
-              has of the record
+    column    the column with the time of the event, a timestamptz, or "kafka_timestamp", the record's timestamp
+              in Kafka
     width     "1 hour", "15 minutes", "1 day", …, or a timedelta
-    name      of the column with the start of the window, `<column>_window` unless it is given
+    name      the name of the column with the start of the window; `<column>_window` by default
 
-    Windows begin at 1970-01-01 00:00 UTC and multiples of the width from there: hours and days are those of
-    UTC, and weeks begin on Thursdays.
+    Windows begin at 1970-01-01 00:00 UTC plus multiples of the width: hours and days are those of UTC, and weeks
+    begin on Thursdays.
     """
 
     column: str
@@ -66,7 +66,7 @@ class Window:
         check_types(self)
         if not self.length:
             raise ConfigurationError(
-                f"window of {self.column!r}: expected a width of more than nothing, found {self.width!r}"
+                f"window of {self.column!r}: expected a width greater than zero, found {self.width!r}"
             )
 
     @property
@@ -86,14 +86,14 @@ class Window:
 
     @property
     def of_row(self) -> sql.Composable:
-        """The start of a staged row's window; its event time has to be one that `fits`."""
+        """The start of a staged row's window; only for an event time that satisfies `fits`."""
         return sql.SQL("date_bin({}, {}, timestamptz '1970-01-01 00:00:00+00')").format(
             sql.Literal(self.length), self.time
         )
 
     @property
     def fits(self) -> sql.Composable:
-        """Whether the event time of a staged row is there, and of the years 1 to 9999."""
+        """The condition that the event time of a staged row is not null, and in the years 1 to 9999."""
         return sql.SQL("coalesce({0} >= {1}::timestamptz and {0} < {2}::timestamptz, false)").format(
             self.time, sql.Literal(_FIRST_TIME), sql.Literal(_END_OF_TIMES)
         )

@@ -27,7 +27,9 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {"sink": Append(name)},
     "partition": lambda name: {"sink": Append(name), "commit": "partition", "value": Json("id int, name text")},
     "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
-    "aggregate": lambda name: {"sink": Aggregate(name, by=("name",), measures={"n": Count(), "ids": Sum("id")})},
+    "aggregate": lambda name: {
+        "sink": Aggregate(name, group_by=("name",), aggregates={"n": Count(), "ids": Sum("id")})
+    },
 }  # fmt: skip
 
 
@@ -119,7 +121,10 @@ class AnsweredBatches:
     def seen(self) -> list[tuple[Any, ...]]:
         """All that a batch changes: where the pipeline stands, its coverage, rows and rejects."""
         sink = self.pipeline.sink
-        tables = {sink.table.as_string(self.connection), sink.contributions.table.as_string(self.connection)}
+        tables = {
+            sink.table.as_string(self.connection),
+            sink.lineage_table.identifier.as_string(self.connection),
+        }
         with transaction(self.connection) as cursor:
             seen = []
             for statement in (

@@ -30,7 +30,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "append": lambda name: {"sink": Append(name)},
     "upsert": lambda name: {"sink": Upsert(name, key=("id",)), "key": Json("id int")},
     "aggregate": lambda name: {
-        "sink": Aggregate(name, by=("name",), measures={"seen": Count(), "ids": Sum("id")})
+        "sink": Aggregate(name, group_by=("name",), aggregates={"seen": Count(), "ids": Sum("id")})
     },
     "transform": lambda name: {"sink": Append(name), "sql": "select * from records"},
     "partition": lambda name: {"sink": Append(name), "commit": "partition"},
@@ -125,7 +125,7 @@ class Case:
         """No row, no coverage and no moved offset of this batch."""
         assert self.rows(f"select status from exactbatch.batch where batch_id = {batch_id}") == [("planned",)]
         assert self.rows(f"select from exactbatch.coverage where batch_id = {batch_id}") == []
-        table = self.pipeline.sink.contributions.table_name[1]
+        table = self.pipeline.sink.lineage_table.table.name[1]
         assert self.rows(f"select from public.{table} where batch_id = {batch_id}") == []
 
     def assert_exact(self) -> None:

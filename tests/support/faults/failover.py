@@ -183,7 +183,7 @@ class Life:
         """By the audit, by sums, and each record by itself: none twice."""
         self.case.assert_exact()
         if self.sink != "aggregate":
-            table = self.pipeline.sink.contributions.table_name[1]
+            table = self.pipeline.sink.lineage_table.table.name[1]
             twice = "group by kafka_partition, kafka_offset having count(*) > 1"
             assert self.case.rows(f"select from public.{table} {twice}") == []
             assert self.case.rows(f"select count(*) from public.{table}") == [(self.case.sent,)]

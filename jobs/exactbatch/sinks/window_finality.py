@@ -1,4 +1,4 @@
-"""When a window is final, and what comes too late for it."""
+"""When a window of an Aggregate is final, and which rows come too late for it."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,20 +9,22 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import Misfit
+from exactbatch.sinks.cast import RejectRule
+from exactbatch.sinks.counted_writes import write_rows
+from exactbatch.sinks.ledger_conditions import earlier_reason, is_advance
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.watermark import Watermark
 from exactbatch.sinks.window import Window
 
 FINAL: Final = Column("final", "boolean")
 REVISIONS: Final = Column("revisions", "bigint")
-# How the reason of such a reject begins: a replay rejects it again.
+# The reason of a late reject starts with this: a replay rejects the record again.
 _LATE: Final = "late: "
 
 
 @dataclass(frozen=True)
-class Finality:
-    """A window is final once the watermark is at or past its end by `wait`."""
+class WindowFinality:
+    """A window is final once the watermark is at least `wait` past its end."""
 
     window: Window
     wait: timedelta
@@ -30,16 +32,16 @@ class Finality:
 
     @property
     def is_final(self) -> sql.Composable:
-        """Whether the window of a row of the target is final now."""
+        """The condition that the window of a row of the target is final now."""
         return self._is_final(sql.Identifier(self.window.start.name), self.watermark.reached)
 
     @property
     def was_final(self) -> sql.Composable:
-        """Whether the window of a row of the target was final before the transaction."""
+        """The condition that the window of a row of the target was final before the transaction."""
         return self._is_final(sql.Identifier(self.window.start.name), self.watermark.before)
 
-    def prepare(self, cursor: Cursor, target: TargetTable) -> None:
-        """Let windows that are not final be found fast in a new target."""
+    def create_index(self, cursor: Cursor, target: TargetTable) -> None:
+        """Create the index of a new target by which windows that are not final are found."""
         cursor.execute(
             sql.SQL("create index on {} ({}) where not final").format(
                 target.identifier, sql.Identifier(self.window.start.name)
@@ -47,7 +49,7 @@ class Finality:
         )
 
     def check_target(self, cursor: Cursor, target: TargetTable) -> None:
-        """Raise TargetMismatch when a target that is there lacks the columns, or could hold null in them."""
+        """Raise TargetMismatch if an existing target lacks the columns, or could hold null in them."""
         if not target.exists(cursor):
             return
         cursor.execute(
@@ -57,28 +59,31 @@ class Finality:
         )
         if cursor.fetchone()[0] < 2:
             raise TargetMismatch(
-                f"target {target.written}: expected columns final and revisions that are never null, since the "
-                f"pipeline has final_after, found otherwise. Add them: alter table {target.written} add column "
+                f"target {target.spec}: the columns final and revisions are missing or may be null, and the "
+                f"pipeline has allowed_lateness. Add them: alter table {target.spec} add column "
                 f"final boolean not null default false, add column revisions bigint not null default 0;"
             )
 
-    def mark(self, cursor: Cursor, target: TargetTable) -> None:
-        """Let `final` follow the watermark, which goes back where a replay or a new partition brings it back."""
+    def update_final(self, cursor: Cursor, target: TargetTable) -> None:
+        """Let `final` follow the watermark, which moves back if a replay or a new partition lowers it."""
         parts = {"target": target.identifier, "is_final": self.is_final}
-        target.execute(
-            cursor, sql.SQL("update {target} set final = true where not final and {is_final}").format(**parts)
+        write_rows(
+            cursor,
+            target,
+            sql.SQL("update {target} set final = true where not final and {is_final}").format(**parts),
         )
-        if self.watermark.went_back(cursor):
-            target.execute(
+        if self.watermark.moved_back(cursor):
+            write_rows(
                 cursor,
+                target,
                 sql.SQL("update {target} set final = false where final and not {is_final}").format(**parts),
             )
 
-    def late(self, batch_id: int) -> Misfit:
-        """Which staged rows of a batch come too late, as a condition, and the reason.
+    def late_rule(self, batch_id: int) -> RejectRule:
+        """Return the rule that rejects staged rows of a batch that come too late.
 
-        In a replay these are the records that were rejected as late before, and no others: what they had
-        given is taken back, and with it the watermark they came too late for.
+        In a replay, exactly the records that were rejected as late before are late again. Everything else of the
+        replayed ranges is retracted, and with it the watermark for which these came too late.
         """
         parts = {
             "fits": self.window.fits,
@@ -87,28 +92,19 @@ class Finality:
             "length": sql.Literal(self.window.length),
             "reached": self.watermark.reached,
             "late": sql.Literal(_LATE),
-            "advances": sql.SQL(
-                "(select b.kind from exactbatch.batch b where b.batch_id = {}) = 'advance'"
-            ).format(sql.Literal(batch_id)),
-            "before": sql.SQL(
-                "(select r.reason from exactbatch.rejected_record r "
-                "join exactbatch.batch b on b.pipeline = r.pipeline "
-                "where b.batch_id = {} and r.topic = kafka_topic and r.partition = kafka_partition "
-                'and r."offset" = kafka_offset and starts_with(r.reason, {}) '
-                "and exists (select from exactbatch.batch_range g where g.batch_id = b.batch_id "
-                "and g.topic = r.topic and g.topic_id = r.topic_id))"
-            ).format(sql.Literal(batch_id), sql.Literal(_LATE)),
+            "advances": is_advance(batch_id),
+            "before": earlier_reason(batch_id, _LATE),
         }
         condition = sql.SQL(
             "case when not {fits} then false when {advances} then {is_final} else {before} is not null end"
         )
         reason = sql.SQL(
-            "case when {advances} then {late} || 'expected an event of a window that is not final, found one of ' "
+            "case when {advances} then {late} || 'the window ' "
             "|| ({start} at time zone 'UTC') || ' to ' || (({start} + {length}) at time zone 'UTC') "
-            "|| ' UTC, which was final when the watermark stood at ' || ({reached} at time zone 'UTC') || ' UTC' "
+            "|| ' UTC was already final: the watermark stood at ' || ({reached} at time zone 'UTC') || ' UTC' "
             "else {before} end"
         )
-        return Misfit(condition.format(**parts), reason.format(**parts))
+        return RejectRule(condition.format(**parts), reason.format(**parts))
 
     def _is_final(self, start: sql.Composable, watermark: sql.Composable) -> sql.Composable:
         return sql.SQL("coalesce({} <= {} - {}, false)").format(

@@ -1,12 +1,12 @@
-"""What a transaction has done to a table, as Postgres counts it: what triggers do beside a statement shows."""
+"""Postgres's own counts of what a transaction has done to a table; they also include what triggers did."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-# {} is the table as text, in double quotes, once as each of two parameters. The counters are those of
-# pg_stat_xact_all_tables (https://www.postgresql.org/docs/current/monitoring-stats.html); they may begin with what
-# earlier transactions of the session did, so that only differences count. TRUNCATE sets them back, and gives the
+# {0} and {1} are parameters, both with the table as text in double quotes. The counters are those of
+# pg_stat_xact_all_tables (https://www.postgresql.org/docs/current/monitoring-stats.html). They may start with what
+# earlier transactions of the session did, so that only differences count. TRUNCATE resets them, and gives the
 # table another file.
 WRITES_OF: Final = """
 with family as (
@@ -22,19 +22,21 @@ PSYCOPG2_WRITES: Final = WRITES_OF.replace("%", "%%").format("%s", "%s")
 
 
 @dataclass(frozen=True, slots=True)
-class Writes:
-    """Rows that were inserted, updated and deleted, and the files of the table and its partitions."""
+class WriteCounts:
+    """How many rows were inserted, updated and deleted, and the files of the table and its partitions."""
 
     inserted: int
     updated: int
     deleted: int
     files: str
 
-    def __sub__(self, before: "Writes") -> "Writes":
-        """What has come since; `files` are those that others stand in the place of."""
-        then, now = before._by_table(), self._by_table()
-        replaced = sorted(table for table in then.keys() & now.keys() if then[table] != now[table])
-        return Writes(
+    def __sub__(self, before: "WriteCounts") -> "WriteCounts":
+        """Return what was done since `before`; `files` holds the tables whose file is another one now."""
+        old_files, new_files = before._by_table(), self._by_table()
+        replaced = sorted(
+            table for table in old_files.keys() & new_files.keys() if old_files[table] != new_files[table]
+        )
+        return WriteCounts(
             self.inserted - before.inserted,
             self.updated - before.updated,
             self.deleted - before.deleted,
@@ -46,14 +48,14 @@ class Writes:
         return f"{self.inserted} inserted, {self.updated} updated and {self.deleted} deleted{truncated}"
 
     def is_insert_of(self, rows: int) -> bool:
-        """Whether a statement that inserted or updated so many rows explains them."""
+        """True if one statement that inserted or updated this many rows explains the counts."""
         return (self.inserted + self.updated, self.deleted, self.files) == (rows, 0, "")
 
     def is_delete_of(self, rows: int) -> bool:
-        """Whether a statement that deleted so many rows explains them."""
+        """True if one statement that deleted this many rows explains the counts."""
         return (self.inserted, self.updated, self.deleted, self.files) == (0, 0, rows, "")
 
     def _by_table(self) -> Mapping[str, str]:
-        """The file by the table's oid; nothing for a partitioned table, which has none."""
-        pairs = (each.split(" ") for each in self.files.split(",") if each)
+        """Return the file by the table's oid; a partitioned table has none and is left out."""
+        pairs = (pair.split(" ") for pair in self.files.split(",") if pair)
         return {table: file for table, file in pairs if file}

@@ -1,0 +1,55 @@
+"""The keys whose rows in a derived target must be computed again, in a temporary table of the transaction."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from psycopg2 import sql
+
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.counted_writes import delete_rows
+from exactbatch.sinks.lineage_table import LineageTable, Part
+from exactbatch.sinks.null_safe_groups import column_list
+
+AFFECTED: Final = sql.Identifier("exactbatch_affected")
+
+
+def create_affected_keys(cursor: Cursor, lineage_table: LineageTable, key: Sequence[str]) -> None:
+    """Create the table of affected keys, which may hold a key several times, unless it exists already."""
+    cursor.execute(
+        sql.SQL(
+            "create temporary table if not exists {} on commit drop as select {} from {} with no data"
+        ).format(AFFECTED, column_list(key), lineage_table.identifier)
+    )
+
+
+def retract_affecting(
+    cursor: Cursor,
+    lineage_table: LineageTable,
+    parts: Sequence[Part],
+    key: Sequence[str],
+    *,
+    count: sql.Composable,
+) -> int:
+    """Delete the rows that batches have written for ranges, and add their keys to the affected ones.
+
+    Returns `count`, an aggregate, over the deleted rows.
+    """
+    if (rows := lineage_table.rows_of(parts)) is None:
+        return 0
+    source, condition = rows
+    statement = sql.SQL(
+        "with deleted_rows as (delete from {lineage_table} t using {source} where {condition} returning t.*), "
+        "affected as (insert into {affected} select distinct {key} from deleted_rows) "
+        "select {count} as number, count(*) as rows from deleted_rows"
+    ).format(
+        lineage_table=lineage_table.identifier,
+        source=source,
+        condition=condition,
+        key=column_list(key),
+        affected=AFFECTED,
+        count=count,
+    )
+    remaining = sql.SQL("select count(*) from {} t, {} where {}").format(
+        lineage_table.identifier, source, condition
+    )
+    return delete_rows(cursor, lineage_table.table, statement, remaining=remaining)

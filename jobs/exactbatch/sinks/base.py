@@ -1,0 +1,271 @@
+"""What every sink offers: where the rows of a batch go, how a replay retracts them, and how an audit checks them.
+
+A sink is one file: a frozen dataclass that satisfies Sink, with the help of SinkDefaults. exactbatch.sinks.SINKS
+lists it. Nothing else in the package depends on which sinks exist.
+
+Tables. Every sink has one table whose rows carry lineage, the *lineage table*: which record, or at least which
+batch, a row comes from. A replay retracts by lineage, and an audit compares by lineage. For a sink that is not
+derived, the target is the lineage table. The target of a derived sink is computed from its lineage table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.cast import RejectRule
+from exactbatch.sinks.lineage_table import LineageTable, Part
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.target_definition import Evolve
+
+# How exactly rows say where they come from: each from one record, or from some records of a batch.
+Lineage = Literal["record", "batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkIdentity:
+    """What the ledger registers of a sink. Rows that were written under another identity follow other rules.
+
+    `key` holds what identifies a row of the target, and what it means. `version` is "" without a version.
+    """
+
+    target: str
+    sink: str
+    key: tuple[str, ...]
+    version: str
+    lineage: Lineage
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Rows that a table should hold, and rows that it holds, for an audit to compare.
+
+    `expected` and `actual` are queries that give the `compared` columns and those that `same_row` refers to.
+    `same_row` pairs a row m of `expected` with a row t of `actual`. An audit counts the rows of either query
+    without a counterpart, and the pairs whose `compared` columns differ in any byte. `also_wrong`, over the same m
+    and t, is true of pairs that are wrong although these columns are equal. `actual_count` is a query for the
+    number of rows that `actual` gives; it may refer to the CTE `actual`.
+    """
+
+    expected: sql.Composable
+    actual: sql.Composable
+    actual_count: sql.Composable
+    same_row: sql.Composable
+    compared: Sequence[str]
+    also_wrong: sql.Composable | None = None
+
+
+# How many rows of the lineage table compaction drops and keeps, by (topic, partition).
+CompactedRows = Mapping[tuple[str, int], tuple[int, int]]
+
+
+class Compactor(Protocol):
+    """Drops rows of a lineage table that only a replay of old offsets could need."""
+
+    def first_since(self, cursor: Cursor, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
+        """Return the first offset in each (topic, partition) of a row that is not from before a time."""
+        ...
+
+    def preview(self, cursor: Cursor, parts: Sequence[Part]) -> CompactedRows:
+        """Return what compact() would return. Writes nothing."""
+        ...
+
+    def compact(self, cursor: Cursor, parts: Sequence[Part]) -> CompactedRows:
+        """Drop rows of these parts that neither later changes nor replays outside of the parts can need."""
+        ...
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Stores the rows of batches in one or more tables, within the transactions of its callers."""
+
+    kind: ClassVar[str]
+    """The name under which the ledger registers this kind of sink: its key in exactbatch.sinks.SINKS."""
+    companion_suffixes: ClassVar[tuple[str, ...]]
+    """What the names of its other tables append to the target's name, whether or not each exists."""
+
+    @property
+    def target(self) -> str:
+        """The target as the user writes it: `schema.table`."""
+        ...
+
+    @property
+    def lineage(self) -> Lineage:
+        """What a row of the lineage table says about its origin: one record, or only the batch."""
+        ...
+
+    @property
+    def identity(self) -> SinkIdentity:
+        """What the ledger registers."""
+        ...
+
+    # The tables.
+
+    @property
+    def table(self) -> sql.Composable:
+        """The target as an SQL identifier."""
+        ...
+
+    @property
+    def lineage_table(self) -> LineageTable:
+        """The table whose rows carry lineage; the target itself if the sink is not derived."""
+        ...
+
+    @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """All tables of the sink in the order in which they are locked; the target is the last."""
+        ...
+
+    @property
+    def is_derived(self) -> bool:
+        """True if the target is computed from the lineage table, which all pipelines with this target share."""
+        ...
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns of which no two rows of the target have the same values; () if there are none."""
+        ...
+
+    # What the sink needs from a batch.
+
+    @property
+    def needs_lineage(self) -> bool:
+        """True if each staged row must name the record that it comes from."""
+        ...
+
+    @property
+    def keeps_deletes(self) -> bool:
+        """True if a staged row may be a delete: it has the column `deleted`, and null values are no tombstones."""
+        ...
+
+    @property
+    def needs_last_records_only(self) -> bool:
+        """True if only the last record of each message key matters, so that a compacted topic can be replayed."""
+        ...
+
+    @property
+    def not_copyable(self) -> str | None:
+        """Why executors cannot copy ranges into the target independently of each other; None if they can."""
+        ...
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Raise ConfigurationError if the sink cannot store rows with these columns."""
+        ...
+
+    def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns of a staged row, without its lineage, for the columns of a pipeline."""
+        ...
+
+    # Before rows are staged.
+
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
+        """Create missing tables, and check those that exist. Raises TargetMismatch, which names the column."""
+        ...
+
+    def check_shared(self, cursor: Cursor, columns: Sequence[Column], pipelines: Sequence[str]) -> None:
+        """Raise TargetMismatch if a table has columns that only other pipelines with the same target write."""
+        ...
+
+    def check_replay(self, cursor: Cursor) -> None:
+        """Raise TargetMismatch if retracting rows would change other tables by foreign keys."""
+        ...
+
+    def check_copyable(self, cursor: Cursor, columns: Sequence[Column]) -> None:
+        """Raise TargetMismatch unless the target accepts copied ranges. Called where not_copyable is None."""
+        ...
+
+    def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
+        """Drop what the sink remembers of topics that no pipeline with this target loads any more."""
+        ...
+
+    # Between staging and publish.
+
+    def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
+        """Return rules for staged rows that the tables cannot hold. Their records become rejects."""
+        ...
+
+    def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Raise TargetMismatch if a record gave several rows between which the sink cannot decide."""
+        ...
+
+    # Publish.
+
+    def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
+        """Store staged rows, and bring a derived target up to date; return how many staged rows arrived.
+
+        Raises TargetMismatch if a constraint of a table refuses a row.
+        """
+        ...
+
+    def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Delete what batches stored for ranges; return how many staged rows that was.
+
+        A derived target is up to date again after the next insert_staged() in the same transaction. With
+        lineage="batch" everything that these batches stored is deleted.
+        """
+        ...
+
+    def count_retracted(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Return how many staged rows retract() would delete; 0 if there is no table yet."""
+        ...
+
+    def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
+        """Return how many rows retract() would delete of each part; None if rows do not name their records."""
+        ...
+
+    @property
+    def compactor(self) -> Compactor | None:
+        """What compacts the lineage table; None if every row of it is part of the result."""
+        ...
+
+    # Audit. An audit runs these queries by itself, in its own transaction.
+
+    @property
+    def staged_row_count(self) -> sql.Composable:
+        """An aggregate over rows of the lineage table: how many staged rows they stand for."""
+        ...
+
+    @property
+    def event_times(self) -> TargetTable | None:
+        """The table (topic, partition, batch_id, …) with the event time that each batch reached; None without."""
+        ...
+
+    @property
+    def values_follow_from_records(self) -> bool:
+        """True if an audit can compute the rows of the lineage table again from the records alone."""
+        ...
+
+    def compare_target(
+        self,
+        columns: Sequence[Column] | None,
+        target_types: Mapping[str, str],
+        lineage_types: Mapping[str, str],
+    ) -> Comparison | None:
+        """Compare a derived target with what its lineage table makes of it; None if the target is not derived.
+
+        `columns` are those of the pipeline; None if a transform defines them. The types, by column, are those of
+        the two tables. This must not share code with what derives the target. Raises TargetMismatch if the
+        target lacks a column.
+        """
+        ...
+
+    def compare_batches(
+        self,
+        records: sql.Composable,
+        batch: sql.Composable,
+        columns: Sequence[Column],
+        lineage_types: Mapping[str, str],
+        batch_ids: sql.Composable,
+    ) -> Comparison | None:
+        """Compare the lineage table with the decoded records of whole batches, where lineage="batch".
+
+        `records` is a relation with these columns, `kafka_timestamp`, and the column `batch`, which holds the ID
+        of the batch that covers the record; `batch_ids` is an array of the batches. Returns None if rows name
+        their records: an audit compares these record by record.
+        """
+        ...

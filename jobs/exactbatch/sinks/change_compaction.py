@@ -1,0 +1,116 @@
+"""Compact the changes of an Upsert: drop those that later changes have superseded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg2 import sql
+
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.latest_changes import latest_first
+from exactbatch.sinks.lineage_table import LineageTable, Part
+from exactbatch.sinks.null_safe_groups import column_list
+
+
+@dataclass(frozen=True)
+class ChangeCompactor:
+    """Drops changes below a horizon, the end of each part, that nothing above it can make a row again."""
+
+    changes: LineageTable
+    key: Sequence[str]
+    version: str | None
+
+    def first_since(self, cursor: Cursor, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
+        """Return the offset of the first change in each (topic, partition) that is not from before a time.
+
+        The time of a change is its Kafka timestamp; a change without one may be from any time. Partitions without
+        such a change are left out.
+        """
+        if (in_parts := self._in_any_of(parts)) is None:
+            return {}
+        cursor.execute(
+            sql.SQL(
+                "select kafka_topic, kafka_partition, min(kafka_offset) from {change} "
+                "where ({in_parts}) and (kafka_timestamp < {at}) is not true group by 1, 2"
+            ).format(change=self.changes.identifier, in_parts=in_parts, at=sql.Literal(at))
+        )
+        return {(topic, partition): offset for topic, partition, offset in cursor.fetchall()}
+
+    def preview(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return what compact() would return. Writes nothing."""
+        return self._count(
+            cursor,
+            parts,
+            sql.SQL("select kafka_topic, kafka_partition from judged where is_superseded"),
+        )
+
+    def compact(self, cursor: Cursor, parts: Sequence[Part]) -> dict[tuple[str, int], tuple[int, int]]:
+        """Drop the changes in these parts that no later change, and no replay outside of the parts, can make a
+        row again. Return how many were dropped and kept, by (topic, partition). The target stays as it is.
+        """
+        return self._count(
+            cursor,
+            parts,
+            sql.SQL(
+                "delete from {change} c using judged j where j.is_superseded and c.tableoid = j.tableoid "
+                "and c.ctid = j.ctid returning c.kafka_topic, c.kafka_partition"
+            ).format(change=self.changes.identifier),
+        )
+
+    def _count(
+        self, cursor: Cursor, parts: Sequence[Part], dropped: sql.Composable
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        if (below := self._in_any_of(parts)) is None:
+            return {}
+        cursor.execute(
+            sql.SQL(
+                "with judged as materialized ({judged}), dropped_rows as ({dropped}) "
+                "select kafka_topic, kafka_partition, sum(dropped)::int8 as dropped, sum(kept)::int8 as kept "
+                "from ("
+                "select kafka_topic, kafka_partition, 1 as dropped, 0 as kept from dropped_rows union all "
+                "select kafka_topic, kafka_partition, 0, 1 from judged where not is_superseded) counted "
+                "group by 1, 2"
+            ).format(judged=self._judged(below), dropped=dropped)
+        )
+        return {(topic, partition): (dropped, kept) for topic, partition, dropped, kept in cursor.fetchall()}
+
+    def _in_any_of(self, parts: Sequence[Part]) -> sql.Composable | None:
+        """Return the condition of all changes that batches have written for ranges; None if there is no batch."""
+        conditions = [sql.SQL("({})").format(condition) for condition in self.changes.conditions(parts)]
+        return sql.SQL(" or ").join(conditions) if conditions else None
+
+    def _judged(self, below: sql.Composable) -> sql.Composable:
+        """Return a query for each change below the horizon, and whether it is superseded.
+
+        The latest change of a key stays, with all that tie with it: changes above the horizon may be retracted,
+        and then it is the row again. A latest change that is a delete can go if nothing older can come: without a
+        version no change can be late, and the key must have no change elsewhere.
+        """
+        needless_delete = (
+            sql.SQL(
+                # Below the horizon older changes of the key go as well.
+                "deleted and not exists (select from {change} o where {same_key} and ("
+                "(o.kafka_topic, o.kafka_partition) <> (b.kafka_topic, b.kafka_partition) "
+                "or o.kafka_offset = b.kafka_offset and not o.deleted "
+                "or o.kafka_offset <= b.kafka_offset and ({below}) is not true))"
+            ).format(
+                change=self.changes.identifier,
+                same_key=sql.SQL(" and ").join(
+                    sql.SQL("o.{0} = b.{0}").format(sql.Identifier(name)) for name in self.key
+                ),
+                below=below,
+            )
+            if self.version is None
+            else sql.SQL("false")
+        )
+        return sql.SQL(
+            "select tableoid, ctid, kafka_topic, kafka_partition, "
+            "rank() over (partition by {key} order by {order}) > 1 or {needless_delete} as is_superseded "
+            "from {change} b where {below}"
+        ).format(
+            key=column_list(self.key),
+            order=latest_first(self.version),
+            needless_delete=needless_delete,
+            change=self.changes.identifier,
+            below=below,
+        )

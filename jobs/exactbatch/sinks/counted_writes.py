@@ -1,0 +1,146 @@
+"""Statements that write into a sink's tables, with the proof that they did exactly what they were to do.
+
+A trigger, a rule or a policy can swallow, keep or change rows without an error. Where a table has any, its own
+counters are compared with what the statement reports.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg2
+from psycopg2 import sql
+
+from exactbatch.errors import TargetMismatch
+from exactbatch.errors.sqlstates import refuses
+from exactbatch.postgres.catalog import changers_of
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.constraint_errors import constraint_error
+from exactbatch.sinks.target import TargetTable, quoted
+from exactbatch.sinks.write_counts import PSYCOPG2_WRITES, WriteCounts
+
+
+def write_rows(
+    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, candidates: sql.Composable | None = None
+) -> int:
+    """Run a statement that inserts or updates rows of a table; return how many.
+
+    A statement may return one row instead: first the number to return, last the number of rows written.
+
+    Raises TargetMismatch if the table refuses a row, or if triggers change other rows. `candidates` is a query of
+    the rows to be written, with their lineage, from which the error takes the offsets of refused rows.
+    """
+    before = _counts_if_watched(cursor, table)
+    cursor.execute("savepoint write")
+    try:
+        cursor.execute(statement)
+        written, rows = _reported(cursor)
+        # A deferred constraint would fail at the commit, when the rows that break it are no longer known.
+        cursor.execute("set constraints all immediate")
+    except psycopg2.Error as error:
+        if not refuses(error.pgcode):
+            raise
+        cursor.execute("rollback to savepoint write")
+        raise constraint_error(cursor, table.spec, error, candidates) from error
+    cursor.execute("release savepoint write")
+    if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(rows):
+        raise _other_rows_changed(cursor, table, f"a statement wrote {rows} rows", done)
+    return written
+
+
+def delete_rows(
+    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, remaining: sql.Composable | None
+) -> int:
+    """Run a statement that deletes rows of a table; return how many, as write_rows() does.
+
+    `remaining` is a query for how many of these rows are still in the table; None if nothing could keep them.
+
+    Raises TargetMismatch if the table refuses, if rows remain, or if triggers change other rows.
+    """
+    before = _counts_if_watched(cursor, table)
+    cursor.execute("savepoint write")
+    try:
+        cursor.execute(statement)
+        deleted, rows = _reported(cursor)
+    except psycopg2.errors.ForeignKeyViolation as error:
+        cursor.execute("rollback to savepoint write")
+        raise TargetMismatch(
+            f"target {table.spec}: other rows reference rows that must be deleted: {error.diag.message_detail} "
+            f"Nothing was written. If a replay writes these rows again, defer the foreign key: alter "
+            f"table … alter constraint {quoted(error.diag.constraint_name or '…')} deferrable "
+            f"initially deferred; otherwise delete the rows that reference them first.",
+            constraint=error.diag.constraint_name,
+            sqlstate=error.pgcode,
+        ) from error
+    except psycopg2.Error as error:
+        if not refuses(error.pgcode):
+            raise
+        cursor.execute("rollback to savepoint write")
+        raise constraint_error(cursor, table.spec, error, None) from error
+    cursor.execute("release savepoint write")
+    if remaining is not None:
+        _check_deleted(cursor, table, remaining)
+    if before is not None and not (done := _counts(cursor, table) - before).is_delete_of(rows):
+        raise _other_rows_changed(cursor, table, f"a statement deleted {rows} rows", done)
+    return deleted
+
+
+@contextmanager
+def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetTable) -> Iterator[None]:
+    """Raise TargetMismatch if statements of this block, which write into another table, change rows of this one.
+
+    Triggers of the other table can do so, at once or when their constraint is checked.
+    """
+    before = _counts(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
+    yield
+    if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(0):
+        raise TargetMismatch(
+            f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counted {done} here, "
+            f"because of {changers_of(while_writing.facts(cursor))} of {while_writing.spec}. Nothing was written. "
+            f"Drop it, or let it write into other tables only."
+        )
+
+
+def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) -> None:
+    cursor.execute(query)
+    if remaining := int(cursor.fetchone()[0]):
+        cause = table.guards(cursor) or "a trigger, a rule or a policy of the table"
+        raise TargetMismatch(
+            f"target {table.spec}: {remaining} rows that were deleted are still there: {cause} keeps them. "
+            f"They would be there twice, or permanently. Nothing was written. Let this login delete them."
+        )
+
+
+def _counts(cursor: Cursor, table: TargetTable) -> WriteCounts:
+    cursor.execute(PSYCOPG2_WRITES, (table.identifier.as_string(cursor),) * 2)
+    return WriteCounts(*cursor.fetchone())
+
+
+def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None:
+    """Return what this transaction has done to the table; None if only its own statements can change a row."""
+    if not (changers := changers_of(table.facts(cursor))):
+        return None
+    cursor.execute("select current_setting('track_counts')")
+    if cursor.fetchone()[0] != "on":
+        raise TargetMismatch(
+            f"target {table.spec}: {changers} may change other rows than the batch writes, and Postgres "
+            f"does not count them, because track_counts is off. Nothing was written. Switch "
+            f"track_counts on (the default), or drop it."
+        )
+    return _counts(cursor, table)
+
+
+def _other_rows_changed(
+    cursor: Cursor, table: TargetTable, statement: str, done: WriteCounts
+) -> TargetMismatch:
+    return TargetMismatch(
+        f"target {table.spec}: {statement}, but Postgres counts {done}: {changers_of(table.facts(cursor))} "
+        f"changes other rows of the target. Nothing was written. Drop it, or let it write into other "
+        f"tables only. A BEFORE trigger may fill columns that the pipeline does not write."
+    )
+
+
+def _reported(cursor: Cursor) -> tuple[int, int]:
+    """Return the number that a statement reports first, and how many rows it wrote; the row count twice if the
+    statement returns no row."""
+    row = cursor.fetchone() if cursor.description else (cursor.rowcount,)
+    return int(row[0]), int(row[-1])

@@ -1,0 +1,129 @@
+"""Which values of one Postgres type another type holds exactly, as conditions over staged values.
+
+For each pair of types exactly one of these is true: the target holds every value as it is, a condition finds the
+values that it would change, or there is no exact conversion, and the pair is refused.
+"""
+
+from typing import Final
+
+from psycopg2 import sql
+
+from exactbatch.postgres.types import PgType
+from exactbatch.sinks.text_formats import TEXT_FORMATS
+
+# Types that hold every value of another type as it is.
+_WIDER: Final = {
+    "int2": {"int4", "int8", "numeric", "float4", "float8"},
+    "int4": {"int8", "numeric", "float8"},
+    "int8": {"numeric"},
+    "float4": {"float8"},
+    "numeric": {"numeric"},
+    "text": {"varchar"},
+}
+INTEGERS: Final = {"int2", "int4", "int8"}
+_FLOATS: Final = {"float4", "float8"}
+# Into which other types values are converted one by one. Not from a float to numeric: Postgres keeps 15 digits.
+_CHECKED: Final = {
+    "int2": {"int2", "int4", "int8", "numeric", "float4", "float8"},
+    "int4": {"int2", "int4", "int8", "numeric", "float4", "float8"},
+    "int8": {"int2", "int4", "int8", "numeric", "float4", "float8"},
+    "numeric": {"int2", "int4", "int8", "numeric", "float4", "float8"},
+    "float4": {"int2", "int4", "int8", "float4", "float8"},
+    "float8": {"int2", "int4", "int8", "float4", "float8"},
+}
+# Types that return any text they accept unchanged, or in another notation for the same value.
+_KEEP_TEXT: Final = {"text", "varchar", "uuid", "json"}
+# Types that read text by settings, but return the same text only for input that no setting changes.
+_READ_BY_SETTINGS: Final = {"xml"}
+_LENGTH_HEADER: Final = 4  # the modifier of varchar(n) is n + 4
+
+
+def holds_all(staged: str, target: PgType) -> bool:
+    """True if a target without a modifier or domain holds every value of a scalar staged type without a cast."""
+    return target.kind == "base" and target.modifier == -1 and target.name in _WIDER.get(staged, ())
+
+
+def is_convertible(staged: str, leaf: PgType) -> bool:
+    """True if some values of a staged type can be converted exactly into a type without domains around it."""
+    if staged == "text":
+        return _reads_text(leaf)
+    return leaf.kind == "base" and (leaf.name == staged or leaf.name in _CHECKED.get(staged, ()))
+
+
+def keeps_text(leaf: PgType) -> bool:
+    """True if the type returns any text that it accepts, or another notation for the same value."""
+    return leaf.kind == "enum" or leaf.name in _KEEP_TEXT
+
+
+def changed(staged: str, target: PgType, value: sql.Composable) -> sql.Composable | None:
+    """Return the condition of valid values for which another value would be stored; None if there are none."""
+    if staged == "text":
+        return _misread(target, value)
+    leaf = target.leaf
+    parts = {
+        "value": value,
+        "type": sql.SQL(target.sql_name),
+        "base": sql.Identifier(leaf.schema, leaf.name),
+        "staged": sql.Identifier("pg_catalog", staged),
+    }
+    if leaf.modifier == -1 and (leaf.name == staged or leaf.name in _WIDER.get(staged, ())):
+        return None
+    if staged in INTEGERS and leaf.name in _FLOATS:
+        # Beyond 2^53, or 2^24, not every integer is a float; 2^63 is a float, and not a bigint.
+        return sql.SQL(
+            "case when {value}::{base}::float8 >= 9223372036854775808 then true "
+            "else {value}::{base}::int8 <> {value} end"
+        ).format(**parts)
+    if leaf.name in _FLOATS and staged == "numeric":
+        return sql.SQL("{value}::{base}::text::numeric <> {value}").format(**parts)
+    if leaf.name == "numeric":
+        return sql.SQL("{value}::{type}::numeric <> {value}::numeric").format(**parts)
+    return sql.SQL("{value}::{type}::{base}::{staged} <> {value}").format(**parts)
+
+
+def _reads_text(leaf: PgType) -> bool:
+    """True if text can become a value of the type without the help of a setting."""
+    if leaf.kind in ("array", "composite", "range", "multirange"):
+        return all(_reads_text(part.leaf) for part in leaf.parts)
+    if leaf.kind == "enum":
+        return True
+    return leaf.kind == "base" and (
+        leaf.is_immutable or leaf.name in TEXT_FORMATS or leaf.name in _READ_BY_SETTINGS
+    )
+
+
+def _misread(target: PgType, value: sql.Composable) -> sql.Composable | None:
+    """Return the condition of valid text from which Postgres reads another value than the one that is written."""
+    leaf = target.leaf
+    parts = {
+        "value": value,
+        "type": sql.SQL(target.sql_name),
+        "base": sql.Identifier(leaf.schema, leaf.name),
+        "length": sql.Literal(leaf.modifier - _LENGTH_HEADER),
+    }
+    if text_format := TEXT_FORMATS.get(leaf.name):
+        wrong = sql.SQL("{} !~ {}").format(value, sql.Literal(text_format.pattern))
+        if leaf.name in _FLOATS:
+            lost = sql.SQL("{value}::{base}::text::numeric <> {value}::numeric").format(**parts)
+        elif leaf.modifier == -1:
+            return wrong
+        elif leaf.name == "interval":  # for which a month and 30 days are equal
+            lost = sql.SQL("{value}::{type}::text <> {value}::{base}::text").format(**parts)
+        else:
+            lost = sql.SQL("{value}::{type} <> {value}::{base}").format(**parts)
+        return sql.SQL("case when {} then true else {} end").format(wrong, lost)
+    if leaf.name == "jsonb":
+        return sql.SQL("{value} is not json with unique keys").format(**parts)
+    if leaf.name == "varchar" and leaf.modifier != -1:
+        # Postgres would cut off blanks beyond the length.
+        return sql.SQL("char_length({value}) > {length}").format(**parts)
+    if leaf.name == "bpchar":
+        if leaf.modifier == -1:
+            return sql.SQL("{value} like '% '").format(**parts)
+        # Postgres pads with blanks up to the length, and ignores other blanks at the end.
+        return sql.SQL(
+            "char_length({value}) > {length} or (char_length({value}) < {length} and {value} like '% ')"
+        ).format(**parts)
+    if keeps_text(leaf):
+        return None
+    return sql.SQL('{value}::{type}::text <> {value} collate "C"').format(**parts)

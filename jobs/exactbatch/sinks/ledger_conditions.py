@@ -1,0 +1,50 @@
+"""Facts of the ledger that conditions over staged rows and windows refer to, as subqueries.
+
+These are not in ledger/queries.sql: they are evaluated for each row, within a statement over a sink's own tables,
+and an aiosql query cannot be part of another statement. Nothing here writes. The names are a public contract.
+"""
+
+from typing import Final
+
+from psycopg2 import sql
+
+# Every partition that a pipeline has processed. An index lookup for each replaces a scan of a watermark's table.
+PROCESSED_PARTITIONS: Final = sql.SQL("(select distinct topic, partition from exactbatch.stored_offset)")
+
+
+def is_advance(batch_id: int) -> sql.Composable:
+    """Return the condition that a batch is an advance, and not a replay."""
+    return sql.SQL("(select b.kind from exactbatch.batch b where b.batch_id = {}) = 'advance'").format(
+        sql.Literal(batch_id)
+    )
+
+
+def earlier_reason(batch_id: int, prefix: str) -> sql.Composable:
+    """Return the reason, which starts with `prefix`, for which the record of a staged row was rejected before.
+
+    Only rejects of the batch's pipeline count, from the same topic under the same topic ID. Null if there is none.
+    """
+    return sql.SQL(
+        "(select r.reason from exactbatch.rejected_record r "
+        "join exactbatch.batch b on b.pipeline = r.pipeline "
+        "where b.batch_id = {} and r.topic = kafka_topic and r.partition = kafka_partition "
+        'and r."offset" = kafka_offset and starts_with(r.reason, {}) '
+        "and exists (select from exactbatch.batch_range g where g.batch_id = b.batch_id "
+        "and g.topic = r.topic and g.topic_id = r.topic_id))"
+    ).format(sql.Literal(batch_id), sql.Literal(prefix))
+
+
+def committed_batches(target: str) -> sql.Composable:
+    """Return the number of batches that pipelines with this target have committed."""
+    return sql.SQL(
+        "(select count(*) from exactbatch.batch b join exactbatch.pipeline p on p.name = b.pipeline "
+        "where b.status = 'committed' and p.target = {})"
+    ).format(sql.Literal(target))
+
+
+def has_committed_replay(target: str) -> sql.Composable:
+    """Return the condition that a pipeline with this target has committed a replay."""
+    return sql.SQL(
+        "exists (select from exactbatch.batch b join exactbatch.pipeline p "
+        "on p.name = b.pipeline where b.kind = 'replay' and b.status = 'committed' and p.target = {})"
+    ).format(sql.Literal(target))

@@ -1,0 +1,226 @@
+"""A table whose rows carry lineage: rows are inserted with it, and found, counted and retracted by it."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.offsets import OffsetRange
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.cast import Cast
+from exactbatch.sinks.check_stored_rows import check_stored_rows
+from exactbatch.sinks.constraint_errors import candidates_of
+from exactbatch.sinks.counted_writes import delete_rows, write_rows
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.target_checks import check_cascades
+from exactbatch.sinks.target_definition import Evolve, prepare_table
+
+# A range, and the IDs of the batches whose results stand for some of its offsets.
+Part = tuple[OffsetRange, Sequence[int]]
+LINEAGE: Final = (
+    Column("kafka_topic", "text"),
+    Column("kafka_partition", "integer"),
+    Column("kafka_offset", "bigint"),
+    Column("kafka_timestamp", "timestamp with time zone"),
+    Column("batch_id", "bigint"),
+)
+
+
+@dataclass(frozen=True)
+class LineageTable:
+    """A table with the columns of LINEAGE, if lineage="record"; with `batch_id` alone, if lineage="batch"."""
+
+    table: TargetTable
+    lineage: Literal["record", "batch"] = "record"
+
+    @property
+    def identifier(self) -> sql.Composable:
+        """The table as an SQL identifier."""
+        return self.table.identifier
+
+    @property
+    def lineage_columns(self) -> tuple[Column, ...]:
+        """The columns that say where a row came from."""
+        return LINEAGE if self.lineage == "record" else LINEAGE[-1:]
+
+    def check(self, columns: Sequence[Column]) -> None:
+        """Raise ConfigurationError if a column of the pipeline has a name that staging or lineage uses."""
+        lineage = {column.name for column in LINEAGE}  # all of it: the staging table always has it
+        if taken := {"task_attempt", *lineage} & {column.name for column in columns}:
+            raise ConfigurationError(
+                f"target {self.table.spec}: the pipeline's columns {', '.join(sorted(taken))} have names that "
+                f"lineage and staging use. Rename them."
+            )
+
+    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> bool:
+        """Create the table if it is missing, and otherwise check its columns; return whether it was missing.
+
+        Raises TargetMismatch, which names the column and both types.
+        """
+        required = [column.name for column in self.lineage_columns if column.name != "kafka_timestamp"]
+        created = prepare_table(
+            cursor, self.table, columns, lineage=self.lineage_columns, required=required, evolve=evolve
+        )
+        if created:
+            # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a
+            # primary key on lineage would more than halve the speed of publish.
+            cursor.execute(
+                sql.SQL("create index on {} using brin ({}) with (pages_per_range = 32)").format(
+                    self.identifier, sql.SQL(", ").join(map(sql.Identifier, required))
+                )
+            )
+        return created
+
+    def check_replay(self, cursor: Cursor, cascade: Sequence[str] = ()) -> None:
+        """Raise TargetMismatch if deleting rows would change tables outside of `cascade` by foreign keys."""
+        check_cascades(cursor, self.table, cascade)
+
+    def casts(self, cursor: Cursor, columns: Sequence[Column]) -> tuple[Cast, ...]:
+        """Return how staged columns become columns of the table."""
+        return self.table.casts(cursor, columns)
+
+    def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
+        """Insert staged rows with their lineage; return how many rows arrived.
+
+        Raises TargetMismatch if a constraint of the table refuses a row.
+        """
+        lineage = [column.name for column in self.lineage_columns[:-1]]
+        lineage_names = list(map(sql.Identifier, lineage))
+        names = [*(sql.Identifier(column.name) for column in columns), *lineage_names]
+        casts = self.casts(cursor, columns)
+        values = [*(cast.expression for cast in casts), *lineage_names]
+        # Literals rather than parameters: psycopg2 would look for parameters in a name with a % as well.
+        rows = sql.SQL("select {values}, {batch_id} from {staging} where {accepted}").format(
+            values=sql.SQL(", ").join(values),
+            batch_id=sql.Literal(staged.batch_id),
+            staging=staged.table,
+            accepted=staged.accepted,
+        )
+        statement = sql.SQL("insert into {} ({}, batch_id) {}").format(
+            self.identifier, sql.SQL(", ").join(names), rows
+        )
+        written = write_rows(cursor, self.table, statement, candidates=candidates_of(casts, staged))
+        if guards := self.table.guards(cursor):
+            check_stored_rows(cursor, self.table, casts, lineage, staged=staged, guards=guards)
+        return written
+
+    def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Delete what batches have written for ranges; return how many rows that was.
+
+        With lineage="batch" all rows of these batches are deleted.
+        """
+        if (rows := self.rows_of(parts)) is None:
+            return 0
+        source, condition = rows
+        # One statement for all ranges: without an index each would read the whole table.
+        return delete_rows(
+            cursor,
+            self.table,
+            sql.SQL("delete from {} t using {} where {}").format(self.identifier, source, condition),
+            remaining=sql.SQL("select count(*) from {} t, {} where {}").format(
+                self.identifier, source, condition
+            ),
+        )
+
+    def aggregate(self, cursor: Cursor, parts: Sequence[Part], count: sql.Composable) -> int:
+        """Return `count`, an aggregate, over the rows that batches have written for ranges.
+
+        Returns 0 if there is no such row, and if the table does not exist yet.
+        """
+        if (rows := self.rows_of(parts)) is None or not self.table.exists(cursor):
+            return 0
+        source, condition = rows
+        cursor.execute(
+            sql.SQL("select {} from {} t, {} where {}").format(count, self.identifier, source, condition)
+        )
+        return int(cursor.fetchone()[0])
+
+    def count_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
+        """Return how many rows batches have written for each part; None if rows do not name their records."""
+        if self.lineage == "batch":
+            return [None] * len(parts)
+        counts: list[int | None] = [0] * len(parts)
+        if (rows := self.rows_of(parts)) is None or not self.table.exists(cursor):
+            return counts
+        source, condition = rows
+        # By partition: where its ranges start, in order, and their positions in `parts`.
+        starts_of: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for position, (range_, ids) in sorted(enumerate(parts), key=lambda part: part[1][0].from_offset):
+            if ids:
+                starts_of[range_.topic, range_.partition].append((range_.from_offset, position))
+        values = [
+            sql.SQL("({}, {}, {}::bigint[])").format(
+                sql.Literal(topic), sql.Literal(partition), sql.Literal([start for start, _ in starts])
+            )
+            for (topic, partition), starts in starts_of.items()
+        ]
+        cursor.execute(
+            sql.SQL(
+                "select s.topic, s.partition, width_bucket(t.kafka_offset, s.starts), count(*) from {} t, {}, "
+                "(values {}) s (topic, partition, starts) where {} and s.topic = p.topic "
+                "and s.partition = p.partition group by 1, 2, 3"
+            ).format(self.identifier, source, sql.SQL(", ").join(values), condition)
+        )
+        for topic, partition, range_number, count in cursor.fetchall():
+            _, position = starts_of[topic, partition][range_number - 1]
+            counts[position] = count
+        return counts
+
+    def rows_of(self, parts: Sequence[Part]) -> tuple[sql.Composable, sql.Composable] | None:
+        """Return a relation to join and a condition that find the rows `t` that batches have written for ranges.
+
+        Returns None if no part has a batch. The condition is that of conditions(), for all ranges at once.
+        """
+        batch_ids = sorted({batch_id for _, ids in parts for batch_id in ids})
+        if not batch_ids:
+            return None
+        by_batch = sql.SQL("t.batch_id = any({}::bigint[])").format(sql.Literal(batch_ids))
+        if self.lineage == "batch":
+            return sql.SQL("(values (true)) p (all_ranges)"), by_batch
+        ranges_of: dict[tuple[str, int], list[OffsetRange]] = defaultdict(list)
+        for range_, ids in parts:
+            if ids:
+                ranges_of[range_.topic, range_.partition].append(range_)
+        values = [
+            sql.SQL("({}, {}, {}::bigint, {}::bigint, {}::int8multirange)").format(
+                sql.Literal(topic),
+                sql.Literal(partition),
+                sql.Literal(min(range_.from_offset for range_ in ranges)),
+                sql.Literal(max(range_.until_offset for range_ in ranges)),
+                sql.Literal("{{{}}}".format(",".join(f"[{r.from_offset},{r.until_offset})" for r in ranges))),
+            )
+            for (topic, partition), ranges in ranges_of.items()
+        ]
+        return (
+            sql.SQL("(values {}) p (topic, partition, first, until, offsets)").format(
+                sql.SQL(", ").join(values)
+            ),
+            sql.SQL(
+                "t.kafka_topic = p.topic and t.kafka_partition = p.partition and t.kafka_offset >= p.first "
+                "and t.kafka_offset < p.until and t.kafka_offset <@ p.offsets and {}"
+            ).format(by_batch),
+        )
+
+    def conditions(self, parts: Sequence[Part]) -> Iterator[sql.Composable]:
+        """Yield one condition for each part with batches: true of the rows that these have written for its range.
+
+        Rows must name their records. A row lies in a range only if its batch covers it. `batch_id` tells these
+        rows from those of another pipeline, and from those of an earlier topic of the same name.
+        """
+        for range_, ids in parts:
+            if ids:
+                yield sql.SQL(
+                    "kafka_topic = {} and kafka_partition = {} and kafka_offset >= {} and kafka_offset < {} "
+                    "and batch_id = any({}::bigint[])"
+                ).format(
+                    sql.Literal(range_.topic),
+                    sql.Literal(range_.partition),
+                    sql.Literal(range_.from_offset),
+                    sql.Literal(range_.until_offset),
+                    sql.Literal(list(ids)),
+                )

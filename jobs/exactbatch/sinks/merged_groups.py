@@ -1,0 +1,126 @@
+"""Derive the rows of an Aggregate's target from the merged partial results of the affected groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import TargetMismatch
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.affected_keys import AFFECTED
+from exactbatch.sinks.byte_equality import differs, has_one_image
+from exactbatch.sinks.counted_writes import delete_rows, write_rows
+from exactbatch.sinks.null_safe_groups import column_list, same_group
+from exactbatch.sinks.partial_results import MERGED, PartialResults
+from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.window_finality import WindowFinality
+
+_OBSOLETE: Final = sql.Identifier("exactbatch_obsolete")
+
+
+@dataclass(frozen=True)
+class MergedGroups:
+    """The target of an Aggregate: one row for each group, merged from its partial results."""
+
+    target: TargetTable
+    partials: PartialResults
+    finality: WindowFinality | None
+
+    def derive(self, cursor: Cursor, columns: Sequence[Column]) -> None:
+        """Bring the rows of the affected groups up to date; partials.merge() has merged them."""
+        results = self.partials.result_columns(columns)
+        group_columns = self.partials.group_columns
+        # Equal values of a group can look different; the row has the one that represents them all.
+        written = [
+            column.name
+            for column in results
+            if column.name in self.partials.aggregates or not has_one_image(column.type)
+        ]
+        parts = {
+            "target": self.target.identifier,
+            "affected": AFFECTED,
+            "merged": MERGED,
+            "obsolete": _OBSOLETE,
+            "groups": column_list(group_columns),
+            "aggregates": column_list(self.partials.aggregates),
+        }
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {obsolete} on commit drop as select {groups} from {target} with no data"
+            ).format(**parts)
+        )
+        cursor.execute(
+            sql.SQL(
+                "insert into {obsolete} select {groups} from {affected} except select {groups} from {merged}"
+            ).format(**parts)
+        )
+        has_obsolete = bool(cursor.rowcount)
+        guards = self.target.guards(cursor)
+        if has_obsolete:
+            rows = sql.SQL("{obsolete} g where {same}").format(
+                **parts, same=same_group(group_columns, "t", "g")
+            )
+            delete_rows(
+                cursor,
+                self.target,
+                sql.SQL("delete from {} t using {}").format(self.target.identifier, rows),
+                remaining=sql.SQL("select count(*) from {} t, {}").format(self.target.identifier, rows)
+                if guards
+                else None,
+            )
+        # An unchanged row is not written, and no revision is counted.
+        changes: list[sql.Composable] = [
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in written
+        ]
+        own: sql.Composable = sql.SQL("")
+        values: sql.Composable = sql.SQL("")
+        if self.finality is not None:
+            changes.append(sql.SQL("revisions = t.revisions + t.final::int"))
+            own = sql.SQL(", final, revisions")
+            values = sql.SQL(", {}, {}::int").format(self.finality.is_final, self.finality.was_final)
+        write_rows(
+            cursor,
+            self.target,
+            sql.SQL(
+                "insert into {target} as t ({groups}, {aggregates}{own}) "
+                "select {groups}, {aggregates}{values} from {merged} "
+                "on conflict ({groups}) do update set {changes} where {differs}"
+            ).format(
+                **parts,
+                own=own,
+                values=values,
+                changes=sql.SQL(", ").join(changes),
+                differs=differs(written, "t", "excluded"),
+            ),
+        )
+        if guards:
+            self._check_written(cursor, results, guards)
+
+    def _check_written(self, cursor: Cursor, results: Sequence[Column], guards: str) -> None:
+        """Check that the affected groups' rows are as they were computed: a trigger may alter or drop them."""
+        cursor.execute(
+            sql.SQL(
+                "select count(*) filter (where t.tableoid is null) as missing, count(*) as differing "
+                "from {merged} m left join {target} t on {same} "
+                "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
+            ).format(
+                merged=MERGED,
+                target=self.target.identifier,
+                same=same_group(self.partials.group_columns, "t", "m"),
+                stored=column_list([column.name for column in results], of="t"),
+                computed=sql.SQL(", ").join(
+                    sql.SQL("{}::{}").format(sql.Identifier("m", column.name), sql.SQL(column.type))
+                    for column in results
+                ),
+            )
+        )
+        missing, differing = cursor.fetchone()
+        if differing:
+            raise TargetMismatch(
+                f"target {self.target.spec}: of the rows of this batch {missing} did not arrive and "
+                f"{differing - missing} are not stored as they were computed: {guards} "
+                f"alters them. Nothing was written. Drop it, or let it change only columns that the "
+                f"pipeline does not write."
+            )

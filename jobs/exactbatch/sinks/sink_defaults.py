@@ -1,0 +1,120 @@
+"""What a sink does unless it says otherwise: no keys, no deletes, no derived target, no compaction."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import TargetMismatch
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.base import Compactor, Comparison
+from exactbatch.sinks.lineage_table import LineageTable, Part
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.target import TargetTable
+
+_ONE_ROW_EACH: Final = sql.SQL("count(*)")
+
+
+class SinkDefaults:
+    """The parts of Sink that most sinks have in common. A sink gives its tables, and overrides what differs."""
+
+    companion_suffixes: ClassVar[tuple[str, ...]] = ()
+    is_derived: ClassVar[bool] = False
+    keeps_deletes: ClassVar[bool] = False
+
+    @property
+    def _target(self) -> TargetTable:
+        raise NotImplementedError
+
+    @property
+    def lineage_table(self) -> LineageTable:
+        """The table whose rows carry lineage."""
+        raise NotImplementedError
+
+    @property
+    def table(self) -> sql.Composable:
+        """The target as an SQL identifier."""
+        return self._target.identifier
+
+    @property
+    def tables(self) -> tuple[TargetTable, ...]:
+        """The target alone."""
+        return (self._target,)
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """None: rows have no key."""
+        return ()
+
+    @property
+    def needs_last_records_only(self) -> bool:
+        """False: every record counts."""
+        return False
+
+    @property
+    def compactor(self) -> Compactor | None:
+        """None: every row of the lineage table is part of the result."""
+        return None
+
+    @property
+    def event_times(self) -> TargetTable | None:
+        """None: the sink keeps no event times."""
+        return None
+
+    @property
+    def staged_row_count(self) -> sql.Composable:
+        """One staged row for each row of the lineage table."""
+        return _ONE_ROW_EACH
+
+    def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the pipeline's columns unchanged."""
+        return tuple(columns)
+
+    def check_shared(self, cursor: Cursor, columns: Sequence[Column], pipelines: Sequence[str]) -> None:
+        """Do nothing: a column that only others write does not matter."""
+
+    def check_replay(self, cursor: Cursor) -> None:
+        """Raise TargetMismatch if a replay would change tables that refer to the lineage table."""
+        self.lineage_table.check_replay(cursor)
+
+    def check_copyable(self, cursor: Cursor, columns: Sequence[Column]) -> None:  # noqa: ARG002
+        """Raise TargetMismatch: the sink does not take copied ranges."""
+        raise TargetMismatch(
+            f"target {self._target.spec}: {type(self).__name__} does not take ranges that commit='partition' "
+            f"copies. Nothing was written. Use commit='batch'."
+        )
+
+    def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
+        """Do nothing: the sink remembers nothing of a topic but its rows."""
+
+    def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Do nothing: a record may give any rows."""
+
+    def count_retracted(self, cursor: Cursor, parts: Sequence[Part]) -> int:
+        """Return how many staged rows retract() would delete."""
+        return self.lineage_table.aggregate(cursor, parts, self.staged_row_count)
+
+    def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
+        """Return how many rows retract() would delete of each part; None if rows do not name their records."""
+        return self.lineage_table.count_by_part(cursor, parts)
+
+    def compare_target(
+        self,
+        columns: Sequence[Column] | None,  # noqa: ARG002
+        target_types: Mapping[str, str],  # noqa: ARG002
+        lineage_types: Mapping[str, str],  # noqa: ARG002
+    ) -> Comparison | None:
+        """Return None: the target is the lineage table."""
+        return None
+
+    def compare_batches(
+        self,
+        records: sql.Composable,  # noqa: ARG002
+        batch: sql.Composable,  # noqa: ARG002
+        columns: Sequence[Column],  # noqa: ARG002
+        lineage_types: Mapping[str, str],  # noqa: ARG002
+        batch_ids: sql.Composable,  # noqa: ARG002
+    ) -> Comparison | None:
+        """Return None: an audit compares record by record, or only counts."""
+        return None

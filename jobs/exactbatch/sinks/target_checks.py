@@ -1,0 +1,268 @@
+"""Check that a table can hold what a sink writes, before anything is written."""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from exactbatch.columns import Column
+from exactbatch.errors import TargetMismatch
+from exactbatch.postgres.catalog import guards_of
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.target import TargetTable, quoted
+
+# Types of which one value is equal to another in both or in neither.
+_COMPARED_AS: Final = {
+    **dict.fromkeys(("smallint", "integer", "bigint"), "numeric"),
+    "character varying": "text",
+}
+# Foreign keys that carry a delete from the table or its partitions on, table by table.
+_CASCADES: Final = """
+with recursive family as (
+    select %(table)s::regclass::oid as oid union select relid::oid from pg_partition_tree(%(table)s::regclass)
+), carried as (
+    select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k
+    join family f on f.oid = k.confrelid
+    where k.contype = 'f' and k.confdeltype in ('c', 'n', 'd') and k.conparentid = 0
+    union
+    select k.conrelid, k.confrelid, k.conname, k.confdeltype from pg_constraint k
+    join carried c on k.confrelid = c.conrelid and c.confdeltype = 'c'
+    where k.contype = 'f' and k.confdeltype in ('c', 'n', 'd') and k.conparentid = 0
+)
+select n.nspname::text, r.relname::text, c.conname::text,
+       case c.confdeltype when 'c' then 'cascade' when 'n' then 'set null' else 'set default' end,
+       c.confrelid::regclass::text, c.conrelid in (select oid from family)
+from carried c join pg_class r on r.oid = c.conrelid join pg_namespace n on n.oid = r.relnamespace
+order by 1, 2, 3
+"""
+# Columns whose type, or that of their domain, is an extension's in a schema off the search_path.
+_HIDDEN_OPERATORS: Final = """
+with recursive types as (
+    select a.attname, a.atttypid as oid from pg_attribute a
+    where a.attrelid = %s::regclass and a.attname = any(%s) and a.attnum > 0
+    union
+    select t.attname, y.typbasetype from types t join pg_type y on y.oid = t.oid where y.typtype = 'd'
+)
+select t.attname::text, n.nspname::text, y.typname::text
+from types t join pg_type y on y.oid = t.oid join pg_namespace n on n.oid = y.typnamespace
+where y.typtype = 'b' and y.typcategory <> 'A' and n.nspname <> 'pg_catalog'
+  and n.nspname <> all(current_schemas(true))
+order by 1 limit 1
+"""
+# Tables, with their partitions, of which a publication cannot replicate deletes or updates.
+_NOT_REPLICATED: Final = """
+with family as (
+    select %s::regclass::oid as oid union select relid::oid from pg_partition_tree(%s::regclass)
+)
+select format('%%I.%%I', n.nspname, c.relname), p.pubname::text, i.columns is not null
+from family f join pg_class c on c.oid = f.oid and c.relkind = 'r' join pg_namespace n on n.oid = c.relnamespace
+join pg_publication p on (p.pubdelete or p.pubupdate) and (
+    p.puballtables
+    or exists (select from pg_publication_rel r where r.prpubid = p.oid
+               and (r.prrelid = c.oid or r.prrelid in (select relid from pg_partition_ancestors(c.oid))))
+    or exists (select from pg_publication_namespace s where s.pnpubid = p.oid and (s.pnnspid = c.relnamespace
+               or s.pnnspid in (select a.relnamespace from pg_partition_ancestors(c.oid) t
+                                join pg_class a on a.oid = t.relid))))
+left join lateral (
+    -- Not pg_get_replica_identity_index(): Postgres might call it for a table that is being dropped.
+    -- A key `without overlaps` is no identity: its equality is not that of the columns.
+    select array_agg(k.column_number) as columns
+    from pg_index i cross join unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (column_number)
+    where i.indrelid = c.oid and not i.indisexclusion
+    and (c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident)
+    having count(*) > 0
+    union all
+    select array_agg(a.attnum) from pg_attribute a
+    where c.relreplident = 'f' and a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+    having c.relreplident = 'f'
+) i on true
+left join pg_publication_rel r on r.prpubid = p.oid and r.prrelid = c.oid and r.prattrs is not null
+where i.columns is null or not i.columns <@ r.prattrs::int2[]
+order by 1, 2 limit 1
+"""
+
+
+def check_companion(cursor: Cursor, table: TargetTable) -> None:
+    """Raise TargetMismatch if a table that exactbatch keeps for itself has a trigger or a rule."""
+    if guards := table.guards(cursor):
+        raise TargetMismatch(
+            f"table {table.spec}: {guards} could alter what exactbatch keeps in this table for itself. Nothing "
+            f"was written. Drop it, or put it on the target."
+        )
+
+
+def check_same_keys(cursor: Cursor, table: TargetTable, other: TargetTable, key: Sequence[str]) -> None:
+    """Raise TargetMismatch if two keys could be equal in one of two tables and different in the other.
+
+    Both tables agree if the types of the key columns compare alike, and their collations are deterministic.
+    """
+    columns, other_columns = table.columns(cursor), other.columns(cursor)
+    for name in key:
+        if _equality(columns[name].type) != _equality(other_columns[name].type):
+            raise TargetMismatch(
+                f"target {table.spec}, column {name}: the key has the type {columns[name].type} here and "
+                f"{other_columns[name].type} in {other.spec}: keys that differ in one table could be equal in the "
+                f"other. Nothing was written. Give both the same type.",
+                column=name,
+            )
+    for checked in (table, other):
+        check_collations(cursor, checked, key)
+
+
+def check_collations(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> None:
+    """Raise TargetMismatch if the collation of a key column makes different texts equal."""
+    cursor.execute(
+        "select a.attname::text, c.collname::text "
+        "from pg_attribute a join pg_collation c on c.oid = a.attcollation "
+        "where a.attrelid = %s::regclass and a.attname = any(%s) and not c.collisdeterministic",
+        (table.identifier.as_string(cursor), list(key)),
+    )
+    if (row := cursor.fetchone()) is not None:
+        column, collation = row
+        raise TargetMismatch(
+            f"target {table.spec}, column {column}: its collation {collation} makes different texts equal, so "
+            f"that rows of different keys would become one. Nothing was written. Give the column a deterministic "
+            f"collation.",
+            column=column,
+        )
+
+
+def check_operators(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> None:
+    """Raise TargetMismatch if the login's search_path does not find the `=` of a key column's type.
+
+    Postgres would then use the `=` of another type, such as text's for citext, and an index of the key would not.
+    """
+    cursor.execute(_HIDDEN_OPERATORS, (table.identifier.as_string(cursor), list(key)))
+    if (row := cursor.fetchone()) is not None:
+        column, schema, type_ = row
+        raise TargetMismatch(
+            f"target {table.spec}, column {column}: the operators of its type {schema}.{type_} are in the "
+            f"schema {schema}, which is not on the login's search_path, so Postgres would compare the values "
+            f"as those of another type. Nothing was written. Put the schema on the search_path of every login "
+            f"that runs the pipeline or audits it: alter role … set search_path = public, {quoted(schema)};",
+            column=column,
+        )
+
+
+def check_unique(
+    cursor: Cursor, table: TargetTable, key: Sequence[str], *, nulls_equal: bool = False
+) -> None:
+    """Raise TargetMismatch unless a constraint keeps two rows from having the same key.
+
+    With `nulls_equal`, the constraint must treat null like any other value.
+    """
+    cursor.execute(
+        "select array_agg(a.attname::text order by a.attname) from pg_index i "
+        "join pg_attribute a on a.attrelid = i.indrelid "
+        # int2vector counts from 0; after the key columns come the included ones.
+        "and a.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
+        "where i.indrelid = %s::regclass and i.indisunique and i.indimmediate and i.indpred is null "
+        "and i.indisvalid and i.indisready "
+        "and i.indexprs is null and (i.indisprimary or i.indnullsnotdistinct or not %s) "
+        "group by i.indexrelid",
+        (table.identifier.as_string(cursor), nulls_equal),
+    )
+    if sorted(key) in [row[0] for row in cursor.fetchall()]:
+        return
+    names = ", ".join(key)
+    clause = "unique nulls not distinct" if nulls_equal else "unique"
+    raise TargetMismatch(
+        f"target {table.spec}: expected a primary key or unique constraint on exactly ({names}), the key "
+        f"of the pipeline{', that treats nulls as equal' if nulls_equal else ''}, found none. Add it: "
+        f"alter table {table.spec} add {clause} ({names});"
+    )
+
+
+def check_cascades(cursor: Cursor, table: TargetTable, allowed: Sequence[str] = ()) -> None:
+    """Raise TargetMismatch if deleting rows would change tables that are not `allowed`.
+
+    Foreign keys with on delete cascade, set null or set default carry a delete on, table by table.
+    """
+    cursor.execute(_CASCADES, {"table": table.identifier.as_string(cursor)})
+    names = {TargetTable(spec).name for spec in allowed}
+    if refused := [row for row in cursor.fetchall() if (row[0], row[1]) not in names or row[5]]:
+        schema, other, constraint, action, referenced, is_own = refused[0]
+        spec = f"{quoted(schema)}.{quoted(other)}"
+        raise TargetMismatch(
+            f"target {table.spec}: a replay deletes rows and inserts them again, and the foreign key "
+            f"{constraint} of {schema}.{other} to {referenced} (on delete {action}) would permanently change rows "
+            f"of {'the target itself' if is_own else f'{schema}.{other}'}. Nothing was written. Make the foreign "
+            f"key deferrable initially deferred, without on delete {action}"
+            + ("." if is_own else f", or allow it: Append(…, cascade=({spec!r},))."),
+            constraint=constraint,
+        )
+
+
+def check_replicated(cursor: Cursor, table: TargetTable) -> None:
+    """Raise TargetMismatch if a publication includes the table, and Postgres would refuse to delete its rows."""
+    cursor.execute(_NOT_REPLICATED, (table.identifier.as_string(cursor),) * 2)
+    if (row := cursor.fetchone()) is None:
+        return
+    published, publication, has_identity = row
+    problem, remedy = (
+        (
+            "the columns that it includes lack some of the replica identity",
+            "Let it include them all.",
+        )
+        if has_identity
+        else (
+            "the table has no replica identity",
+            f"Give it one: alter table {published} replica identity full;",
+        )
+    )
+    raise TargetMismatch(
+        f"target {table.spec}: the publication {publication} replicates deletes and updates of {published}, and "
+        f"{problem}, so Postgres refuses them. Nothing was written. {remedy}"
+    )
+
+
+def check_copyable(cursor: Cursor, table: TargetTable, columns: Sequence[Column]) -> None:
+    """Check that several transactions can copy rows into the table at once, without a cast.
+
+    Raises TargetMismatch, which names the column whose type is not exactly the one that is written, or the
+    constraint that could refuse one range's rows because of another's.
+    """
+    stored = table.columns(cursor)
+    for column in columns:
+        if (actual := stored[column.name].type) != column.type:
+            raise TargetMismatch(
+                f"target {table.spec}, column {column.name}: expected exactly the type {column.type}, "
+                f"because commit='partition' copies rows without a cast, found {actual}. Change the "
+                f"column's type, or use commit='batch'.",
+                column=column.name,
+            )
+    cursor.execute(
+        """
+        select i.indexrelid::regclass::text
+        from pg_index i
+        where (i.indisunique or i.indisexclusion) and i.indrelid in (
+            select %(table)s::regclass union select relid from pg_partition_tree(%(table)s::regclass)
+        )
+        order by 1 limit 1
+        """,
+        {"table": table.identifier.as_string(cursor)},
+    )
+    if (constraint := cursor.fetchone()) is not None:
+        raise TargetMismatch(
+            f"target {table.spec}: it has the constraint or unique index {constraint[0]}. With "
+            f"commit='partition', ranges are written independently of each other, so the table must have no "
+            f"primary key, unique or exclusion constraint or unique index. Drop it, or use commit='batch'.",
+            constraint=constraint[0],
+        )
+    altering = [fact for fact in table.facts(cursor) if fact.is_guard and "BEFORE" in fact.guard]
+    if altering:
+        raise TargetMismatch(
+            f"target {table.spec}: {guards_of(altering)} could alter rows while they are copied, and with "
+            f"commit='partition' there are no staged rows to compare them with. Drop it, or use commit='batch'."
+        )
+    cursor.execute("select current_setting('track_counts')")
+    if cursor.fetchone()[0] != "on":
+        raise TargetMismatch(
+            f"target {table.spec}: Postgres does not count the rows that arrive (track_counts is off), and "
+            f"commit='partition' needs the count. Switch track_counts on (the default), or use commit='batch'."
+        )
+
+
+def _equality(type_: str) -> str:
+    """Return how a type compares: the same text for types of which one value is equal in both or in neither."""
+    plain = re.sub(r"\(\d+(?:,\d+)?\)", "", type_)
+    return _COMPARED_AS.get(plain, plain)
