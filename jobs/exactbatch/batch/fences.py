@@ -6,7 +6,6 @@ They run before anything is staged, and again while the batch is published.
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, Fenced, TargetMismatch, TopicRecreated
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.model import Covered

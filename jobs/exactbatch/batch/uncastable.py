@@ -241,9 +241,7 @@ def _all_at_once(
 
 
 def _cases(rules: Sequence[RejectRule]) -> sql.Composable:
-    return sql.SQL(" ").join(
-        sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
-    )
+    return sql.SQL(" ").join(sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules)
 
 
 def _function(cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables) -> sql.Composable:
