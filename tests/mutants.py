@@ -477,16 +477,16 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a time without a record is kept",
-        "planning/freeze_replay.py",
-        "if first is not None and boundaries.kept is None and",
-        "if boundaries.kept is None and",
+        "planning/resolve_window.py",
+        "                first is not None\n                and neighbours",
+        "                neighbours",
         (f"{_BUTTONS}::test_an_interval_that_was_asked_for_too_early_is_processed_later",),
     ),
     Mutant(
         "a time whose first record retention may have removed is kept",
-        "planning/freeze_replay.py",
-        " and not _may_be_removed(each, found, at):",
-        ":",
+        "planning/resolve_window.py",
+        "                and not _may_be_removed(partition, situation.first_records, at)\n",
+        "",
         (f"{_REPLAY}::test_a_window_whose_beginning_was_removed_is_refused",),
     ),
     Mutant(
@@ -514,8 +514,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a record with a wrong time hides what follows it",
-        "planning/freeze_replay.py",
-        "        if behind is not None:\n",
+        "planning/situation.py",
+        "        if hidden is not None:\n",
         "        if False:\n",
         (f"{_BUTTONS}::test_a_record_with_a_wrong_time_does_not_hide_what_follows_it",),
     ),
@@ -529,7 +529,7 @@ MUTANTS: Final = (
     Mutant(
         "a run that was created again replays the batch of the first one",
         "planning/run.py",
-        "ledger.begin_life(pipeline, run)",
+        "ledger.begin_incarnation(pipeline, run)",
         "pass",
         (f"{_BUTTONS}::test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared",),
     ),
@@ -643,8 +643,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a replay takes a delete back whose tombstone may be gone",
-        "planning/replay.py",
-        "        if stays:",
+        "planning/compacted_topics.py",
+        "        if kept:",
         "        if False:",
         (
             "tests/integration/test_surprises.py::test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused",

@@ -1,7 +1,4 @@
-"""The types that planning, batches, the ledger and Kafka share. Pure, no I/O.
-
-A partition as the broker reports it, a stored offset, a row of coverage, the limits of a batch and its plan.
-"""
+"""The types that planning, batches, the ledger and Kafka share. Pure, no I/O."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,17 +6,19 @@ from typing import Literal
 from uuid import UUID
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.offsets import Log, OffsetRange
+from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.options import check_types
 
-TopicPartition = tuple[str, int]
 OnLoss = Literal["fail", "record"]
 Start = Literal["earliest", "latest"] | Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPartition:
-    """What the broker says of one partition. Offsets satisfy earliest <= last_stable <= high_watermark."""
+    """The state of one partition as the broker reports it.
+
+    Offsets satisfy earliest <= last_stable <= high_watermark.
+    """
 
     topic: str
     partition: int
@@ -29,6 +28,16 @@ class LogPartition:
     last_stable: int
     high_watermark: int
 
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def key(self) -> PartitionKey:
+        """Topic, partition and topic ID."""
+        return self.topic, self.partition, self.topic_id
+
     def range(self, from_offset: int, until_offset: int) -> OffsetRange:
         """A range of this partition, [from_offset, until_offset)."""
         return OffsetRange(
@@ -36,12 +45,12 @@ class LogPartition:
         )
 
     def __str__(self) -> str:
-        return f"topic {self.topic!r}, partition {self.partition}"
+        return f"{self.topic}[{self.partition}]"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRecord:
-    """The first committed record of a partition at or after a time: its offset, and its own time, in ms."""
+    """Offset and timestamp, in ms since 1970, of a record that a search by time found in a partition."""
 
     offset: int
     timestamp: int
@@ -49,7 +58,7 @@ class FoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredOffset:
-    """Where a pipeline stands in one partition: every offset below `next_offset` is accounted for."""
+    """The position of a pipeline in one partition: every offset below `next_offset` is accounted for."""
 
     topic: str
     partition: int
@@ -57,10 +66,23 @@ class StoredOffset:
     leader_epoch: int | None
     topic_id: UUID
 
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def key(self) -> PartitionKey:
+        """Topic, partition and topic ID."""
+        return self.topic, self.partition, self.topic_id
+
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """A row of exactbatch.coverage: offsets [from_offset, until_offset) of one life of a partition."""
+    """A row of exactbatch.coverage: who accounts for offsets [from_offset, until_offset) of a partition.
+
+    `batch_id` is None for the kind "loss".
+    """
 
     topic: str
     topic_id: UUID
@@ -71,8 +93,13 @@ class Covered:
     batch_id: int | None
 
     @property
-    def log(self) -> Log:
-        """The partition of the topic's life that the offsets belong to."""
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def key(self) -> PartitionKey:
+        """Topic, partition and topic ID."""
         return self.topic, self.partition, self.topic_id
 
 
@@ -80,7 +107,7 @@ class Covered:
 class Limits:
     """How many offsets one batch may span. None sets no limit.
 
-    `max_records` is shared fairly over the partitions: one with less to give leaves its share to the others.
+    `max_records` is shared fairly among the partitions: those with fewer offsets leave their share to the others.
     """
 
     max_records: int | None = None
@@ -98,10 +125,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One advance: where partitions start that have no stored offset yet, what is lost, what to process.
+    """The plan of one advance.
 
-    `unnamed` are the partitions that start at their earliest because `start`, a mapping or what a group has
-    committed, has no offset for them.
+    seeds    where partitions without a stored offset start
+    losses   offsets that retention removed before they were processed
+    ranges   offsets to process
+    unnamed  partitions that start at their earliest offset because `start`, a mapping or the committed offsets
+    of a
+             group, does not name them
     """
 
     seeds: tuple[StoredOffset, ...]
@@ -111,5 +142,5 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to process. Seeds and losses are stored all the same."""
+        """True if there is nothing to process. Seeds and losses are stored all the same."""
         return not self.ranges

@@ -1,4 +1,4 @@
-"""Offset ranges, half-open, as Kafka and Python count: [from_offset, until_offset)."""
+"""Offset ranges, half-open, as Kafka and Python count: [from_offset, until_offset). Pure, no I/O."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -7,17 +7,19 @@ from uuid import UUID
 
 from exactbatch.errors import Place
 
-# The partition of one life of a topic: topic, partition, topic id.
-Log = tuple[str, int, UUID]
+TopicPartition = tuple[str, int]
+# Topic, partition and topic ID: a topic that was deleted and created again has another ID, so its offsets are
+# others.
+PartitionKey = tuple[str, int, UUID]
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class OffsetRange:
-    """Offsets [from_offset, until_offset) of one partition of one life of a topic.
+    """Offsets [from_offset, until_offset) of one partition of the topic with this ID.
 
-    A range counts offsets, not records: compaction and transaction markers leave holes.
-    `leader_epoch` is the epoch of the partition's leader when the range was planned; it is None where
-    the broker does not tell.
+    A range counts offsets, not records: compaction and transaction markers leave gaps.
+    `leader_epoch` is the epoch of the partition's leader when the range was planned, None if the broker does not
+    report it.
     """
 
     topic: str
@@ -32,12 +34,17 @@ class OffsetRange:
             raise ValueError(f"expected 0 <= from_offset < until_offset, found {self}")
 
     def __len__(self) -> int:
-        """How many offsets the range spans."""
+        """Number of offsets in the range."""
         return self.until_offset - self.from_offset
 
     @property
-    def log(self) -> Log:
-        """The partition of the topic's life that the offsets belong to."""
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def key(self) -> PartitionKey:
+        """Topic, partition and topic ID."""
         return self.topic, self.partition, self.topic_id
 
     @property
@@ -51,7 +58,7 @@ class OffsetRange:
         }
 
     def cut(self, offset: int) -> "tuple[OffsetRange | None, OffsetRange | None]":
-        """What lies below an offset, and what lies at or above it; None for nothing."""
+        """Return the part below an offset and the part at or above it; None for an empty part."""
         if offset <= self.from_offset:
             return None, self
         if offset >= self.until_offset:
@@ -59,77 +66,79 @@ class OffsetRange:
         return replace(self, until_offset=offset), replace(self, from_offset=offset)
 
     def without(self, other: "OffsetRange") -> "list[OffsetRange]":
-        """What is left of this range without another one."""
-        if self.log != other.log:
+        """Return the zero to two ranges that remain of this one when the offsets of another are removed."""
+        if self.key != other.key:
             return [self]
         below, rest = self.cut(other.from_offset)
         above = rest.cut(other.until_offset)[1] if rest is not None else None
-        return [each for each in (below, above) if each is not None]
+        return [part for part in (below, above) if part is not None]
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.from_offset}..{self.until_offset}"
 
 
 def split(ranges: Sequence[OffsetRange], *, parts: int, smallest: int) -> list[OffsetRange]:
-    """Cut large ranges so that about `parts` pieces of similar size come out.
+    """Cut large ranges, to get about `parts` pieces of similar size.
 
     A piece spans at least `smallest` offsets unless its range is smaller. The pieces cover the same
     offsets in the same order.
     """
     if not ranges:
         return []
-    wanted = max(smallest, -(-sum(map(len, ranges)) // parts))
+    target_size = max(smallest, -(-sum(map(len, ranges)) // parts))
     return [
         piece
-        for each in ranges
-        for piece in _cut(each, pieces=max(1, min(round(len(each) / wanted), len(each) // smallest)))
+        for range_ in ranges
+        for piece in _cut_evenly(
+            range_, pieces=max(1, min(round(len(range_) / target_size), len(range_) // smallest))
+        )
     ]
 
 
-def deal(sizes: Sequence[int], hands: int) -> list[list[int]]:
-    """Deal things of these sizes into at most so many hands of similar size, largest first; by their indexes.
+def fill_bins(sizes: Sequence[int], bins: int) -> list[list[int]]:
+    """Distribute items of these sizes over at most `bins` bins of similar total size, the largest items first.
 
-    No hand is empty.
+    Returns the indexes of the items in each bin; no bin is empty.
     """
-    dealt: list[list[int]] = [[] for _ in range(min(hands, len(sizes)))]
-    smallest = [(0, hand) for hand in range(len(dealt))]
+    filled: list[list[int]] = [[] for _ in range(min(bins, len(sizes)))]
+    by_total = [(0, bin_) for bin_ in range(len(filled))]
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        size, hand = heappop(smallest)
-        dealt[hand].append(index)
-        heappush(smallest, (size + sizes[index], hand))
-    return dealt
+        total, bin_ = heappop(by_total)
+        filled[bin_].append(index)
+        heappush(by_total, (total + sizes[index], bin_))
+    return filled
 
 
 def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Join ranges of one log that touch; logs and offsets come out in order.
+    """Join adjacent ranges of the same partition; partitions and offsets come out in order.
 
-    Raises ValueError when two ranges overlap.
+    Raises ValueError if two ranges overlap.
     """
     merged: list[OffsetRange] = []
-    for each in sorted(ranges, key=lambda r: (*r.log, r.from_offset)):
+    for range_ in sorted(ranges, key=lambda r: (*r.key, r.from_offset)):
         last = merged[-1] if merged else None
-        if last is None or last.log != each.log or last.until_offset < each.from_offset:
-            merged.append(each)
-        elif last.until_offset == each.from_offset:
-            merged[-1] = replace(last, until_offset=each.until_offset)
+        if last is None or last.key != range_.key or last.until_offset < range_.from_offset:
+            merged.append(range_)
+        elif last.until_offset == range_.from_offset:
+            merged[-1] = replace(last, until_offset=range_.until_offset)
         else:
-            raise ValueError(f"expected ranges that do not overlap, found {last} and {each}")
+            raise ValueError(f"expected ranges that do not overlap, found {last} and {range_}")
     return merged
 
 
 def union(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The offsets that are in any of the ranges; as merge(), but ranges of one log may overlap."""
+    """Return the offsets that are in any of the ranges; like merge(), but the ranges may overlap."""
     joined: list[OffsetRange] = []
-    for each in sorted(ranges, key=lambda r: (*r.log, r.from_offset)):
+    for range_ in sorted(ranges, key=lambda r: (*r.key, r.from_offset)):
         last = joined[-1] if joined else None
-        if last is None or last.log != each.log or last.until_offset < each.from_offset:
-            joined.append(each)
-        elif last.until_offset < each.until_offset:
-            joined[-1] = replace(last, until_offset=each.until_offset)
+        if last is None or last.key != range_.key or last.until_offset < range_.from_offset:
+            joined.append(range_)
+        elif last.until_offset < range_.until_offset:
+            joined[-1] = replace(last, until_offset=range_.until_offset)
     return joined
 
 
-def _cut(range_: OffsetRange, *, pieces: int) -> Iterable[OffsetRange]:
+def _cut_evenly(range_: OffsetRange, *, pieces: int) -> Iterable[OffsetRange]:
     """Cut one range into pieces whose sizes differ by at most one offset."""
     size, larger = divmod(len(range_), pieces)
     start = range_.from_offset

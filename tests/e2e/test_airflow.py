@@ -401,7 +401,7 @@ def _newest_batch(settings: Settings) -> Any:
     connection = connect(settings.postgres, application="tests")
     try:
         with transaction(connection):
-            return Ledger(connection).batches(pipeline, most=1)[0]
+            return Ledger(connection).batches(pipeline, limit=1)[0]
     finally:
         connection.close()
 

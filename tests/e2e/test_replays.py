@@ -278,7 +278,7 @@ def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced
         ({"batch_ids": [10_000]}, "batch 10000 is not in the ledger of database"),
         (
             {"ranges": [{"topic": "hourly", "partition": 0, "from_offset": 0, "until_offset": 100_000}]},
-            "expected it to end at or below the stored offset",
+            "the range ends above the stored offset",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

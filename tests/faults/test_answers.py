@@ -24,7 +24,7 @@ from exactbatch.operations.report import load_report
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.environment import LONG
 from support.faults.answered_batches import (
     AnsweredBatches,
@@ -61,7 +61,7 @@ def plan_advance(case: AnsweredBatches) -> Any:
 
 
 def plan_replay(case: AnsweredBatches) -> Any:
-    request = ReplayRequest(ranges=(AskedRange(case.topic.name, 0, 0, 4),))
+    request = ReplayRequest(ranges=(RequestedRange(case.topic.name, 0, 0, 4),))
 
     def run(connection: Any) -> None:
         preview_replay(connection, case.log, case.pipeline, request)

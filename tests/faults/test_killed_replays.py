@@ -17,7 +17,7 @@ from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support.environment import LONG, draw_seed
@@ -59,7 +59,7 @@ def test_the_same_replay_again_and_again_with_its_driver_killed_each_time(
     world.retry(pipeline, first)
     expected = _state(world, pipeline, {first})
     request = ReplayRequest(
-        ranges=(AskedRange(topic.name, 0, 5, 21), AskedRange(topic.name, 1, 0, 8)),
+        ranges=(RequestedRange(topic.name, 0, 5, 21), RequestedRange(topic.name, 1, 0, 8)),
     )
     # A driver that is left alone tells how long a random moment may take to come.
     batch_id, began = _plan(world, pipeline, request), time.monotonic()
@@ -103,7 +103,7 @@ def test_an_upsert_is_the_latest_of_its_changes_whenever_its_driver_is_killed(
     )
     expected = {n: f"first {max(m for m in range(20) if m % 7 == n)}" for n in range(7) if n != 3}
     expected |= {1: "second", 9: "second"}
-    request = ReplayRequest(ranges=(AskedRange(topic.name, 0, 18, 23),))
+    request = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 18, 23),))
     for plan in (lambda: world.plan(pipeline), lambda: _plan(world, pipeline, request)):
         batch_id = plan()
         driver = world.launch(pipeline, batch_id, f"{moment}=kill")

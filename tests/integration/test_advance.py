@@ -15,9 +15,9 @@ from exactbatch import Limits, Pipeline
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
-    LogWentBackwards,
     NotRegistered,
     OffsetsLost,
+    StoredOffsetBeyondLog,
     StoredOffsetsMoved,
     TopicMissing,
     TopicRecreated,
@@ -200,7 +200,7 @@ def test_stored_offsets_that_never_rest_end_in_an_error_that_can_be_retried(
         commit(connection, pipeline, advance(connection, kafka_log, pipeline))
 
     message = refused(StoredOffsetsMoved, connection, MovingLog(kafka_log, [move] * 9), pipeline)
-    assert "found that they moved in each of 5 tries" in message
+    assert "its stored offsets moved during each of 5 attempts" in message
     assert StoredOffsetsMoved.retryable
 
 
@@ -246,8 +246,7 @@ def test_offsets_that_retention_removed_fail_the_plan_by_default(
     advance(connection, kafka_log, pipeline)
     lose(admin, topic, 4)
     message = refused(OffsetsLost, connection, kafka_log, pipeline)
-    assert f"topic '{topic.name}', partition 0: expected to go on at the stored offset 0" in message
-    assert "retention removed 4 offsets" in message
+    assert f"{topic.name}[0]: retention removed 4 unprocessed offsets (stored offset 0" in message
     assert stands(connection, pipeline) == [0, 0]
 
 
@@ -308,7 +307,7 @@ def test_a_topic_that_was_created_again_is_not_taken_for_the_old_one(
     recreate(admin, make_topic, topic)
     topic.produce(*map(record, range(20)))
     message = refused(TopicRecreated, connection, kafka_log, pipeline)
-    assert "the topic was deleted and created again, so the stored offset 10 says nothing about it" in message
+    assert "The stored offset 10 does not apply to the new topic" in message
 
 
 def recreate(admin: AdminClient, make_topic: MakeTopic, topic: Topic) -> None:
@@ -327,8 +326,8 @@ def test_a_stored_offset_past_the_end_of_the_log_is_an_error(
     advance(connection, kafka_log, pipeline)
     with transaction(connection) as cursor:
         cursor.execute("update exactbatch.stored_offset set next_offset = 11 where partition = 0")
-    assert "expected the log to reach the stored offset 11, found its end at 10" in refused(
-        LogWentBackwards, connection, kafka_log, pipeline
+    assert "the log ends at 10, below the stored offset 11" in refused(
+        StoredOffsetBeyondLog, connection, kafka_log, pipeline
     )
 
 
@@ -431,4 +430,4 @@ def test_a_preview_says_what_a_plan_would_do_and_writes_nothing(
     assert [each.high_watermark for each in partitions] == [10, 3]
     assert stands(connection, pipeline) == []
     with transaction(connection):
-        assert Ledger(connection).batches(pipeline, most=1) == []
+        assert Ledger(connection).batches(pipeline, limit=1) == []

@@ -32,7 +32,7 @@ from exactbatch.errors import (
 from exactbatch.formats import Decoded
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
@@ -92,7 +92,7 @@ def partials(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> int:
-    asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    asked = tuple(RequestedRange(pipeline.topics[0], partition, *each) for each in bounds)
     batch_id = freeze_replay(
         world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
     ).batch_id
@@ -617,7 +617,7 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
     )
     with transaction(world.connection):
         Ledger(world.connection).register(wider, accept_identity=True)
-    asked = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 2),))
+    asked = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 0, 2),))
     batch_id = freeze_replay(world.connection, world.log, wider, asked, origin="cli").batch_id
     assert batch_id is not None
     for table in (wider.sink.lineage_table.identifier, wider.sink.table):
@@ -655,7 +655,7 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
             for part in ("", "_partial", "_watermark")
         ]
 
-    asked = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 2),))
+    asked = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 0, 2),))
 
     def advance() -> int | None:
         return world.plan(right)

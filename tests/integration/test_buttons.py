@@ -448,7 +448,9 @@ def test_a_backfill_over_what_was_never_processed_fails_and_says_so(buttons: But
     for _ in range(2):
         with pytest.raises(AirflowFailException) as caught:
             buttons.plan(backfill)
-        assert f"1 offsets of the window are above the stored ones: {topic.name}[0] 2..3" in str(caught.value)
+        assert f"1 offsets of the window are above the stored offsets: {topic.name}[0] 2..3" in str(
+            caught.value
+        )
         assert "for the next advance" in str(caught.value)
         backfill = cleared(backfill)
     buttons.run(Run("next"))
@@ -465,7 +467,7 @@ def test_what_a_window_leaves_to_the_next_advance_is_named(
     run = Run("two", "manual", {"start": T0.isoformat(), "end": (T0 + 6 * HOUR).isoformat()})
     with caplog.at_level(logging.WARNING):
         event = buttons.run(run)
-    assert f"2 offsets of the window are above the stored ones: {topic.name}[0] 4..6" in caplog.text
+    assert f"2 offsets of the window are above the stored offsets: {topic.name}[0] 4..6" in caplog.text
     assert event["beyond_stored"] == [f"{topic.name}[0] 4..6"]
     assert event["ranges"][0]["until_offset"] == 4
 
@@ -488,7 +490,7 @@ def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons: Bu
     buttons.run(Run("one"))
     early = Run("early", "backfill", hour=8)
     with pytest.raises(
-        AirflowSkipException, match="no processed offset of .* lies in the window 2026-01-05 08"
+        AirflowSkipException, match="no processed offset of .* is in the window 2026-01-05 08"
     ):
         buttons.plan(early)
     assert buttons.rows("select from exactbatch.time_boundary") == []
@@ -538,6 +540,6 @@ def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(butt
             assert index in "".join(row[0] for row in cursor.fetchall())
         began = time.monotonic()
         for _ in range(100):
-            assert Ledger(buttons.connection).unannounced(buttons.pipeline, age=0, most=9) == []
-            assert Ledger(buttons.connection).unfinished_replays(buttons.pipeline, age=0, most=9) == []
+            assert Ledger(buttons.connection).unannounced(buttons.pipeline, age=0, limit=9) == []
+            assert Ledger(buttons.connection).unfinished_replays(buttons.pipeline, age=0, limit=9) == []
         assert time.monotonic() - began < 2

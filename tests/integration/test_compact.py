@@ -26,7 +26,7 @@ from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.ledger import Ledger
 from exactbatch.operations.compact import Compaction, compact_changes, preview_compaction
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
@@ -71,7 +71,9 @@ def horizons(world: BatchRunner) -> list[tuple[int, int]]:
 
 
 def request(topic: Topic, *bounds: tuple[int, int], partition: int = 0, **more: Any) -> ReplayRequest:
-    return ReplayRequest(ranges=tuple(AskedRange(topic.name, partition, *each) for each in bounds), **more)
+    return ReplayRequest(
+        ranges=tuple(RequestedRange(topic.name, partition, *each) for each in bounds), **more
+    )
 
 
 def plan(world: BatchRunner, pipeline: Pipeline, asked: ReplayRequest) -> int | None:
@@ -129,12 +131,14 @@ def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
         ReplayRequest(batch_ids=(first,)),
         ReplayRequest(window=(datetime.now(UTC) - HOUR, datetime.now(UTC) + HOUR)),
     ):
-        with pytest.raises(ReplayRefused, match="expected offsets at or above 10, the horizon of") as caught:
+        with pytest.raises(
+            ReplayRefused, match="these offsets are below 10, the replay horizon of"
+        ) as caught:
             plan(world, pipeline, asked)
     with pytest.raises(ReplayRefused) as caught:
         plan(world, pipeline, request(topic, (8, 11)))
-    assert f"{topic.name}[0] 8..10: expected offsets at or above 10" in str(caught.value)
-    assert "To replay the 1 offsets that lie above" in str(caught.value)
+    assert f"{topic.name}[0] 8..10: these offsets are below 10" in str(caught.value)
+    assert "To replay the 1 offsets above the horizon" in str(caught.value)
     assert "set available_only" in str(caught.value)
     assert plan(world, pipeline, ReplayRequest(batch_ids=(first,), available_only=True)) is None
     asked = request(topic, (8, 11), available_only=True)
@@ -321,13 +325,11 @@ def test_a_replay_that_was_planned_before_does_not_publish(
         Path(hold).unlink(missing_ok=True)
         Path(f"{hold}.held").unlink(missing_ok=True)
     (error,) = raised
-    assert str(error).startswith(f"batch {under_way}: {topic.name}[0] 0..10: expected offsets at or above 10")
+    assert str(error).startswith(f"batch {under_way}: {topic.name}[0] 0..10: these offsets are below 10")
     assert "plan the replay again" in str(error)
     with pytest.raises(ReplayRefused) as caught:
         world.process(pipeline, early)
-    assert str(caught.value).startswith(
-        f"batch {early}: {topic.name}[0] 5..10: expected offsets at or above 10"
-    )
+    assert str(caught.value).startswith(f"batch {early}: {topic.name}[0] 5..10: these offsets are below 10")
     assert changes(world, pipeline) == before
     assert world.is_exact(pipeline)
 
@@ -516,7 +518,7 @@ def test_the_command_shows_asks_and_drops(
     assert json.loads(run("status", "--json"))["partitions"][0]["horizon"] == 3
     assert "horizon" in run("status")
     assert "compacted" in run("audit")
-    assert "the horizon of" in run("rejects", "--replay", status=TERMINAL)
+    assert "the replay horizon of" in run("rejects", "--replay", status=TERMINAL)
     run("rejects", "--replay", "--available-only")
     append = make_pipeline(topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), key=None)
     assert "expected an Upsert" in run("compact", "--all", pipeline=append, status=TERMINAL)

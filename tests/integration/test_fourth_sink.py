@@ -15,7 +15,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.ledger.definition import definition_of
 from exactbatch.operations.compact import compact_changes
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks import RejectRule, Sink, StagedRows
 from exactbatch.sinks.base import Comparison, SinkIdentity
@@ -150,7 +150,7 @@ def test_a_sink_of_another_file_runs_a_batch_a_replay_and_an_audit(
 
     # A program that gives no names replays what the second batch and a part of the first have given.
     nameless = replace(pipeline, value=Json("id int"))
-    request = ReplayRequest(ranges=(AskedRange(topic.name, 0, 1, 4),))
+    request = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 1, 4),))
     preview = preview_replay(world.connection, world.log, nameless, request)
     assert sum(part.rows or 0 for part in preview.taken_back) == preview.rows == 2
     batch_id = freeze_replay(world.connection, world.log, nameless, request, origin="cli").batch_id

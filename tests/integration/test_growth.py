@@ -15,8 +15,9 @@ from exactbatch.batch.task import Staged
 from exactbatch.coverage import Coverage
 from exactbatch.ledger import Ledger
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset
-from exactbatch.planning.freeze_replay import _BEGINNING, _window
 from exactbatch.planning.request import ReplayRequest
+from exactbatch.planning.resolve_window import resolve_window
+from exactbatch.planning.situation import BEGINNING, Situation
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
 from support.staged_batches import ID, Batches
@@ -35,9 +36,9 @@ LOG: Final = tuple(
 def few(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
     """A block in which no more than ten statements may be sent."""
     sent: list[Any] = []
-    execute = connections._Cursor.execute
+    execute = connections.Cursor.execute
     monkeypatch.setattr(
-        connections._Cursor, "execute", lambda self, *given: (sent.append(given), execute(self, *given))[1]
+        connections.Cursor, "execute", lambda self, *given: (sent.append(given), execute(self, *given))[1]
     )
 
     @contextmanager
@@ -85,14 +86,15 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(
     window = datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC)
     found = {
         at: {("w", each.partition): FoundRecord(offset, 0) for each in LOG}
-        for at, offset in zip((_BEGINNING, *window), (0, 12, 18), strict=True)
+        for at, offset in zip((BEGINNING, *window), (0, 12, 18), strict=True)
     }
+    situation = Situation(stored=stored, partitions=LOG, first_records=found)
     for _ in range(2):
         with few(), transaction(connection):
-            asked, _ = _window(ledger, WIDE, ReplayRequest(window=window), stored, LOG, found, keep=True)
+            asked, _ = resolve_window(ledger, WIDE, ReplayRequest(window=window), situation, pin=True)
         assert [(each.from_offset, each.until_offset) for each in asked] == [(12, 18)] * MANY
     with transaction(connection):
-        assert len(ledger.boundaries(WIDE, most=9999)) == 2 * MANY
+        assert len(ledger.time_offsets(WIDE, limit=9999)) == 2 * MANY
 
 
 def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(

@@ -174,7 +174,7 @@ def test_hostile_names_and_values_are_names_and_values(
 
     assert audit(pipeline, world.settings).is_exact
     with transaction(world.connection):
-        (reject,) = Ledger(world.connection).rejects(pipeline, most=None)
+        (reject,) = Ledger(world.connection).rejects(pipeline, limit=None)
     assert reject.offset == len(TEXTS)
     assert world.rows("select key = %s and value = %s from exactbatch.rejected_record", BAD, BAD) == [(True,)]
     load_report(world.settings.postgres, world.log, pipeline, batch_id).as_json()

@@ -15,7 +15,7 @@ import pytest
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
 from exactbatch.local.demo.flights import COUNT, flights, send
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.batch_runner import BatchRunner
 from support.environment import LONG
 from support.topics import Topic
@@ -87,7 +87,7 @@ def test_hourly_delays_are_those_of_the_file(
         batch = world.run(pipeline).batch
         assert (batch.records, batch.rows) == (FLIGHTS // BATCHES, FLIGHTS // BATCHES)
     assert found() == expected
-    asked = ReplayRequest(ranges=(AskedRange(topic.name, 1, 10, 20),))
+    asked = ReplayRequest(ranges=(RequestedRange(topic.name, 1, 10, 20),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, asked, origin="cli").batch_id
     assert batch_id is not None
     assert world.process(pipeline, batch_id).batch.rows == FLIGHTS // BATCHES

@@ -39,7 +39,7 @@ from exactbatch.local.ports import HOST, find_port
 from exactbatch.operations.report import Report, load_report
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -200,7 +200,7 @@ def read(world: AuditedTarget, batch_id: int) -> int:
 
 
 def plan_replay(world: AuditedTarget) -> int:
-    request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),))
+    request = ReplayRequest(ranges=(RequestedRange(TOPIC, 0, 2, 5),))
     batch_id = freeze_replay(
         world.connection, KafkaBroker(world.settings.kafka), world.pipeline, request, origin="cli"
     ).batch_id
@@ -267,7 +267,7 @@ def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(
     guarded.grant(READ, LAG, START)
     with pytest.raises(ConfigurationError, match="A replay with available_only does without"):
         plan_replay(world)
-    request = ReplayRequest(ranges=(AskedRange(TOPIC, 0, 2, 5),), available_only=True)
+    request = ReplayRequest(ranges=(RequestedRange(TOPIC, 0, 2, 5),), available_only=True)
     log = KafkaBroker(world.settings.kafka)
     assert freeze_replay(world.connection, log, world.pipeline, request, origin="cli").batch_id is not None
 

@@ -19,7 +19,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
 from exactbatch.offsets import OffsetRange
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakePipeline
@@ -71,7 +71,7 @@ def check_path(world: BatchRunner, pipeline: Pipeline) -> None:
     """Plan, batch, replay, audit and the group for lag tools, with the properties of `world` alone."""
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows) == (10, 10)
-    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 2, 5),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], 0, 2, 5),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     assert world.process(pipeline, batch_id).batch.rows == 3

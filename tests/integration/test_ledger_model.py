@@ -47,7 +47,7 @@ from exactbatch.model import FoundRecord, LogPartition
 from exactbatch.offsets import OffsetRange, split
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import RunPlan, plan_run
 from exactbatch.postgres.connection import transaction
 from support.environment import LONG, draw_seed
@@ -712,7 +712,7 @@ class LedgerMachine(RuleBasedStateMachine):
             odd = from_offset >= head or data.draw(st.integers(0, 9), label="odd") == 9
             until = st.sampled_from((from_offset, head + 1)) if odd else st.integers(from_offset + 1, head)
             until_offset = data.draw(until, label="until")
-            ranges.append(AskedRange(*key, from_offset, until_offset))
+            ranges.append(RequestedRange(*key, from_offset, until_offset))
         return ReplayRequest(ranges=tuple(ranges))
 
     def _preview(self, model: Model, request: ReplayRequest) -> None:
@@ -818,7 +818,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._follow(model, expected)
         with transaction(self.connection):
             ledger = Ledger(self.connection)
-            (new,) = ledger.batches(model.pipeline, most=1) if not is_empty else (None,)
+            (new,) = ledger.batches(model.pipeline, limit=1) if not is_empty else (None,)
             ranges = as_ranges(ledger.ranges(new.batch_id)) if new is not None else {}
         if new is None:
             self.did(name, "nothing to process")

@@ -29,7 +29,7 @@ from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,
     LogTruncated,
-    LogWentBackwards,
+    StoredOffsetBeyondLog,
     TopicMissing,
 )
 from exactbatch.kafka.broker import KafkaBroker
@@ -395,9 +395,9 @@ def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(
         done.result()
     said[between.name] = world.refused(LogTruncated, pipelines[between.name], planned[between.name])
 
-    with pytest.raises(LogWentBackwards) as refused:
+    with pytest.raises(StoredOffsetBeyondLog) as refused:
         world.plan(pipelines[shorter.name])
-    assert "expected the log to reach the stored offset 50, found its end at 5" in str(refused.value)
+    assert "the log ends at 5, below the stored offset 50" in str(refused.value)
     for topic in (grown, by_range):
         batch_id = world.plan(pipelines[topic.name])
         for _ in range(2):

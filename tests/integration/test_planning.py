@@ -59,10 +59,7 @@ def test_a_window_that_ends_at_a_record_from_the_future_is_refused(
         with pytest.raises(ReplayRefused) as caught:
             planned(request)
         message = str(caught.value)
-        assert (
-            f"topic '{topic.name}', partition 0, offset 2: the record there has a time in the future"
-            in message
-        )
+        assert f"{topic.name}[0] offset 2: the record has a timestamp in the future" in message
         assert "2036-02-18 06:00:00 UTC, and 4 processed offsets follow it" in message
         assert f"--range {topic.name}:0:FROM-UNTIL" in message
     with transaction(connection) as cursor:

@@ -13,7 +13,7 @@ from exactbatch.errors import Fenced, PostgresUnavailable, TargetMismatch, Trans
 from exactbatch.ledger import session as ledger_session
 from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic, record
@@ -33,7 +33,7 @@ def status(world: BatchRunner, pipeline: Pipeline) -> Status:
 
 def replay_all(world: BatchRunner, pipeline: Pipeline) -> int:
     """Plan a replay of the first ten offsets."""
-    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 0, 10),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], 0, 0, 10),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     return batch_id

@@ -19,7 +19,7 @@ from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 from exactbatch.operations.report import load_report
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
@@ -87,7 +87,7 @@ def test_every_connection_of_a_batch_is_encrypted(
     try:
         batch = world.run(pipeline).batch
         assert (batch.records, batch.rows, batch.rejected) == (10, 9, 1)
-        request = ReplayRequest(ranges=(AskedRange(topic.name, 0, 0, 6),))
+        request = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 0, 6),))
         batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         assert world.process(pipeline, batch_id).batch.rows == 5

@@ -24,9 +24,9 @@ from exactbatch.batch.rejects import reject_batch
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
-    LogWentBackwards,
     OffsetsLost,
     ReadFailed,
+    StoredOffsetBeyondLog,
     TopicMissing,
 )
 from exactbatch.formats import Json, Text, WithMessage
@@ -240,7 +240,7 @@ def test_a_range_beyond_the_end_says_that_the_log_went_backwards(make_topic: Mak
     topic = make_topic()
     topic.produce(*numbered(10))
     error, seconds = failure(topic, 50, 60, timeout=1)
-    assert isinstance(error, LogWentBackwards)
+    assert isinstance(error, StoredOffsetBeyondLog)
     assert not error.retryable
     assert f"{topic.name}[0] 50..60: expected the log to reach it, found its end at 10 for 1 s" in str(error)
     assert seconds > 1

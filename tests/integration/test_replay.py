@@ -17,7 +17,7 @@ from exactbatch.ledger import Run
 from exactbatch.model import LogPartition
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import preview_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.replays import Replays, ranges
@@ -178,10 +178,10 @@ def test_ranges_of_several_partitions_and_batches_at_once(
     world.run(pipeline)
     request = ReplayRequest(
         ranges=(
-            AskedRange(topic.name, 0, 90, 110),
-            AskedRange(topic.name, 0, 0, 5),
-            AskedRange(topic.name, 1, 3, 20),
-            AskedRange(topic.name, 0, 5, 10),
+            RequestedRange(topic.name, 0, 90, 110),
+            RequestedRange(topic.name, 0, 0, 5),
+            RequestedRange(topic.name, 1, 3, 20),
+            RequestedRange(topic.name, 0, 5, 10),
         )
     )
     batch_id = replays.plan(pipeline, request)
@@ -248,7 +248,7 @@ def test_what_cannot_be_replayed_is_told_before_anything_runs(
     replays: Replays, world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
-    assert "found none: it has processed nothing that could be replayed" in replays.refused(
+    assert "it has processed nothing that could be replayed" in replays.refused(
         ReplayRefused, pipeline, ranges((0, 5), topic=topic)
     )
     world.run(pipeline)
@@ -260,17 +260,15 @@ def test_what_cannot_be_replayed_is_told_before_anything_runs(
         "partition": ranges((0, 5), partition=7, topic=topic),
     }
     message = {name: replays.refused(ReplayRefused, pipeline, each) for name, each in told.items()}
-    assert (
-        f"{topic.name}[0] 90..101: expected it to end at or below the stored offset 100" in message["beyond"]
-    )
-    assert f"{topic.name}[0] 10..5: expected 0 <= from_offset < until_offset" in message["reversed"]
-    assert f"{topic.name}[0] 5..5: expected" in message["empty"]
-    assert f"found {topic.name}[0] 0..10 and {topic.name}[0] 9..20. Join them" in message["overlap"]
-    assert f"found partitions 0, 1 of topic '{topic.name}'" in message["partition"]
-    unknown = ReplayRequest(ranges=(AskedRange("other", 0, 0, 5),))
+    assert f"{topic.name}[0] 90..101: the range ends above the stored offset 100" in message["beyond"]
+    assert f"{topic.name}[0] 10..5: a range needs 0 <= from_offset < until_offset" in message["reversed"]
+    assert f"{topic.name}[0] 5..5: a range needs" in message["empty"]
+    assert f"{topic.name}[0] 0..10 and {topic.name}[0] 9..20 overlap. Join them" in message["overlap"]
+    assert f"for this partition of topic '{topic.name}', only for 0, 1. Correct" in message["partition"]
+    unknown = ReplayRequest(ranges=(RequestedRange("other", 0, 0, 5),))
     said = replays.refused(ReplayRefused, pipeline, unknown)
     assert (
-        f"found topics '{topic.name}'. Correct the range: a replay is of topics that the pipeline reads"
+        f"the topics with stored offsets are: '{topic.name}'. Correct the range: a replay covers topics"
         in said
     )
 
@@ -305,12 +303,11 @@ def test_what_retention_removed_is_refused_or_left_out_as_asked(
     first = world.run(pipeline).batch.batch_id
     delete_below(admin, topic, 30)
     message = replays.refused(OffsetsLost, pipeline, ranges((20, 50), topic=topic))
+    assert f"{topic.name}[0] 20..50: retention removed 10 of these 30 offsets (log starts at 30)" in message
     assert (
-        f"{topic.name}[0] 20..50: expected all of it in the log, found that the log starts at 30" in message
+        f"To replay the rest, {topic.name}[0] 30..50, and keep the results of the removed offsets" in message
     )
-    assert "removed 10 of its 30 offsets" in message
-    assert f"what is left, {topic.name}[0] 30..50, and keep the results of the rest" in message
-    assert "Nothing of it can be replayed" in replays.refused(
+    assert "None of them can be replayed" in replays.refused(
         OffsetsLost, pipeline, ranges((0, 30), topic=topic)
     )
     second = replays.run(pipeline, replace(ranges((20, 50), topic=topic), available_only=True)).batch.batch_id
@@ -413,7 +410,7 @@ def test_a_window_whose_beginning_was_removed_is_refused(
     world.run(pipeline)
     delete_below(admin, topic, 2)
     message = replays.refused(OffsetsLost, pipeline, window(T0, T0 + HOUR))
-    assert "found that it starts, at offset 2, after the window does" in message
+    assert "the log starts at offset 2, after the start of the window" in message
     assert world.rows("select from exactbatch.time_boundary") == []
     batch_id = replays.plan(pipeline, window(T0, T0 + HOUR, available_only=True))
     assert replays.planned(batch_id) == [(0, 2, 3)]
@@ -421,11 +418,11 @@ def test_a_window_whose_beginning_was_removed_is_refused(
     for hours in (-2, -1, 0):
         early = T0 + hours * HOUR, T0 + (hours + 1) * HOUR
         replays.plan(pipeline, window(*early, available_only=True))
-        assert replays.refused(OffsetsLost, pipeline, window(*early)).count("starts, at offset 2") == 1
+        assert replays.refused(OffsetsLost, pipeline, window(*early)).count("the log starts at offset 2") == 1
     assert world.rows('select boundary, "offset" from exactbatch.time_boundary') == [(T0 + HOUR, 3)]
     delete_below(admin, topic, 4)
     message = replays.refused(OffsetsLost, pipeline, window(T0 + 2 * HOUR, T0 + 3 * HOUR))
-    assert "found that it starts, at offset 4" in message  # nothing is left that could tell
+    assert "the log starts at offset 4" in message  # nothing is left that could tell
 
 
 def test_history_before_the_first_batch_can_be_filled_in(
@@ -508,7 +505,10 @@ def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
     for available_only in (False, True):
         request = replace(ranges((50, 60), topic=topic), available_only=available_only)
         message = replays.refused(OffsetsLost, pipeline, request)
-        assert f"{topic.name}[1] 0..5: expected all of batch {first} in the log" in message
+        assert (
+            f"{topic.name}[1] 0..5: retention removed these offsets of batch {first} (log starts at"
+            in message
+        )
         assert "The replay is refused" in message
 
 

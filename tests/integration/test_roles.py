@@ -14,7 +14,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
 from support.batch_runner import MakeTopic
 from support.roles import ROLES, Deployment
@@ -60,7 +60,7 @@ def test_each_role_can_do_its_work(spark: Any, deployment: Deployment, topic: To
     run(spark, deployment, pipeline)
     topic.produce(record(7))
     run(spark, deployment, pipeline)
-    run(spark, deployment, pipeline, ReplayRequest(ranges=(AskedRange(topic.name, 0, 2, 6),)))
+    run(spark, deployment, pipeline, ReplayRequest(ranges=(RequestedRange(topic.name, 0, 2, 6),)))
     deployment.execute("grant usage on schema shop to exactbatch_reader")
     deployment.execute("grant select on all tables in schema shop to exactbatch_reader")
     reader = deployment.settings("reader")

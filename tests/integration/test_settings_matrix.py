@@ -24,7 +24,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
@@ -287,7 +287,7 @@ def outcome(place: Place, sink: str, dsn: str) -> list[Any]:
             Ledger(connection).register(pipeline)
         assert world.run(pipeline).batch.records == len(RECORDS)
         after_run = rows(place, name)
-        ranges = tuple(AskedRange(place.topic.name, partition, 0, 2) for partition in (0, 1))
+        ranges = tuple(RequestedRange(place.topic.name, partition, 0, 2) for partition in (0, 1))
         request = ReplayRequest(ranges=ranges)
         batch_id = freeze_replay(connection, world.log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None

@@ -15,7 +15,7 @@ from pyspark.util import PythonEvalType
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
 from exactbatch.batch.session import PINNED, batch_session, spark_session
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
 from support.topics import Topic
@@ -144,7 +144,7 @@ def run_and_replay(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ..
     world.run(pipeline)
     found = contents(world, pipeline)
     assert found
-    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], 0, 1, 4),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], 0, 1, 4),))
     again = replace(pipeline, max_connections=1)
     batch_id = freeze_replay(world.connection, world.log, again, request, origin="cli").batch_id
     assert batch_id is not None

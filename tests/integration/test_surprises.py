@@ -30,9 +30,9 @@ from exactbatch.audit.report import AuditReport
 from exactbatch.batch import job as batch_job
 from exactbatch.errors import (
     ExactbatchError,
-    LogWentBackwards,
     OffsetsLost,
     ReplayRefused,
+    StoredOffsetBeyondLog,
     TargetMismatch,
     TopicRecreated,
 )
@@ -42,7 +42,7 @@ from exactbatch.model import LogPartition
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.environment import LONG
@@ -121,9 +121,11 @@ class Scene:
         with transaction(self.world.connection):
             stored = Ledger(self.world.connection).stored_offsets(self.pipeline)
         asked = tuple(
-            AskedRange(each.topic, each.partition, 0, each.next_offset)
+            RequestedRange(each.topic, each.partition, 0, each.next_offset)
             if whole
-            else AskedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
+            else RequestedRange(
+                each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1
+            )
             for each in stored
             if each.next_offset > 1
         )
@@ -136,7 +138,7 @@ class Scene:
 
     def plan_ranges(self, *ranges: tuple[int, int]) -> int:
         """These offsets of the first partition once more."""
-        request = ReplayRequest(ranges=tuple(AskedRange(self.topic.name, 0, *each) for each in ranges))
+        request = ReplayRequest(ranges=tuple(RequestedRange(self.topic.name, 0, *each) for each in ranges))
         batch_id = freeze_replay(
             self.world.connection, self.world.log, self.pipeline, request, origin="cli"
         ).batch_id
@@ -548,8 +550,8 @@ def test_an_end_of_log_that_is_stale_never_takes_a_pipeline_backwards(scene: Mak
         stale = Stale(played.world.log, last_stable, high_watermark)
         return freeze_advance(connection, stale, played.pipeline, origin="cli")
 
-    message = played.refused(LogWentBackwards, lambda: plan_with(15, 15))
-    assert "expected the log to reach the stored offset 20, found its end at 15" in message
+    message = played.refused(StoredOffsetBeyondLog, lambda: plan_with(15, 15))
+    assert "the log ends at 15, below the stored offset 20" in message
     assert plan_with(15, 20) is None
     assert plan_with(20, 20) is None
     some = plan_with(25, 25)

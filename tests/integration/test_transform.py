@@ -23,7 +23,7 @@ from exactbatch.errors import (
     TransformRefused,
 )
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
 from support.transform_queries import LINEAGE
@@ -45,7 +45,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 def replayed(world: BatchRunner, pipeline: Pipeline, partition: int, start: int, end: int) -> None:
-    request = ReplayRequest(ranges=(AskedRange(pipeline.topics[0], partition, start, end),))
+    request = ReplayRequest(ranges=(RequestedRange(pipeline.topics[0], partition, start, end),))
     batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
     assert batch_id is not None
     world.process(pipeline, batch_id)

@@ -17,7 +17,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from soak.drivers import Driver
@@ -243,7 +243,7 @@ class Slot:
         ledger = Ledger(self._connection)
         with transaction(self._connection):
             stored = [each for each in ledger.stored_offsets(pipeline) if each.next_offset > 1]
-            done = [each for each in ledger.batches(pipeline, most=30) if each.status == "committed"]
+            done = [each for each in ledger.batches(pipeline, limit=30) if each.status == "committed"]
         if not stored or not done:
             return None, ""
         available_only = pipeline.on_loss == "record"
@@ -256,7 +256,7 @@ class Slot:
             for each in chance.sample(stored, chance.randrange(1, len(stored) + 1)):
                 start = chance.randrange(each.next_offset)
                 end = min(each.next_offset, start + chance.randrange(1, 1500))
-                ranges.append(AskedRange(each.topic, each.partition, start, end))
+                ranges.append(RequestedRange(each.topic, each.partition, start, end))
             return ReplayRequest(ranges=tuple(ranges), available_only=available_only), "manual"
         passed = (datetime.now(UTC) - self.work.began).total_seconds()
         if form == "backfill":

@@ -9,14 +9,14 @@ from exactbatch.batch.publish import Published
 from exactbatch.errors import ExactbatchError
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 from support.topics import Topic
 
 
 def ranges(*asked: tuple[int, int], partition: int = 0, topic: Topic) -> ReplayRequest:
-    return ReplayRequest(ranges=tuple(AskedRange(topic.name, partition, *each) for each in asked))
+    return ReplayRequest(ranges=tuple(RequestedRange(topic.name, partition, *each) for each in asked))
 
 
 class Replays:

@@ -22,7 +22,7 @@ from exactbatch import (
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
@@ -143,7 +143,7 @@ class Play:
         with transaction(self.world.connection):
             stored = Ledger(self.world.connection).stored_offsets(self.pipeline)
         asked = tuple(
-            AskedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
+            RequestedRange(each.topic, each.partition, each.next_offset // 3, each.next_offset * 2 // 3 + 1)
             for each in stored
             if each.next_offset > 1
         )

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from exactbatch import Json, Pipeline
 from exactbatch.formats import Decoded
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.batch_runner import BatchRunner
 
 MakeUpsert = Callable[..., Pipeline]
@@ -40,7 +40,7 @@ def changes(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> None:
-    asked = tuple(AskedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    asked = tuple(RequestedRange(pipeline.topics[0], partition, *each) for each in bounds)
     batch_id = freeze_replay(
         world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
     ).batch_id

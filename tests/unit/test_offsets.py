@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.offsets import deal, merge, split
+from exactbatch.offsets import fill_bins, merge, split
 
 LIVES = (UUID(int=1), UUID(int=2))
 
@@ -36,8 +36,8 @@ def edges(ranges: Sequence[OffsetRange]) -> Counter[tuple[object, int]]:
     """What a set of offsets looks like from its borders: touching ranges cancel out."""
     borders: Counter[tuple[object, int]] = Counter()
     for each in ranges:
-        borders[each.log, each.from_offset] += 1
-        borders[each.log, each.until_offset] -= 1
+        borders[each.key, each.from_offset] += 1
+        borders[each.key, each.until_offset] -= 1
     return Counter({border: count for border, count in borders.items() if count})
 
 
@@ -74,7 +74,7 @@ def test_split_makes_no_piece_smaller_than_the_smallest(
 ) -> None:
     for piece in split(ranges, parts=parts, smallest=smallest):
         whole = next(
-            r for r in ranges if r.log == piece.log and r.from_offset <= piece.from_offset < r.until_offset
+            r for r in ranges if r.key == piece.key and r.from_offset <= piece.from_offset < r.until_offset
         )
         assert len(piece) >= min(smallest, len(whole))
 
@@ -102,16 +102,16 @@ def test_merge_refuses_an_offset_that_is_there_twice(ranges: list[OffsetRange], 
 
 
 @given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 12))
-def test_deal_gives_everything_once_to_hands_of_similar_size(sizes: list[int], hands: int) -> None:
-    dealt = deal(sizes, hands)
-    assert sorted(index for hand in dealt for index in hand) == list(range(len(sizes)))
-    assert len(dealt) == min(hands, len(sizes))
-    weights = [sum(sizes[index] for index in hand) for hand in dealt]
+def test_every_item_is_in_one_of_the_bins_of_similar_size(sizes: list[int], bins: int) -> None:
+    filled = fill_bins(sizes, bins)
+    assert sorted(index for bin_ in filled for index in bin_) == list(range(len(sizes)))
+    assert len(filled) == min(bins, len(sizes))
+    weights = [sum(sizes[index] for index in bin_) for bin_ in filled]
     assert all(weights)
     assert not sizes or max(weights) - min(weights) <= max(sizes)
 
 
-def test_deal_gives_the_large_ones_to_different_hands() -> None:
-    assert deal([1, 90, 2, 80, 3, 70], 3) == [[1], [3], [5, 4, 2, 0]]
-    assert deal([5, 7], 9) == [[1], [0]]
-    assert deal([], 3) == []
+def test_large_items_go_to_different_bins() -> None:
+    assert fill_bins([1, 90, 2, 80, 3, 70], 3) == [[1], [3], [5, 4, 2, 0]]
+    assert fill_bins([5, 7], 9) == [[1], [0]]
+    assert fill_bins([], 3) == []

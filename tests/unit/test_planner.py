@@ -12,10 +12,10 @@ from exactbatch import Limits
 from exactbatch.errors import (
     ConfigurationError,
     ExactbatchError,
-    LogWentBackwards,
     OffsetsLost,
     PartitionGone,
     StartOutOfRange,
+    StoredOffsetBeyondLog,
     TopicRecreated,
 )
 from exactbatch.model import LogPartition, StoredOffset
@@ -94,7 +94,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         if draw(st.booleans()):
             at.append(stored(draw(st.integers(0, high)), number))
     return {
-        "log": draw(st.permutations(partitions)),
+        "partitions": draw(st.permutations(partitions)),
         "stored": at,
         "start": draw(st.sampled_from(["earliest", "latest"])),
         "limits": Limits(
@@ -112,11 +112,11 @@ def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world: dict[
     for seed in plan.seeds:
         assert (seed.topic, seed.partition) not in position
         position[seed.topic, seed.partition] = seed.next_offset
-    assert position.keys() == {(each.topic, each.partition) for each in world["log"]}
+    assert position.keys() == {(each.topic, each.partition) for each in world["partitions"]}
     for each in (*plan.losses, *plan.ranges):
         assert each.from_offset == position[each.topic, each.partition]
         position[each.topic, each.partition] = each.until_offset
-    for each in world["log"]:
+    for each in world["partitions"]:
         ends = [r.until_offset for r in plan.ranges if r.partition == each.partition]
         assert all(end <= each.last_stable for end in ends)
         assert position[each.topic, each.partition] >= each.earliest
@@ -125,7 +125,7 @@ def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world: dict[
 @given(worlds())
 def test_ranges_are_in_the_log_and_losses_are_not(world: dict[str, Any]) -> None:
     plan = plan_advance(**world, on_loss="record")
-    there = {each.partition: each for each in world["log"]}
+    there = {each.partition: each for each in world["partitions"]}
     assert all(each.until_offset == there[each.partition].earliest for each in plan.losses)
     assert all(there[each.partition].earliest <= each.from_offset for each in plan.ranges)
 
@@ -177,35 +177,43 @@ def test_limits_cut_each_range_at_its_end() -> None:
     assert spans(plan.ranges) == ["t[0] 0..20", "t[1] 0..10", "t[2] 0..20"]
 
 
-def error_of(expected: type[ExactbatchError], *arguments: Any, **options: Any) -> str:
+def error_of(expected: type[ExactbatchError], *arguments: Any, **options: Any) -> ExactbatchError:
     with pytest.raises(expected) as caught:
         plan_advance(*arguments, **options)
     assert not caught.value.retryable
-    return str(caught.value)
+    return caught.value
+
+
+def place(error: ExactbatchError) -> tuple[str | None, int | None, int | None, int | None]:
+    return error.topic, error.partition, error.from_offset, error.until_offset
 
 
 def test_a_topic_with_another_id_was_created_again() -> None:
-    message = error_of(TopicRecreated, [stored(40)], [log(topic_id=OTHER_ID)])
-    assert f"topic 't', partition 0: expected topic id {ID}, found {OTHER_ID}" in message
-    assert "the stored offset 40 says nothing about it. Register a pipeline under a new name" in message
+    error = error_of(TopicRecreated, [stored(40)], [log(topic_id=OTHER_ID)])
+    assert place(error) == ("t", 0, None, None)
+    assert f"t[0]: the topic was deleted and created again: its ID was {ID}, and is {OTHER_ID}" in str(error)
+    assert "Register a pipeline under a new name" in str(error)
 
 
 def test_a_partition_with_a_stored_offset_that_is_not_there_is_gone() -> None:
-    message = error_of(PartitionGone, [stored(40), stored(33, 2)], [log(0), log(1)])
-    assert "topic 't': expected partition 2, whose stored offset is 33, found only 2 partitions" in message
-    assert "check that bootstrap.servers names the right cluster" in message
+    error = error_of(PartitionGone, [stored(40), stored(33, 2)], [log(0), log(1)])
+    assert place(error) == ("t", 2, None, None)
+    assert "its stored offset is 33; the topic has 2 partitions" in str(error)
+    assert "check that bootstrap.servers names the right cluster" in str(error)
 
 
-def test_a_log_that_ends_below_the_stored_offset_went_backwards() -> None:
-    message = error_of(LogWentBackwards, [stored(101)], [log()])
-    assert "expected the log to reach the stored offset 101, found its end at 100" in message
-    assert "register a pipeline under a new name with an explicit start" in message
+def test_a_log_that_ends_below_the_stored_offset_lost_processed_records() -> None:
+    error = error_of(StoredOffsetBeyondLog, [stored(101)], [log()])
+    assert place(error) == ("t", 0, 100, 101)
+    assert "the log ends at 100, below the stored offset 101" in str(error)
+    assert "register a pipeline under a new name with an explicit start" in str(error)
 
 
 def test_offsets_that_retention_removed_before_they_were_processed_are_an_error() -> None:
-    message = error_of(OffsetsLost, [stored(40)], [log(earliest=60)])
-    assert "expected to go on at the stored offset 40, found that the log starts at 60" in message
-    assert "retention removed 20 offsets that were not processed. Set on_loss='record'" in message
+    error = error_of(OffsetsLost, [stored(40)], [log(earliest=60)])
+    assert place(error) == ("t", 0, 40, 60)
+    assert "retention removed 20 unprocessed offsets (stored offset 40, log starts at 60)" in str(error)
+    assert "Set on_loss='record'" in str(error)
 
 
 def test_a_recorded_loss_reaches_from_the_stored_offset_to_the_start_of_the_log() -> None:
@@ -222,9 +230,10 @@ def test_a_loss_of_all_that_was_left_gives_a_plan_without_ranges() -> None:
 
 @pytest.mark.parametrize("offset", [9, 101])
 def test_a_start_outside_of_the_log_is_refused(offset: int) -> None:
-    message = error_of(StartOutOfRange, [], [log(earliest=10)], start={("t", 0): offset})
-    assert f"expected a start offset from 10 to 100, where the log stands now, found {offset}" in message
-    assert "or use start='earliest'" in message
+    error = error_of(StartOutOfRange, [], [log(earliest=10)], start={("t", 0): offset})
+    assert place(error) == ("t", 0, offset, offset + 1)
+    assert f"the start offset {offset} is outside the log, which now spans 10 to 100" in str(error)
+    assert "or use start='earliest'" in str(error)
 
 
 @pytest.mark.parametrize("offset", [10, 100])
@@ -234,5 +243,6 @@ def test_a_start_at_either_end_of_the_log_is_taken(offset: int) -> None:
 
 
 def test_a_start_for_a_partition_that_is_not_there_is_refused() -> None:
-    message = error_of(StartOutOfRange, [], [log(0), log(1)], start={("t", 2): 5})
-    assert "topic 't': expected start to name partitions from 0 to 1, found 2" in message
+    error = error_of(StartOutOfRange, [], [log(0), log(1)], start={("t", 2): 5})
+    assert place(error) == ("t", 2, None, None)
+    assert "the topic has partitions 0 to 1" in str(error)

@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exactbatch.errors import LogWentBackwards, OffsetsLost, ReplayRefused, TopicRecreated
+from exactbatch.errors import OffsetsLost, ReplayRefused, StoredOffsetBeyondLog, TopicRecreated
 from exactbatch.model import Covered, FoundRecord, LogPartition, StoredOffset
 from exactbatch.offsets import OffsetRange, union
-from exactbatch.planning.replay import (
-    check_above_horizons,
-    check_not_from_the_future,
-    plan_replay,
-    window_ranges,
-)
-from exactbatch.planning.request import AskedRange
+from exactbatch.planning.replay import check_above_horizons, plan_replay
+from exactbatch.planning.request import RequestedRange
+from exactbatch.planning.window import check_end_not_in_future, window_ranges
 
 ID = UUID(int=1)
 
@@ -40,8 +36,8 @@ def log(earliest: int = 0, end: int = 100, partition: int = 0) -> LogPartition:
     )
 
 
-def asked(*bounds: tuple[int, int]) -> list[AskedRange]:
-    return [AskedRange("t", 0, *each) for each in bounds]
+def asked(*bounds: tuple[int, int]) -> list[RequestedRange]:
+    return [RequestedRange("t", 0, *each) for each in bounds]
 
 
 def covered(batch_id: int, from_offset: int, until_offset: int, partition: int = 0) -> Covered:
@@ -79,7 +75,7 @@ def test_what_lies_below_the_horizon_is_left_out_or_refused(
     assert offsets(*plan.removed) == {offset for offset in wanted if horizon <= offset < earliest}
     assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= max(horizon, earliest)}
     if plan.compacted:
-        with pytest.raises(ReplayRefused, match=f"expected offsets at or above {horizon}, the horizon of"):
+        with pytest.raises(ReplayRefused, match=f"these offsets are below {horizon}, the replay horizon of"):
             plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons)
     elif not plan.removed:
         assert plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons) == plan
@@ -91,9 +87,9 @@ def test_a_planned_replay_is_refused_from_the_first_offset_below_a_horizon() -> 
         check_above_horizons(4, ranges, horizons)
     with pytest.raises(ReplayRefused) as caught:
         check_above_horizons(4, ranges, {("t", 0, ID): 6})
-    assert "batch 4: t[0] 5..6: expected offsets at or above 6" in str(caught.value)
-    assert "the 13 offsets that lie above" in str(caught.value)
-    with pytest.raises(ReplayRefused, match="Nothing of it can be replayed"):
+    assert "batch 4: t[0] 5..6: these offsets are below 6" in str(caught.value)
+    assert "the 13 offsets above the horizon" in str(caught.value)
+    with pytest.raises(ReplayRefused, match="None of them can be replayed"):
         check_above_horizons(4, ranges, {("t", 0, ID): 30})
 
 
@@ -133,7 +129,7 @@ def test_a_plan_has_the_epoch_of_the_log_and_joins_what_touches() -> None:
 def test_a_log_that_is_another_one_is_told() -> None:
     with pytest.raises(TopicRecreated):
         plan_replay(asked((0, 5)), [stored(topic_id=UUID(int=9))], [log()])
-    with pytest.raises(LogWentBackwards):
+    with pytest.raises(StoredOffsetBeyondLog):
         plan_replay(asked((0, 5)), [stored(200)], [log()])
 
 
@@ -155,7 +151,7 @@ def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch() 
         available_only=True,
     )
     assert list(map(str, plan.ranges)) == ["t[0] 5..30"]
-    with pytest.raises(OffsetsLost, match="expected all of batch 1 in the log"):
+    with pytest.raises(OffsetsLost, match="retention removed these offsets of batch 1"):
         plan_replay(
             asked((0, 20)),
             [stored()],
@@ -170,14 +166,14 @@ def test_a_window_ends_at_the_stored_head() -> None:
     heads = [stored(50), stored(10, partition=1), stored(10, partition=2)]
     starts = {("t", 0): 20, ("t", 1): 10, ("t", 2): None}
     ends = {("t", 0): 70, ("t", 1): 15, ("t", 2): None}
-    assert window_ranges(heads, starts, ends) == [AskedRange("t", 0, 20, 50)]
-    assert window_ranges(heads, starts, {**ends, ("t", 0): None}) == [AskedRange("t", 0, 20, 50)]
+    assert window_ranges(heads, starts, ends) == [RequestedRange("t", 0, 20, 50)]
+    assert window_ranges(heads, starts, {**ends, ("t", 0): None}) == [RequestedRange("t", 0, 20, 50)]
 
 
 def test_a_replay_of_ten_thousand_ranges_is_planned_at_once() -> None:
     partitions = range(10_000)
     plan = plan_replay(
-        [AskedRange("t", partition, 10, 90) for partition in partitions],
+        [RequestedRange("t", partition, 10, 90) for partition in partitions],
         [stored(partition=partition) for partition in partitions],
         [log(partition=partition) for partition in partitions],
         coverage=[covered(batch, 50 * batch, 50 * batch + 50, p) for p in partitions for batch in (0, 1)],
@@ -198,10 +194,10 @@ def test_a_window_that_would_end_at_a_record_from_the_future_is_refused(
     window = now - timedelta(days=2), now - timedelta(days=1)
 
     def check(offset: int, timestamp: int) -> None:
-        check_not_from_the_future([stored(100)], {("t", 0): FoundRecord(offset, timestamp)}, window, now=now)
+        check_end_not_in_future([stored(100)], {("t", 0): FoundRecord(offset, timestamp)}, window, now=now)
 
-    with pytest.raises(ReplayRefused, match=f"'t', partition 0, offset 98: .*{shown}, and 1 processed"):
+    with pytest.raises(ReplayRefused, match=rf"^t\[0\] offset 98: .*{shown}, and 1 processed"):
         check(98, milliseconds)
     check(99, milliseconds)  # nothing follows it that was processed
     check(0, round((now + timedelta(minutes=59)).timestamp() * 1000))  # a clock that is a little ahead
-    check_not_from_the_future([stored(100)], {}, window, now=now)
+    check_end_not_in_future([stored(100)], {}, window, now=now)

@@ -148,7 +148,7 @@ def _plan_task(
                 )
                 with transaction(connection):
                     missed = Ledger(connection).unannounced(
-                        pipeline, age=_UNANNOUNCED_AFTER, most=_MISSED_AT_A_TIME
+                        pipeline, age=_UNANNOUNCED_AFTER, limit=_MISSED_AT_A_TIME
                     )
             next_task = _next_task(found.batch, missed, found.because)
             batch = found.batch or missed[-1]

@@ -22,7 +22,7 @@ from exactbatch.errors.translation import own_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema, ledger_session
 from exactbatch.model import Covered, LogPartition
-from exactbatch.offsets import Log
+from exactbatch.offsets import PartitionKey
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
 from exactbatch.postgres.connection import Cursor, transaction
@@ -71,19 +71,19 @@ def audit(
             expected = (
                 ExpectedValues(results_connection, connection, pipeline, settings.kafka) if values else None
             )
-            by_log: dict[Log, list[Covered]] = defaultdict(list)
+            by_key: dict[PartitionKey, list[Covered]] = defaultdict(list)
             for covered in coverage:
-                by_log[covered.log].append(covered)
+                by_key[covered.key].append(covered)
             comparisons = [
                 PartitionComparison(
                     pipeline,
                     settings,
                     connection,
                     partition,
-                    by_log[partition.topic, partition.partition, partition.topic_id],
-                    heads.get((partition.topic, partition.partition), 0),
+                    by_key[partition.key],
+                    heads.get(partition.topic_partition, 0),
                     began.get((partition.topic_id, partition.partition)),
-                    horizons.get((partition.topic, partition.partition, partition.topic_id), 0),
+                    horizons.get(partition.key, 0),
                     compacted=partition.topic in compacted,
                     expected=expected,
                     cluster_id=cluster_id,

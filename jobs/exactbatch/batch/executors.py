@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from exactbatch.batch.spark_errors import cause, setting_refused, settings_of
 from exactbatch.batch.task import dump, load
 from exactbatch.errors import ExactbatchError, TasksFailed
-from exactbatch.offsets import OffsetRange, deal
+from exactbatch.offsets import OffsetRange, fill_bins
 
 
 class HasRange(Protocol):
@@ -56,7 +56,9 @@ def on_executors(
 
 def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
     """Return what each of at most `limit` Spark tasks does, one after the other; their sizes are similar."""
-    return [[tasks[index] for index in bin_] for bin_ in deal([len(task.range) for task in tasks], limit)]
+    return [
+        [tasks[index] for index in bin_] for bin_ in fill_bins([len(task.range) for task in tasks], limit)
+    ]
 
 
 def attempt_id() -> int:

@@ -113,8 +113,8 @@ def rejects(
     with ledger_connection(settings, pipeline) as connection:
         ledger = Ledger(connection)
         with transaction(connection):
-            rejected = ledger.rejects(pipeline, most=None if replay else limit)
-            reasons = ledger.rejects_by_reason(pipeline, most=limit)
+            rejected = ledger.rejects(pipeline, limit=None if replay else limit)
+            reasons = ledger.rejects_by_reason(pipeline, limit=limit)
         if not replay:
             if as_json:
                 print_json(

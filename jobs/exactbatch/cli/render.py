@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.ledger import Boundary, PartlyCommitted, Reject, RejectReasons
+from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeOffset
 from exactbatch.model import LogPartition, Plan, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.status import Status
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.replay import beyond_text
+from exactbatch.planning.window import beyond_text
 
 if TYPE_CHECKING:
     from exactbatch.audit.report import AuditReport, Finding, PartitionAudit
@@ -95,7 +95,7 @@ def index_note(statement: str) -> str:
     return f"no index finds the rows of a replay, so it reads the whole table; to create one: {statement}"
 
 
-def boundaries_table(pipeline: Pipeline, boundaries: Sequence[Boundary]) -> Table:
+def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeOffset]) -> Table:
     """The offsets that times were resolved to."""
     table = _table(
         f"times of {pipeline.name} that are resolved: {len(boundaries)}",

@@ -96,7 +96,7 @@ class OffsetsLost(ExactbatchError):
     """Retention removed offsets before they were processed."""
 
 
-class LogWentBackwards(ExactbatchError):
+class StoredOffsetBeyondLog(ExactbatchError):
     """The log ends before an offset that was already processed."""
 
 

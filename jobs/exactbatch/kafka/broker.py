@@ -10,7 +10,7 @@ from uuid import UUID
 
 import tenacity
 
-from exactbatch.errors import ConfigurationError, KafkaUnavailable, LogWentBackwards, TopicMissing
+from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffsetBeyondLog, TopicMissing
 from exactbatch.kafka.client import (
     FetchPosition,
     admin_client,
@@ -20,7 +20,8 @@ from exactbatch.kafka.client import (
     reader_properties,
 )
 from exactbatch.kafka.identity import check_same_logs
-from exactbatch.model import FoundRecord, LogPartition, Start, StoredOffset, TopicPartition
+from exactbatch.model import FoundRecord, LogPartition, Start, StoredOffset
+from exactbatch.offsets import TopicPartition
 
 _SETTLE: Final = 15.0  # seconds
 _NO_TOPIC_ID: Final = UUID(int=0)
@@ -274,7 +275,7 @@ class KafkaBroker:
     def _settled(self, ask: Callable[[], Answer]) -> Answer:
         """An answer that is at odds with what was processed is not believed before it is given for a while."""
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((LogWentBackwards, TopicMissing)),
+            retry=tenacity.retry_if_exception_type((StoredOffsetBeyondLog, TopicMissing)),
             wait=tenacity.wait_fixed(0.5),
             stop=tenacity.stop_after_delay(self._settle),
             reraise=True,

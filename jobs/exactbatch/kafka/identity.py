@@ -1,43 +1,53 @@
-"""Check that a topic is still the one that was processed: same id, same partitions, no truncation. Pure."""
+"""Check that a topic is still the one that was processed: same ID and partitions, not truncated. Pure, no I/O."""
 
 from collections.abc import Collection, Sequence
 
-from exactbatch.errors import LogWentBackwards, PartitionGone, TopicRecreated
+from exactbatch.errors import PartitionGone, StoredOffsetBeyondLog, TopicRecreated
 from exactbatch.model import LogPartition, StoredOffset
 
 
-def check_same_logs(stored: Sequence[StoredOffset], log: Sequence[LogPartition]) -> None:
-    """Raise TopicRecreated, PartitionGone or LogWentBackwards unless the log is the one that was processed."""
-    check_partitions_exist(stored, log)
-    there = {(each.topic, each.partition): each for each in log}
+def check_same_logs(stored: Sequence[StoredOffset], partitions: Sequence[LogPartition]) -> None:
+    """Raise TopicRecreated, PartitionGone or StoredOffsetBeyondLog unless the logs are the processed ones."""
+    check_partitions_exist(stored, partitions)
+    by_partition = {partition.topic_partition: partition for partition in partitions}
     for offset in stored:
-        check_same_log(offset, there[offset.topic, offset.partition])
+        check_same_log(offset, by_partition[offset.topic_partition])
 
 
-def check_partitions_exist(stored: Collection[StoredOffset], log: Collection[LogPartition]) -> None:
-    topics = {each.topic for each in log}
-    there = {(each.topic, each.partition) for each in log}
+def check_partitions_exist(stored: Collection[StoredOffset], partitions: Collection[LogPartition]) -> None:
+    """Raise PartitionGone for a stored offset whose topic exists without its partition."""
+    topics = {partition.topic for partition in partitions}
+    existing = {partition.topic_partition for partition in partitions}
     for offset in stored:
-        if offset.topic in topics and (offset.topic, offset.partition) not in there:
+        if offset.topic in topics and offset.topic_partition not in existing:
+            count = sum(partition.topic == offset.topic for partition in partitions)
             raise PartitionGone(
-                f"topic {offset.topic!r}: expected partition {offset.partition}, whose stored offset is "
-                f"{offset.next_offset}, found only {len([p for p in log if p.topic == offset.topic])} "
-                f"partitions. Kafka never removes a partition: check that bootstrap.servers names the right "
-                f"cluster."
+                f"{offset.topic}[{offset.partition}]: the partition does not exist, although its stored offset is "
+                f"{offset.next_offset}; the topic has {count} partitions. Kafka never removes a partition: check "
+                f"that bootstrap.servers names the right cluster.",
+                topic=offset.topic,
+                partition=offset.partition,
             )
 
 
 def check_same_log(offset: StoredOffset, partition: LogPartition) -> None:
+    """Raise TopicRecreated or StoredOffsetBeyondLog unless the partition is the one that was processed."""
     if offset.topic_id != partition.topic_id:
         raise TopicRecreated(
-            f"{partition}: expected topic id {offset.topic_id}, found {partition.topic_id}: the topic was "
-            f"deleted and created again, so the stored offset {offset.next_offset} says nothing about it. "
-            f"Register a pipeline under a new name to load the new topic."
+            f"{partition}: the topic was deleted and created again: its ID was {offset.topic_id}, and is "
+            f"{partition.topic_id}. The stored offset {offset.next_offset} does not apply to the new topic. "
+            f"Register a pipeline under a new name to load it.",
+            topic=partition.topic,
+            partition=partition.partition,
         )
     if offset.next_offset > partition.high_watermark:
-        raise LogWentBackwards(
-            f"{partition}: expected the log to reach the stored offset {offset.next_offset}, found its end at "
-            f"{partition.high_watermark}: records that were processed are no longer in the log (an unclean "
-            f"leader election, or another cluster). Check bootstrap.servers; if the log was really cut, "
-            f"register a pipeline under a new name with an explicit start."
+        raise StoredOffsetBeyondLog(
+            f"{partition}: the log ends at {partition.high_watermark}, below the stored offset "
+            f"{offset.next_offset}: it lost records that were processed (an unclean leader election, or "
+            f"another cluster). Check bootstrap.servers; if the log was really truncated, register a pipeline "
+            f"under a new name with an explicit start.",
+            topic=partition.topic,
+            partition=partition.partition,
+            from_offset=partition.high_watermark,
+            until_offset=offset.next_offset,
         )

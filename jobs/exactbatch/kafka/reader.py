@@ -26,9 +26,9 @@ from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
     LogTruncated,
-    LogWentBackwards,
     OffsetsLost,
     ReadFailed,
+    StoredOffsetBeyondLog,
     TopicMissing,
 )
 from exactbatch.failpoints import failpoint
@@ -136,7 +136,7 @@ def read_range(
     The range ends at its last offset, at a record past it, or at an end-of-log event at or past it:
     transaction markers and compaction leave holes.
 
-    Raises OffsetsLost, LogWentBackwards, LogTruncated and TopicMissing where the log is not what was
+    Raises OffsetsLost, StoredOffsetBeyondLog, LogTruncated and TopicMissing where the log is not what was
     planned, LogEndedEarly when it ends before the range until the timeout, ConfigurationError when client and
     broker do not accept each other until then or an ACL denies reading, and ReadFailed otherwise.
     """
@@ -153,7 +153,7 @@ def read_range(
             was_told = of_cluster()
             try:
                 yield from _read(consumer, range_, timeout, troubles, fetched, held_back)
-            except (OffsetsLost, LogTruncated, LogWentBackwards):
+            except (OffsetsLost, LogTruncated, StoredOffsetBeyondLog):
                 of_cluster()
                 raise
             if not (of_cluster() or was_told):
@@ -303,7 +303,7 @@ def _refused(
             f"records them as lost."
         )
     if range_.from_offset > end:
-        return LogWentBackwards(
+        return StoredOffsetBeyondLog(
             f"{range_}: expected the log to reach it, found its end at {end} for {timeout:g} s: records that "
             f"were there when the batch was planned are gone (an unclean leader election?). Compare the target "
             f"with the log by `exactbatch audit`."

@@ -2,7 +2,6 @@
 
 from exactbatch.ledger.ledger import (
     Batch,
-    Boundary,
     Failing,
     Ledger,
     PartlyCommitted,
@@ -10,6 +9,7 @@ from exactbatch.ledger.ledger import (
     RejectReason,
     RejectReasons,
     Run,
+    TimeOffset,
     batch_lost,
 )
 from exactbatch.ledger.schema import check_schema, migrate
@@ -17,7 +17,6 @@ from exactbatch.ledger.session import ledger_session
 
 __all__ = [
     "Batch",
-    "Boundary",
     "Failing",
     "Ledger",
     "PartlyCommitted",
@@ -25,6 +24,7 @@ __all__ = [
     "RejectReason",
     "RejectReasons",
     "Run",
+    "TimeOffset",
     "batch_lost",
     "check_schema",
     "ledger_session",

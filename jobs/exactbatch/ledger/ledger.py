@@ -28,8 +28,8 @@ from exactbatch.ledger.definition import (
     definition_of,
     sharing,
 )
-from exactbatch.model import Covered, LogPartition, Plan, StoredOffset, TopicPartition
-from exactbatch.offsets import Log, OffsetRange
+from exactbatch.model import Covered, LogPartition, Plan, StoredOffset
+from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
 
@@ -153,7 +153,7 @@ class Failing:
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class TimeOffset:
     """A row of exactbatch.time_boundary: the offset of a partition at which a time begins."""
 
     topic: str
@@ -165,22 +165,24 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
-class NearBoundaries:
-    """The offset that a time was resolved to in a partition, if it was, and those of the nearest times before and
-    after it that were."""
+class NearbyTimeOffsets:
+    """The offset that a time is pinned to in a partition, and those of its nearest pinned neighbours in time.
 
-    kept: int | None
+    Each is None if there is none.
+    """
+
+    pinned: int | None
     before: int | None
     after: int | None
 
-    def between(self, found: int) -> int:
-        """The offset that the time stands for: what it was resolved to, or else `found`, set between the others.
+    def between(self, first: int) -> int:
+        """Return the pinned offset or, without one, the offset `first`, moved in between the neighbours' offsets.
 
-        Retention, and records that came late, can make a time's first offset move: intervals would overlap.
+        Retention and late records can move a time's first offset: intervals would overlap.
         """
-        if self.kept is not None:
-            return self.kept
-        offset = max(found, self.before or 0)
+        if self.pinned is not None:
+            return self.pinned
+        offset = max(first, self.before or 0)
         return offset if self.after is None else min(offset, self.after)
 
 
@@ -375,19 +377,21 @@ class Ledger:
         return int(batch_id)
 
     def batches_of_run(self, pipeline: Pipeline, run: Run) -> list[Batch]:
-        """All batches that were planned for a run of this id, whatever life of it, newest first."""
+        """All batches that were planned for a run of this id, of all its incarnations, newest first."""
         rows = _queries.batches_of_run(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
         return [Batch(**row._asdict()) for row in rows]
 
-    def begin_life(self, pipeline: Pipeline, run: Run) -> None:
-        """The run was created under the id of an earlier one: batches that were planned so far are not its own."""
-        _queries.begin_life(self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id)
+    def begin_incarnation(self, pipeline: Pipeline, run: Run) -> None:
+        """Record that the run was created under the id of a deleted one, whose batches are not its own."""
+        _queries.begin_incarnation(
+            self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
+        )
 
-    def batches_of_life(self, pipeline: Pipeline, run: Run) -> list[Batch]:
-        """Those of batches_of_run() that were planned since the run was created, as far as that is known."""
-        began = _queries.life_of_run(
+    def batches_of_incarnation(self, pipeline: Pipeline, run: Run) -> list[Batch]:
+        """Return those of batches_of_run() that were planned since the run was created, if that is known."""
+        began = _queries.incarnation_of_run(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
         return [each for each in self.batches_of_run(pipeline, run) if each.generation >= began]
@@ -430,23 +434,23 @@ class Ledger:
                 batch_id=batch_id,
             )
 
-    def batches(self, pipeline: Pipeline, *, most: int) -> list[Batch]:
+    def batches(self, pipeline: Pipeline, *, limit: int) -> list[Batch]:
         """The newest batches, newest first."""
-        rows = _queries.list_batches(self._connection, pipeline=pipeline.name, most=most)
+        rows = _queries.list_batches(self._connection, pipeline=pipeline.name, limit=limit)
         return [Batch(**row._asdict()) for row in rows]
 
-    def unfinished_replays(self, pipeline: Pipeline, *, age: float, most: int) -> list[Batch]:
+    def unfinished_replays(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
         """The newest replays that have not committed `age` seconds after they were planned, newest first."""
-        rows = _queries.unfinished_replays(self._connection, pipeline=pipeline.name, age=age, most=most)
+        rows = _queries.unfinished_replays(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return [Batch(**row._asdict()) for row in rows]
 
-    def unannounced(self, pipeline: Pipeline, *, age: float, most: int) -> list[Batch]:
+    def unannounced(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
         """The oldest batches of DAG runs whose results no asset event has told of, oldest first.
 
         They have had them for `age` seconds, so that no report of their own is likely to be under way. Beside
         committed ones, these are superseded ones some of whose ranges were committed (commit="partition").
         """
-        rows = _queries.unannounced(self._connection, pipeline=pipeline.name, age=age, most=most)
+        rows = _queries.unannounced(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return [Batch(**row._asdict()) for row in rows]
 
     def batches_of_plans(self, pipeline: Pipeline, plan_ids: Iterable[UUID]) -> list[Batch]:
@@ -561,15 +565,15 @@ class Ledger:
         """Whether any batch has committed results that still count."""
         return bool(_queries.has_results(self._connection, pipeline=pipeline.name))
 
-    def rejects(self, pipeline: Pipeline, *, most: int | None = None) -> list[Reject]:
-        """Rejected records in the order of the log, the first `most` of them or all."""
-        rows = _queries.rejects(self._connection, pipeline=pipeline.name, most=most)
+    def rejects(self, pipeline: Pipeline, *, limit: int | None = None) -> list[Reject]:
+        """Rejected records in the order of the log, the first `limit` of them or all."""
+        rows = _queries.rejects(self._connection, pipeline=pipeline.name, limit=limit)
         return [Reject(**row._asdict()) for row in rows]
 
-    def rejects_by_reason(self, pipeline: Pipeline, *, most: int) -> RejectReasons:
+    def rejects_by_reason(self, pipeline: Pipeline, *, limit: int) -> RejectReasons:
         """The reasons for which records were rejected, the most frequent first: a reason may tell the value, and
         there may be as many as records."""
-        rows = list(_queries.rejects_by_reason(self._connection, pipeline=pipeline.name, most=most))
+        rows = list(_queries.rejects_by_reason(self._connection, pipeline=pipeline.name, limit=limit))
         return RejectReasons(
             tuple(RejectReason(row.reason, row.records, row.first) for row in rows),
             reasons=rows[0].reasons if rows else 0,
@@ -619,18 +623,20 @@ class Ledger:
         rows = _queries.still_covering(self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids))
         return [row.batch_id for row in rows]
 
-    def near_boundaries(
+    def nearby_time_offsets(
         self, pipeline: Pipeline, partitions: Sequence[LogPartition], at: datetime
-    ) -> dict[TopicPartition, NearBoundaries]:
-        """What a time was resolved to in each partition, and the times around it."""
-        rows = _queries.near_boundaries(
+    ) -> dict[TopicPartition, NearbyTimeOffsets]:
+        """Return the offset that a time is pinned to in each partition, and those of the times around it."""
+        rows = _queries.nearby_time_offsets(
             self._connection, pipeline=pipeline.name, at=at, **_columns(partitions, *_PARTITION)
         )
-        return {(row.topic, row.partition): NearBoundaries(row.kept, row.before, row.after) for row in rows}
+        return {
+            (row.topic, row.partition): NearbyTimeOffsets(row.pinned, row.before, row.after) for row in rows
+        }
 
-    def keep_boundaries(self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]) -> None:
-        """Let a time stand for these offsets from now on."""
-        _queries.insert_time_boundaries(
+    def pin_time_offsets(self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]) -> None:
+        """Pin a time to these offsets from now on."""
+        _queries.insert_time_offsets(
             self._connection,
             pipeline=pipeline.name,
             at=at,
@@ -638,18 +644,18 @@ class Ledger:
             **_columns(list(offsets), *_PARTITION),
         )
 
-    def boundaries(
-        self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, most: int
-    ) -> list[Boundary]:
-        """The times that were resolved, all or some of them, the latest first."""
+    def time_offsets(
+        self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, limit: int
+    ) -> list[TimeOffset]:
+        """Return the pinned times, all or those in `at`, the latest first."""
         times = None if at is None else list(at)
-        rows = _queries.time_boundaries(self._connection, pipeline=pipeline.name, at=times, most=most)
-        return [Boundary(**row._asdict()) for row in rows]
+        rows = _queries.time_offsets(self._connection, pipeline=pipeline.name, at=times, limit=limit)
+        return [TimeOffset(**row._asdict()) for row in rows]
 
-    def forget_boundaries(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
-        """Let the times from one to another, both included, be resolved anew; return how many there were."""
+    def forget_time_offsets(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
+        """Unpin the times from one to another, both included; return how many there were."""
         return int(
-            _queries.forget_boundaries(
+            _queries.forget_time_offsets(
                 self._connection, pipeline=pipeline.name, from_time=from_time, to_time=to_time
             )
         )
@@ -659,7 +665,7 @@ class Ledger:
         rows = _queries.first_advanced(self._connection, pipeline=pipeline.name)
         return {(row.topic_id, row.partition): row.from_offset for row in rows}
 
-    def horizons(self, pipeline: Pipeline) -> dict[Log, int]:
+    def horizons(self, pipeline: Pipeline) -> dict[PartitionKey, int]:
         """The offset of each log below which nothing can be replayed any more."""
         rows = _queries.horizons(self._connection, pipeline=pipeline.name)
         return {(row.topic, row.partition, row.topic_id): row.offset for row in rows}

@@ -112,7 +112,7 @@ returning batch_id;
 update exactbatch.batch set status = 'superseded', announced_at = '-infinity'
 where batch_id = :batch_id and kind = 'replay' and status = 'planned';
 
--- name: begin_life!
+-- name: begin_incarnation!
 -- A DAG run has begun under the id of an earlier one, whose batches are not its own.
 insert into exactbatch.run_life (pipeline, dag_id, run_id, generation)
 select :pipeline, :dag_id, :run_id, max(generation) + 1 from exactbatch.batch
@@ -120,8 +120,8 @@ where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
 having count(*) > 0
 on conflict do nothing;
 
--- name: life_of_run$
--- The generation with which the present life of a DAG run began, as far as that is known.
+-- name: incarnation_of_run$
+-- The generation with which the current incarnation of a DAG run began, as far as that is known.
 select coalesce(max(generation), 0) from exactbatch.run_life
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id;
 
@@ -162,7 +162,7 @@ where b.batch_id = :batch_id
 select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, clear_number, run_started_at, status,
        records, rows, rejected, tombstones, dropped, planned_at, committed_at
 from exactbatch.batch where pipeline = :pipeline
-order by batch_id desc limit :most;
+order by batch_id desc limit :limit;
 
 -- name: unfinished_replays
 -- The newest replays that were planned some time ago and have not committed.
@@ -171,7 +171,7 @@ select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, cl
 from exactbatch.batch
 where pipeline = :pipeline and kind = 'replay' and status = 'planned'
   and planned_at < clock_timestamp() - make_interval(secs => :age)
-order by batch_id desc limit :most;
+order by batch_id desc limit :limit;
 
 -- name: unannounced
 -- The oldest batches of DAG runs that have results for some time, and no report has told of them.
@@ -180,7 +180,7 @@ select batch_id, plan_id, pipeline, kind, origin, dag_id, run_id, generation, cl
 from exactbatch.batch
 where pipeline = :pipeline and announced_at is null and status <> 'planned' and dag_id is not null
   and coalesce(committed_at, planned_at) < clock_timestamp() - make_interval(secs => :age)
-order by batch_id limit :most;
+order by batch_id limit :limit;
 
 -- name: batches_of_plans
 -- The batches of these plans that have results.
@@ -339,7 +339,7 @@ select exists (select from exactbatch.coverage where pipeline = :pipeline and ki
 -- Rejected records in the order of the log, without their keys, values and headers.
 select topic, topic_id, partition, "offset", octet_length(value) as bytes, reason, batch_id
 from exactbatch.rejected_record where pipeline = :pipeline
-order by topic, topic_id, partition, "offset" limit :most;
+order by topic, topic_id, partition, "offset" limit :limit;
 
 -- name: rejects_by_reason
 -- How many records were rejected for the most frequent reasons, and the first of them; of all reasons, how many
@@ -348,7 +348,7 @@ select reason, count(*) as records,
        (array_agg(topic || '[' || partition || '] ' || "offset" order by topic, partition, "offset"))[1] as first,
        count(*) over () as reasons, sum(count(*)) over ()::bigint as all_records
 from exactbatch.rejected_record where pipeline = :pipeline
-group by reason order by count(*) desc, reason limit :most;
+group by reason order by count(*) desc, reason limit :limit;
 
 -- name: still_covering
 -- Those of the batches that stand for any offset.
@@ -356,15 +356,15 @@ select distinct batch_id from exactbatch.coverage
 where pipeline = :pipeline and batch_id = any(:batch_ids)
 order by batch_id;
 
--- name: near_boundaries
--- What a time was resolved to in each partition, if it was, and the resolved times just before and just after it.
+-- name: nearby_time_offsets
+-- The offset that a time is pinned to in each partition, if any, and those of the pinned times just before and after it.
 -- Offsets follow their times, so the nearest times have the nearest offsets.
-select p.topic, p.partition, kept."offset" as kept, before."offset" as before, after."offset" as after
+select p.topic, p.partition, pinned."offset" as pinned, before."offset" as before, after."offset" as after
 from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[]) p (topic, topic_id, partition)
 left join lateral (
     select "offset" from exactbatch.time_boundary
     where pipeline = :pipeline and topic_id = p.topic_id and partition = p.partition and boundary = :at
-) kept on true
+) pinned on true
 left join lateral (
     select "offset" from exactbatch.time_boundary
     where pipeline = :pipeline and topic_id = p.topic_id and partition = p.partition and boundary < :at
@@ -376,21 +376,21 @@ left join lateral (
     order by boundary limit 1
 ) after on true;
 
--- name: insert_time_boundaries!
+-- name: insert_time_offsets!
 -- Resolve a time in some partitions, once and for all.
 insert into exactbatch.time_boundary (pipeline, topic, topic_id, partition, boundary, "offset")
 select :pipeline, p.topic, p.topic_id, p.partition, :at, p."offset"
 from unnest(:topic::text[], :topic_id::uuid[], :partition::integer[], :offset::bigint[])
     p (topic, topic_id, partition, "offset");
 
--- name: time_boundaries
+-- name: time_offsets
 -- The resolved times of a pipeline, the latest first.
 select topic, topic_id, partition, boundary as at, "offset", resolved_at
 from exactbatch.time_boundary
 where pipeline = :pipeline and (:at::timestamptz[] is null or boundary = any(:at::timestamptz[]))
-order by boundary desc, topic, partition limit :most;
+order by boundary desc, topic, partition limit :limit;
 
--- name: forget_boundaries!
+-- name: forget_time_offsets!
 -- Let times be resolved anew.
 delete from exactbatch.time_boundary
 where pipeline = :pipeline and boundary >= :from_time and boundary <= :to_time;

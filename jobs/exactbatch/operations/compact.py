@@ -9,8 +9,8 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.model import StoredOffset, TopicPartition
-from exactbatch.offsets import Log, OffsetRange
+from exactbatch.model import StoredOffset
+from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import CompactedRows, Compactor
@@ -68,7 +68,7 @@ def compact_changes(
     or a record that is still in the log, from that time or later by its Kafka timestamp. It never moves back.
 
     Raises ConfigurationError where the sink is no Upsert, NotRegistered, IdentityChanged, PostgresUnavailable
-    and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or LogWentBackwards
+    and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or StoredOffsetBeyondLog
     where the log is not the one that was processed.
     """
     compactor, ledger = _compactor_of(pipeline), Ledger(connection)
@@ -126,7 +126,7 @@ def _below(
     pipeline: Pipeline,
     compactor: Compactor,
     stored: Sequence[StoredOffset],
-    previous: Mapping[Log, int],
+    previous: Mapping[PartitionKey, int],
     since: Mapping[TopicPartition, int],
     before: datetime | None,
 ) -> list[Part]:
@@ -145,11 +145,11 @@ def _below(
     return [*covered_parts(_ranges(horizons), coverage)]
 
 
-def _log(stored: StoredOffset) -> Log:
+def _log(stored: StoredOffset) -> PartitionKey:
     return stored.topic, stored.partition, stored.topic_id
 
 
-def _ranges(ends: Mapping[Log, int]) -> list[OffsetRange]:
+def _ranges(ends: Mapping[PartitionKey, int]) -> list[OffsetRange]:
     """All offsets of each log below its end."""
     return [
         OffsetRange(topic, partition, 0, end, topic_id)
@@ -158,7 +158,9 @@ def _ranges(ends: Mapping[Log, int]) -> list[OffsetRange]:
     ]
 
 
-def _compaction(below: Sequence[Part], previous: Mapping[Log, int], counts: CompactedRows) -> Compaction:
+def _compaction(
+    below: Sequence[Part], previous: Mapping[PartitionKey, int], counts: CompactedRows
+) -> Compaction:
     partitions = []
     for range_, _ in below:
         dropped, kept = counts.get((range_.topic, range_.partition), (0, 0))
@@ -166,7 +168,7 @@ def _compaction(below: Sequence[Part], previous: Mapping[Log, int], counts: Comp
             CompactedPartition(
                 range_.topic,
                 range_.partition,
-                previous.get(range_.log, 0),
+                previous.get(range_.key, 0),
                 range_.until_offset,
                 dropped,
                 kept,

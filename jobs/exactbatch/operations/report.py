@@ -13,8 +13,8 @@ from rich.table import Table
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, ledger_session
-from exactbatch.model import LogPartition, TopicPartition
-from exactbatch.offsets import OffsetRange
+from exactbatch.model import LogPartition
+from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import transaction
 

@@ -125,15 +125,15 @@ def load_status(connection: Connection, kafka: KafkaBroker, pipeline: Pipeline) 
         stored = {(each.topic, each.partition): each for each in ledger.stored_offsets(pipeline)}
         moved = ledger.stored_at(pipeline)
         horizons = ledger.horizons(pipeline)
-        batches = ledger.batches(pipeline, most=_BATCHES)
+        batches = ledger.batches(pipeline, limit=_BATCHES)
         partly_committed = ledger.partly_committed(pipeline, batches)
         failing = ledger.failing(pipeline, batches)
         unfinished = tuple(
             each
-            for each in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, most=_SHOWN)
+            for each in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, limit=_SHOWN)
             if ledger.overtaken_by(each) is None
         )
-        unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, most=_SHOWN))
+        unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
     partitions = tuple(
         PartitionStatus(
             log=each,

@@ -1,12 +1,9 @@
-"""What the next batch processes: stored offsets + the log + limits → a plan. Pure, no I/O."""
+"""Plan the next advance: stored offsets + the log + limits → a plan. Pure, no I/O."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
 
-from exactbatch.errors import (
-    OffsetsLost,
-    StartOutOfRange,
-)
+from exactbatch.errors import OffsetsLost, StartOutOfRange
 from exactbatch.kafka.identity import check_partitions_exist, check_same_log
 from exactbatch.model import Limits, LogPartition, OnLoss, Plan, Start, StoredOffset
 from exactbatch.offsets import OffsetRange
@@ -14,37 +11,33 @@ from exactbatch.offsets import OffsetRange
 
 def plan_advance(
     stored: Sequence[StoredOffset],
-    log: Sequence[LogPartition],
+    partitions: Sequence[LogPartition],
     *,
     start: Start = "earliest",
     limits: Limits = Limits(),
     on_loss: OnLoss = "fail",
 ) -> Plan:
-    """Plan the next batch of a pipeline.
+    """Plan the next advance of a pipeline.
 
-    `start` applies to topics without any stored offset; a partition that a known topic has gained since
+    `start` applies to topics without any stored offset. A partition that was added to a topic with stored offsets
     starts at its earliest offset.
 
-    Raises TopicRecreated, PartitionGone, LogWentBackwards, OffsetsLost and StartOutOfRange, each for the
-    first partition that shows it.
+    Raises TopicRecreated, PartitionGone, StoredOffsetBeyondLog, OffsetsLost and StartOutOfRange, each for the
+    first partition concerned.
     """
-    stored_at = {(each.topic, each.partition): each for each in stored}
-    known_topics = {each.topic for each in stored}
-    check_partitions_exist(stored, log)
-    _check_start_is_there(start, log, known_topics)
+    stored_at = {offset.topic_partition: offset for offset in stored}
+    known_topics = {offset.topic for offset in stored}
+    check_partitions_exist(stored, partitions)
+    _check_start_exists(start, partitions, known_topics)
     seeds, losses, positions, unnamed = [], [], [], []
-    for partition in sorted(log, key=lambda p: (p.topic, p.partition)):
-        offset = stored_at.get((partition.topic, partition.partition))
+    for partition in sorted(partitions, key=lambda p: p.topic_partition):
+        offset = stored_at.get(partition.topic_partition)
         if offset is None:
             first_run = partition.topic not in known_topics
             position = _start_of(partition, start) if first_run else partition.earliest
             seeds.append(_stored(partition, position))
-            if (
-                first_run
-                and isinstance(start, Mapping)
-                and (partition.topic, partition.partition) not in start
-            ):
-                unnamed.append((partition.topic, partition.partition))
+            if first_run and isinstance(start, Mapping) and partition.topic_partition not in start:
+                unnamed.append(partition.topic_partition)
         else:
             check_same_log(offset, partition)
             position = max(offset.next_offset, partition.earliest)
@@ -61,21 +54,21 @@ def plan_advance(
 
 
 def share(available: Sequence[int], limits: Limits) -> list[int]:
-    """How many offsets each partition gives, in the order of `available`.
+    """Return how many offsets to take from each partition, in the order of `available`.
 
-    Max-min fairness: the smallest partitions are served whole, the others get equal parts of what is left.
+    Max-min fairness: the smallest partitions are taken whole, and the others share the rest equally.
     """
     if limits.max_records_per_partition is not None:
-        available = [min(each, limits.max_records_per_partition) for each in available]
+        available = [min(offsets, limits.max_records_per_partition) for offsets in available]
     if limits.max_records is None:
         return list(available)
-    left = limits.max_records
+    remaining = limits.max_records
     takes = [0] * len(available)
-    waiting = sorted((i for i, each in enumerate(available) if each), key=lambda i: available[i])
+    waiting = sorted((i for i, offsets in enumerate(available) if offsets), key=lambda i: available[i])
     for served, index in enumerate(waiting):
-        # Rounding up for the smaller ones would starve the last; rounding down leaves the rest to it.
-        takes[index] = min(available[index], left // (len(waiting) - served))
-        left -= takes[index]
+        # Rounding up for the smaller partitions would starve the last one; rounding down leaves it the remainder.
+        takes[index] = min(available[index], remaining // (len(waiting) - served))
+        remaining -= takes[index]
     return takes
 
 
@@ -95,36 +88,41 @@ def _start_of(partition: LogPartition, start: Start) -> int:
     if start == "latest":
         return partition.last_stable
     assert not isinstance(start, str)
-    offset = start.get((partition.topic, partition.partition), partition.earliest)
+    offset = start.get(partition.topic_partition, partition.earliest)
     if not partition.earliest <= offset <= partition.last_stable:
         raise StartOutOfRange(
-            f"{partition}: expected a start offset from {partition.earliest} to {partition.last_stable}, "
-            f"where the log stands now, found {offset}. Correct the pipeline's start, or use "
-            f"start='earliest'."
+            f"{partition}: the start offset {offset} is outside the log, which now spans {partition.earliest} to "
+            f"{partition.last_stable}. Correct the pipeline's start, or use start='earliest'.",
+            topic=partition.topic,
+            partition=partition.partition,
+            from_offset=offset,
+            until_offset=offset + 1,
         )
     return offset
 
 
-def _check_start_is_there(start: Start, log: Collection[LogPartition], known_topics: Set[str]) -> None:
+def _check_start_exists(start: Start, partitions: Collection[LogPartition], known_topics: Set[str]) -> None:
     if isinstance(start, str):
         return
-    count = Counter(each.topic for each in log)
+    count = Counter(partition.topic for partition in partitions)
     for topic, partition in start:
         if topic in count and topic not in known_topics and partition not in range(count[topic]):
             raise StartOutOfRange(
-                f"topic {topic!r}: expected start to name partitions from 0 to {count[topic] - 1}, found "
-                f"{partition}. Correct the pipeline's start."
+                f"{topic}[{partition}]: start names this partition, and the topic has partitions 0 to "
+                f"{count[topic] - 1}. Correct the pipeline's start.",
+                topic=topic,
+                partition=partition,
             )
 
 
 def _loss(offset: StoredOffset, partition: LogPartition, on_loss: OnLoss) -> OffsetRange:
-    # With the log's epoch, not the stored one, which is that of records that are gone.
+    # The leader epoch of the log, not the stored one: that belongs to records that were removed.
     lost = partition.range(offset.next_offset, partition.earliest)
     if on_loss == "fail":
         raise OffsetsLost(
-            f"{partition}: expected to go on at the stored offset {offset.next_offset}, found that the log "
-            f"starts at {partition.earliest}: retention removed {len(lost)} offsets that were not processed. "
-            f"Set on_loss='record' on the pipeline to record them as lost and go on from "
-            f"{partition.earliest}."
+            f"{partition}: retention removed {len(lost)} unprocessed offsets (stored offset "
+            f"{offset.next_offset}, log starts at {partition.earliest}). Set on_loss='record' on the pipeline "
+            f"to record them as lost and continue at {partition.earliest}.",
+            **lost.place,
         )
     return lost

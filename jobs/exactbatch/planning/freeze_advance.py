@@ -1,4 +1,4 @@
-"""Planning an advance: ask Kafka, lock the pipeline, plan, and freeze the plan in the ledger."""
+"""Plan an advance: query Kafka, lock the pipeline, plan, and freeze the plan in the ledger."""
 
 import logging
 from typing import Final
@@ -22,7 +22,7 @@ _SHOWN: Final = 10
 def preview_advance(
     connection: Connection, broker: KafkaBroker, pipeline: Pipeline
 ) -> tuple[Plan, tuple[LogPartition, ...]]:
-    """What the next advance would do, and what the log holds; nothing is written or locked.
+    """Return the plan of the next advance and the state of the log. Writes and locks nothing.
 
     Raises what freeze_advance() raises.
     """
@@ -37,20 +37,20 @@ def preview_advance(
 def freeze_advance(
     connection: Connection, broker: KafkaBroker, pipeline: Pipeline, *, origin: Origin, run: Run | None = None
 ) -> int | None:
-    """Plan the next advance and freeze it; return its batch_id, or None when there is nothing new.
+    """Plan the next advance and freeze it in the ledger; return its batch_id, None if there is nothing to process.
 
-    A run that was planned before gets the batch that it got then: an automatic retry keeps its plan. A new
-    plan supersedes an advance that was planned earlier and never committed.
+    A run that already has a batch keeps it: an automatic retry keeps its plan. A new plan supersedes an earlier
+    advance that never committed.
 
-    Raises the planner's errors, NotRegistered, IdentityChanged, TopicMissing, KafkaUnavailable,
-    PostgresUnavailable, and StoredOffsetsMoved when other batches kept committing meanwhile.
+    Raises what plan_advance() raises, NotRegistered, IdentityChanged, TopicMissing, KafkaUnavailable,
+    PostgresUnavailable, and StoredOffsetsMoved if other batches keep committing while this one is planned.
     """
     ledger = Ledger(connection)
     for _ in range(_TRIES):
         with transaction(connection):
             ledger.check_registered(pipeline)
             seen = ledger.stored_offsets(pipeline)
-        # Kafka is asked before the lock is taken: a slow broker must not hold up a publish.
+        # Kafka is queried before the lock is taken: a slow broker must not hold up a publish.
         partitions = broker.processed_partitions(pipeline.topics, seen)
         start = _start(pipeline, seen, broker)
         with transaction(connection):
@@ -59,29 +59,29 @@ def freeze_advance(
                 return batch_id
             ledger.hold_planned_advance(pipeline)
             if ledger.stored_offsets(pipeline) != seen:
-                continue  # another batch has committed since Kafka was asked: its answer may be older
+                continue  # another batch committed after Kafka was queried, so the answer may be out of date
             planned = _plan(pipeline, seen, partitions, start)
             batch_id = ledger.write_advance(pipeline, planned, origin=origin, run=run)
             failpoint("plan.before_commit")
         failpoint("plan.after_commit")
         if planned.unnamed:
-            shown = ", ".join(f"{topic}[{partition}]" for topic, partition in planned.unnamed[:_SHOWN])
             logger.warning(
-                "%s partitions begin at their earliest offset, because start=%r has none for them: %s",
+                "%s partitions start at their earliest offset, because start=%r does not name them: %s",
                 len(planned.unnamed),
                 pipeline.start,
-                shown,
+                ", ".join(f"{topic}[{partition}]" for topic, partition in planned.unnamed[:_SHOWN]),
             )
         return batch_id
     raise StoredOffsetsMoved(
-        f"pipeline {pipeline.name!r}: expected its stored offsets to rest while a batch is planned, found that "
-        f"they moved in each of {_TRIES} tries: other batches of it keep committing. Run one at a time."
+        f"pipeline {pipeline.name!r}: its stored offsets moved during each of {_TRIES} attempts to plan a batch, "
+        f"because other batches of it keep committing. Run one at a time."
     )
 
 
 def _start(pipeline: Pipeline, stored: tuple[StoredOffset, ...], broker: KafkaBroker) -> Start:
-    """Where topics on their first run begin; a group is only asked for when one is."""
-    topics = tuple(topic for topic in pipeline.topics if topic not in {each.topic for each in stored})
+    """Resolve where topics without stored offsets start; query a consumer group only if there are such topics."""
+    known_topics = {offset.topic for offset in stored}
+    topics = tuple(topic for topic in pipeline.topics if topic not in known_topics)
     return resolve_start(pipeline.start, broker, topics) if topics else "earliest"
 
 
@@ -91,6 +91,6 @@ def _plan(
     partitions: tuple[LogPartition, ...],
     start: Start,
 ) -> Plan:
-    # A topic that was taken out of the pipeline keeps its stored offsets and is left alone.
-    stored = tuple(each for each in stored if each.topic in pipeline.topics)
+    # A topic that was removed from the pipeline keeps its stored offsets, which are ignored.
+    stored = tuple(offset for offset in stored if offset.topic in pipeline.topics)
     return plan_advance(stored, partitions, start=start, limits=pipeline.limits, on_loss=pipeline.on_loss)

@@ -1,4 +1,4 @@
-"""What a user asks to be processed again: offset ranges, a time window, or whole batches. Pure, no I/O."""
+"""Parse and check replay requests: offset ranges, a time window, or whole batches. Pure, no I/O."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any, Final
 
-from exactbatch.errors import ConfigurationError
+from exactbatch.errors import ConfigurationError, Place
+from exactbatch.offsets import TopicPartition
 
 _UNITS: Final = {"d": timedelta(days=1), "h": timedelta(hours=1), "m": timedelta(minutes=1)}
 _DIGITS: Final = 5  # 99999 days ago is still a date
@@ -15,13 +16,28 @@ PARAMETERS: Final = ("ranges", "start", "end", "batch_ids", "available_only")
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRange:
-    """Offsets [from_offset, until_offset) of one partition, as a user writes them; not checked yet."""
+class RequestedRange:
+    """Offsets [from_offset, until_offset) of one partition, as a user writes them: not checked yet."""
 
     topic: str
     partition: int
     from_offset: int
     until_offset: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+    @property
+    def place(self) -> Place:
+        """The keyword arguments with which an error names this range."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "from_offset": self.from_offset,
+            "until_offset": self.until_offset,
+        }
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.from_offset}..{self.until_offset}"
@@ -29,15 +45,15 @@ class AskedRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRequest:
-    """One of: ranges; a window [start, end) of message timestamps; the exact ranges of committed batches.
+    """Exactly one of: ranges; a window [start, end) of message timestamps; the exact ranges of committed batches.
 
-    `available_only`: where retention has removed a part of what is asked for, or compact has dropped changes of
-    it, process the rest.
+    With `available_only`, the replay processes the rest where retention has removed a part of the request, or
+    compact has dropped changes of it.
 
-    Raises ConfigurationError when none or several are given, or the window is not one.
+    Raises ConfigurationError if none or several are given, or the window is not valid.
     """
 
-    ranges: tuple[AskedRange, ...] = ()
+    ranges: tuple[RequestedRange, ...] = ()
     window: tuple[datetime, datetime] | None = None
     batch_ids: tuple[int, ...] = ()
     available_only: bool = False
@@ -46,71 +62,71 @@ class ReplayRequest:
         given = [name for name in ("ranges", "window", "batch_ids") if getattr(self, name)]
         if len(given) != 1:
             raise ConfigurationError(
-                f"expected a replay of one of: ranges, a time window (start and end), or batch ids; found "
+                f"expected one of ranges, a time window (start and end) or batch ids to replay, found "
                 f"{' and '.join(given) or 'none of them'}. Give exactly one."
             )
         if self.window is not None:
             start, end = self.window
             if start.tzinfo is None or end.tzinfo is None:
                 raise ConfigurationError(
-                    f"expected a time window with a time zone, found {start} to {end}: write 2026-11-21T08:00:00Z"
+                    f"the time window {start} to {end} has no time zone. Write times as 2026-11-21T08:00:00Z"
                 )
             if start >= end:
                 raise ConfigurationError(
-                    f"expected a time window [start, end) with its start before its end, found {start} to {end}"
+                    f"the time window {start} to {end} is empty: its start must be before its end. Correct it."
                 )
 
 
 def request_of(parameters: Mapping[str, Any]) -> ReplayRequest | None:
-    """The replay that a DAG run's parameters ask for, or None when they ask for none.
+    """Return the replay that a DAG run's parameters request, or None if they request none.
 
-    Keys: `ranges`, a list of {topic, partition, from_offset, until_offset}; `start` and `end`, ISO 8601, UTC
-    where no offset is given; `batch_ids`, a list of numbers; `available_only`, true or false. What is empty
-    or null counts as not given.
+    Keys: `ranges`, a list of {topic, partition, from_offset, until_offset}; `start` and `end`, ISO 8601, in UTC
+    unless they have a UTC offset; `batch_ids`, a list of numbers; `available_only`, true or false. Empty and null
+    values count as not given.
 
     Raises ConfigurationError for anything else.
     """
     for name in parameters:
         if name not in PARAMETERS:
-            near = get_close_matches(name, PARAMETERS, n=1)
+            similar = get_close_matches(name, PARAMETERS, n=1)
             raise ConfigurationError(
                 f"expected the parameters {', '.join(PARAMETERS)}, found {name!r}"
-                + (f": did you mean {near[0]!r}?" if near else "")
+                + (f": did you mean {similar[0]!r}?" if similar else "")
             )
     start, end = parameters.get("start"), parameters.get("end")
     if bool(start) != bool(end):
         raise ConfigurationError(
-            f"expected a time window with both start and end, found only {'start' if start else 'end'}"
+            f"a time window needs both start and end, found only {'start' if start else 'end'}"
         )
     available_only = parameters.get("available_only") or False
     if not isinstance(available_only, bool):
         raise ConfigurationError(f"expected available_only as true or false, found {available_only!r}")
-    ranges = tuple(_range(each) for each in _list(parameters, "ranges"))
-    batch_ids = tuple(_whole(each, "a batch id") for each in _list(parameters, "batch_ids"))
+    ranges = tuple(map(_range, _list(parameters, "ranges")))
+    batch_ids = tuple(_whole_number(batch_id, "a batch id") for batch_id in _list(parameters, "batch_ids"))
     if not (ranges or start or batch_ids):
         if available_only:
             raise ConfigurationError(
-                "expected available_only together with ranges, a time window or batch_ids, found it alone"
+                "available_only has no effect without ranges, a time window or batch_ids. Give one of them."
             )
         return None
     window = (parse_time(start, "start"), parse_time(end, "end")) if start and end else None
     return ReplayRequest(ranges=ranges, window=window, batch_ids=batch_ids, available_only=available_only)
 
 
-def ranges_of_offsets(offsets: Iterable[tuple[str, int, int]]) -> tuple[AskedRange, ...]:
-    """Ranges that hold exactly these (topic, partition, offset)s; neighbours are one range."""
-    ranges: list[AskedRange] = []
+def ranges_of_offsets(offsets: Iterable[tuple[str, int, int]]) -> tuple[RequestedRange, ...]:
+    """Return ranges that contain exactly these (topic, partition, offset)s; adjacent offsets form one range."""
+    ranges: list[RequestedRange] = []
     for topic, partition, offset in sorted(set(offsets)):
         last = ranges[-1] if ranges else None
         if last is not None and (last.topic, last.partition, last.until_offset) == (topic, partition, offset):
             ranges[-1] = replace(last, until_offset=offset + 1)
         else:
-            ranges.append(AskedRange(topic, partition, offset, offset + 1))
+            ranges.append(RequestedRange(topic, partition, offset, offset + 1))
     return tuple(ranges)
 
 
 def parse_time(text: Any, name: str) -> datetime:
-    """An ISO 8601 time; UTC where no offset is given. Raises ConfigurationError."""
+    """Parse an ISO 8601 time; UTC unless it has a UTC offset. Raises ConfigurationError."""
     try:
         time = datetime.fromisoformat(text)
     except (TypeError, ValueError):
@@ -121,7 +137,7 @@ def parse_time(text: Any, name: str) -> datetime:
 
 
 def parse_age(text: str) -> timedelta:
-    """How long something is kept, written as days, hours or minutes: 30d, 12h, 90m. Raises ConfigurationError."""
+    """Parse an age in days, hours or minutes: 30d, 12h, 90m. Raises ConfigurationError."""
     number, unit = text[:-1], text[-1:]
     if not number.isdecimal() or len(number) > _DIGITS or unit not in _UNITS:
         raise ConfigurationError(
@@ -130,20 +146,20 @@ def parse_age(text: str) -> timedelta:
     return int(number) * _UNITS[unit]
 
 
-def parse_range(text: str) -> AskedRange:
-    """A range written `topic:partition:from-until`, as in "flights:0:100-200". Raises ConfigurationError."""
+def parse_range(text: str) -> RequestedRange:
+    """Parse a range written `topic:partition:from-until`, as in "flights:0:100-200". Raises ConfigurationError."""
     topic, *rest = text.rsplit(":", 2)
     if len(rest) == 2:
         partition, (from_offset, dash, until_offset) = rest[0], rest[1].partition("-")
-        if topic and dash and all(each.isdecimal() for each in (partition, from_offset, until_offset)):
-            return AskedRange(topic, int(partition), int(from_offset), int(until_offset))
+        if topic and dash and all(map(str.isdecimal, (partition, from_offset, until_offset))):
+            return RequestedRange(topic, int(partition), int(from_offset), int(until_offset))
     raise ConfigurationError(
-        f"expected a range as topic:partition:from-until, until not included, for example "
-        f"flights:0:100-200; found {text!r}"
+        f"expected a range as topic:partition:from-until, until exclusive, for example flights:0:100-200; found "
+        f"{text!r}"
     )
 
 
-def _range(value: Any) -> AskedRange:
+def _range(value: Any) -> RequestedRange:
     if not isinstance(value, Mapping) or set(value) != set(_RANGE_KEYS):
         raise ConfigurationError(
             f"expected each of ranges as {{{', '.join(_RANGE_KEYS)}}}, found "
@@ -151,7 +167,7 @@ def _range(value: Any) -> AskedRange:
         )
     if not isinstance(value["topic"], str):
         raise ConfigurationError(f"expected the topic of a range as text, found {value['topic']!r}")
-    return AskedRange(value["topic"], *(_whole(value[name], name) for name in _RANGE_KEYS[1:]))
+    return RequestedRange(value["topic"], *(_whole_number(value[name], name) for name in _RANGE_KEYS[1:]))
 
 
 def _list(parameters: Mapping[str, Any], name: str) -> Sequence[Any]:
@@ -161,8 +177,8 @@ def _list(parameters: Mapping[str, Any], name: str) -> Sequence[Any]:
     return value
 
 
-def _whole(value: Any, name: str) -> int:
-    """A number; a form may send it as text."""
+def _whole_number(value: Any, name: str) -> int:
+    """Parse a whole number of 0 or more, which Airflow's form may send as text."""
     text = str(value).strip()
     if isinstance(value, bool) or not text.isdecimal():
         raise ConfigurationError(f"expected {name} as a whole number of 0 or more, found {value!r}")

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Final
 
 from exactbatch.kafka.broker import KafkaBroker
@@ -23,9 +23,9 @@ _SHOWN: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a DAG run processes: a batch, or nothing, and `because` says why.
+    """The batch that a DAG run processes; None if there is nothing to process, and `because` says why.
 
-    `beyond` is what lies in its window and above the stored offset.
+    `beyond` are the offsets of the run's window above the stored offsets.
     """
 
     batch: Batch | None
@@ -42,10 +42,10 @@ def plan_run(
     *,
     origin: Origin,
 ) -> RunPlan:
-    """The batch of a DAG run, planned unless it was before.
+    """Return the batch of a DAG run; plan one unless the run already has one. Without a request, plan an advance.
 
-    A run that was cleared after its batch had committed processes that batch's exact ranges again, whatever
-    else it asks for; but a backfill asks for its interval each time. A run whose batch never committed plans
+    A run that was cleared after its batch committed processes the exact ranges of that batch again, whatever it
+    requests; except for a backfill, which requests its interval each time. A run whose batch never committed plans
     like any other, and an automatic retry keeps its plan.
 
     Raises what freeze_advance() and freeze_replay() raise.
@@ -55,9 +55,9 @@ def plan_run(
         ledger.check_registered(pipeline)
         batch_id = ledger.batch_of_run(pipeline, run)
         if batch_id is None and run.clear_number == 0:
-            # No automatic retry, and no clear: earlier batches of this id are of a run that was deleted.
-            ledger.begin_life(pipeline, run)
-        earlier = ledger.batches_of_life(pipeline, run)
+            # Neither a retry nor a clear: earlier batches of this run id belong to a run that was deleted.
+            ledger.begin_incarnation(pipeline, run)
+        earlier = ledger.batches_of_incarnation(pipeline, run)
     beyond: tuple[OffsetRange, ...] = ()
     if batch_id is None:
         if origin != "backfill" and (done := committed_in_this_incarnation(run, earlier)) is not None:
@@ -67,10 +67,10 @@ def plan_run(
                 ReplayRequest(batch_ids=(done.batch_id,), available_only=available_only),
             )
             logger.info(
-                "the run was cleared: it processes the ranges of batch %s again, which committed at %s UTC; what "
-                "is new is for the next run",
+                "the run was cleared: it processes the ranges of batch %s again, which committed at %s UTC; "
+                "the next run processes what is new",
                 done.batch_id,
-                done.committed_at and f"{done.committed_at.astimezone(UTC):%Y-%m-%d %H:%M:%S}",
+                done.committed_at and _time(done.committed_at),
             )
         if request is None:
             batch_id = freeze_advance(connection, broker, pipeline, origin=origin, run=run)
@@ -79,50 +79,53 @@ def plan_run(
             batch_id, beyond = frozen.batch_id, frozen.beyond
     if batch_id is None:
         with transaction(connection):
-            return RunPlan(None, _nothing(ledger, pipeline, request), beyond)
+            return RunPlan(None, _why_nothing(ledger, pipeline, request), beyond)
     with transaction(connection):
         batch = ledger.batch(batch_id)
     if batch.status == "committed":
         logger.warning(
-            "batch %s of this very run has committed before: it is told of again, and what is new is for the next "
-            "run. Was this `airflow dags test` with a date that it was given before? Leave the date out",
+            "batch %s of this run has committed before: the run announces it again, and the next run processes "
+            "what is new. If this was `airflow dags test` with a date that was used before, leave the date out",
             batch_id,
         )
     return RunPlan(batch, beyond=beyond)
 
 
-def _nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
-    """Why there is nothing to process."""
+def committed_in_this_incarnation(run: Run, batches: Sequence[Batch]) -> Batch | None:
+    """Return the newest committed batch since the run was created; `batches` are all of its id, newest first.
+
+    A run that is deleted and created again starts with clear_number 0, and each clear adds one: the batches of its
+    current incarnation are the newest ones, as long as that number falls.
+    """
+    number = run.clear_number
+    for batch in batches:
+        if batch.clear_number >= number:
+            return None
+        if batch.status == "committed":
+            return batch
+        number = batch.clear_number
+    return None
+
+
+def _why_nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
+    """Say why there is nothing to process."""
     topics = ", ".join(pipeline.topics)
     if request is None:
         return f"nothing new in {topics}: every offset up to the last stable one is stored"
     if request.window is None:
-        return "nothing to process again: the log holds no offset of what is asked for any more"
-    start, end = (f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for at in request.window)
-    kept = ledger.boundaries(pipeline, at=request.window, most=_SHOWN)
+        return "nothing to process again: the log no longer holds any of the requested offsets"
+    start, end = map(_time, request.window)
     shown = "; ".join(
-        f"{each.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} is offset {each.offset} of {each.topic}[{each.partition}] "
-        f"(resolved at {each.resolved_at.astimezone(UTC):%Y-%m-%d %H:%M:%S})"
-        for each in kept
+        f"{_time(time_offset.at)} is offset {time_offset.offset} of {time_offset.topic}[{time_offset.partition}] "
+        f"(resolved at {_time(time_offset.resolved_at)})"
+        for time_offset in ledger.time_offsets(pipeline, at=request.window, limit=_SHOWN)
     )
     return (
-        f"nothing to process again: no processed offset of {topics} lies in the window {start} to {end} UTC"
+        f"nothing to process again: no processed offset of {topics} is in the window {start} to {end} UTC"
         + (f": {shown}" if shown else ", and there is no record from its start on")
-        + ". `exactbatch boundaries` shows what times were resolved to, and forgets it."
+        + ". `exactbatch boundaries` shows the offsets that times were resolved to, and forgets them."
     )
 
 
-def committed_in_this_incarnation(run: Run, batches: Sequence[Batch]) -> Batch | None:
-    """The newest committed batch of a run since it was created, of all batches of its id, newest first.
-
-    A run that is deleted and created again begins with clear_number 0, and each clear adds one: the batches
-    of its life are the newest ones, down to where that number no longer falls.
-    """
-    number = run.clear_number
-    for each in batches:
-        if each.clear_number >= number:
-            return None
-        if each.status == "committed":
-            return each
-        number = each.clear_number
-    return None
+def _time(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"

@@ -17,7 +17,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.faults.answers import Answers
@@ -159,7 +159,7 @@ def process(case: AnsweredBatches) -> Any:
 
 def process_replay(case: AnsweredBatches) -> Any:
     if not case.batch_id or case.status(case.batch_id) != "planned":
-        request = ReplayRequest(ranges=(AskedRange(case.topic.name, 0, 0, 4),))
+        request = ReplayRequest(ranges=(RequestedRange(case.topic.name, 0, 0, 4),))
         batch_id = freeze_replay(case.connection, case.log, case.pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         case.batch_id = batch_id

@@ -20,7 +20,7 @@ from exactbatch.ledger import Batch, Ledger
 from exactbatch.operations.report import load_report
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
-from exactbatch.planning.request import AskedRange, ReplayRequest
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from support.faults.cases import Case
 from support.faults.held import InProcess, acting, held
@@ -92,7 +92,9 @@ class Life:
             else:
                 with transaction(connection):
                     stored = Ledger(connection).stored_offsets(self.pipeline)
-                ranges = tuple(AskedRange(each.topic, each.partition, 0, each.next_offset) for each in stored)
+                ranges = tuple(
+                    RequestedRange(each.topic, each.partition, 0, each.next_offset) for each in stored
+                )
                 request = ReplayRequest(ranges=ranges)
                 batch_id = freeze_replay(connection, kafka, self.pipeline, request, origin="manual").batch_id
             if batch_id is None:

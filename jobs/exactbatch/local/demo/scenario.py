@@ -113,7 +113,7 @@ def _process(
         _say("[red]SIGKILL[/red] to the Spark driver in mid-batch; Airflow tries again")
     airflow.wait_for_run(pipeline.name, run_id)
     with ledger_session(settings.postgres, "exactbatch demo") as connection, transaction(connection):
-        newest = Ledger(connection).batches(pipeline, most=1)[0]
+        newest = Ledger(connection).batches(pipeline, limit=1)[0]
     # The schedule may have been faster than the trigger: the batch tells which run it belongs to.
     assert newest.run_id is not None
     state = airflow.wait_for_run(pipeline.name, newest.run_id)

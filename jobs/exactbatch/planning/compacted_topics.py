@@ -1,0 +1,53 @@
+"""Refuse replays of compacted topics (cleanup.policy) that could not restore what they take back. Pure, no I/O."""
+
+from collections.abc import Sequence, Set
+from dataclasses import replace
+
+from exactbatch.coverage import Coverage
+from exactbatch.errors import ReplayRefused
+from exactbatch.model import Covered
+from exactbatch.planning.replay import ReplayPlan
+
+
+def check_not_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
+    """Raise ReplayRefused if compaction may have removed records whose results the replay would take back."""
+    for range_ in planned.ranges:
+        if range_.topic in compacted:
+            raise ReplayRefused(
+                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy): the replay would take back "
+                f"results of records that compaction has removed since, and could not restore them. To replay "
+                f"the remaining records, and lose the results of the others, set available_only.",
+                **range_.place,
+            )
+
+
+def check_from_the_beginning(planned: ReplayPlan, compacted: Set[str], coverage: Sequence[Covered]) -> None:
+    """Raise ReplayRefused if results of a compacted topic would remain below those that the replay replaces.
+
+    The last record of a key may be a delete, which Kafka removes in the end. The replay takes the delete back and
+    cannot read it again; an older change of the key that remains would then become the row.
+    """
+    rows = Coverage(coverage)
+    last = {range_.key: range_ for range_ in sorted(planned.ranges, key=lambda r: r.from_offset)}
+    for range_ in last.values():
+        if range_.topic not in compacted:
+            continue
+        below = replace(range_, from_offset=0)
+        kept = [
+            replace(
+                below, from_offset=row.from_offset, until_offset=min(row.until_offset, below.until_offset)
+            )
+            for row in rows.overlapping(below)
+            if row.kind == "batch"
+        ]
+        for replayed in planned.ranges:
+            kept = [part for piece in kept for part in piece.without(replayed)]
+        if kept:
+            raise ReplayRefused(
+                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy), and the results of {kept[0]} "
+                f"would stay as they are. Kafka may since have removed a delete in the replayed range, whose "
+                f"row would come back. Replay from the beginning, "
+                f"{range_.topic}:{range_.partition}:{kept[0].from_offset}-{range_.until_offset}; or, to replay "
+                f"this range alone and accept such rows, set available_only.",
+                **range_.place,
+            )
