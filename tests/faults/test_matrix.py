@@ -13,7 +13,17 @@ from support.faults.victims import NotExact, Victims
 
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
-    "upsert: SIGKILL at publish.after_take_back",
+    "upsert: SIGKILL at publish.after_take_back, replay",
+    "append: SIGKILL at job.after_stage",
+    "append: SIGKILL at publish.after_insert",
+    "append: SIGKILL at publish.before_commit",
+    "aggregate: SIGKILL at publish.after_commit",
+    "upsert: SIGKILL at publish.before_commit, replay",
+    "partition: SIGKILL at publish.after_commit, replay",
+    "partition: exception at job.before_ranges",
+    "partition: SIGKILL at job.after_ranges",
+    "partition: SIGKILL at partition.before_batch_commit",
+    "partition: SIGKILL at partition.after_commit",
     "aggregate: hold at publish.after_advance",
     "append: SIGKILL at stage.after_rejects",
     "transform: SIGKILL at stage.after_rejects",

@@ -28,6 +28,13 @@ class Moment:
     seen: bytes = b""
     # What a transaction that drops its COMMIT's answer must have sent; None where it has no COMMIT of its own.
     commit: bytes | None = None
+    # The batch is a replay of what the pipeline has processed, and not an advance.
+    replay: bool = False
+
+    @property
+    def title(self) -> str:
+        """How docs/evidence/faults.md names it."""
+        return f"{self.name}, replay" if self.replay else self.name
 
 
 FAILPOINTS: Final = (
@@ -39,7 +46,7 @@ FAILPOINTS: Final = (
     Moment("stage.after_copy_commit", "worker", ("append", "transform")),
     Moment("job.after_stage", "driver", ("append", "transform")),
     Moment("publish.after_advance", "publish", BATCH_SINKS),
-    Moment("publish.after_take_back", "publish", BATCH_SINKS),
+    Moment("publish.after_take_back", "publish", BATCH_SINKS, replay=True),
     Moment("publish.after_insert", "publish", BATCH_SINKS),
     Moment("publish.before_commit", "publish", BATCH_SINKS),
     Moment("publish.after_commit", "publish", BATCH_SINKS),
@@ -52,6 +59,15 @@ FAILPOINTS: Final = (
     Moment("job.after_ranges", "driver", ("partition",)),
     Moment("partition.before_batch_commit", "publish", ("partition",)),
     Moment("partition.after_batch_commit", "publish", ("partition",)),
+)
+# Where a process is killed during a replay, which commits as a whole with every sink.
+IN_REPLAYS: Final = (
+    Moment("stage.before_copy_commit", "worker", ("append", "transform"), replay=True),
+    Moment("stage.after_copy_commit", "worker", ("append", "transform"), replay=True),
+    Moment("job.after_stage", "driver", ("append",), replay=True),
+    Moment("publish.after_insert", "publish", SINKS, replay=True),
+    Moment("publish.before_commit", "publish", SINKS, replay=True),
+    Moment("publish.after_commit", "publish", SINKS, replay=True),
 )
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
@@ -106,6 +122,11 @@ class Combination:
     fault: str
 
     @property
+    def in_ranges(self) -> bool:
+        """True if each range of the batch is committed separately."""
+        return self.sink == "partition" and not self.moment.replay
+
+    @property
     def on_the_wire(self) -> Fault:
         """What a proxy does."""
         if self.fault == NO_ANSWER:
@@ -116,7 +137,7 @@ class Combination:
         return NETWORK[self.fault]
 
     def __str__(self) -> str:
-        return f"{self.sink}: {self.fault} at {self.moment.name}"
+        return f"{self.sink}: {self.fault} at {self.moment.title}"
 
 
 def combinations() -> Iterator[Combination]:
@@ -125,6 +146,8 @@ def combinations() -> Iterator[Combination]:
     A broker is killed where the program asks it something afterwards; Postgres is restarted once in each step;
     bytes are counted where there are many, and an answer to COMMIT is dropped where there is a COMMIT.
     """
+    for moment in IN_REPLAYS:
+        yield from (Combination(sink, moment, "SIGKILL") for sink in moment.sinks)
     for moment in (*FAILPOINTS, *ON_THE_WIRE):
         faults = list(ACTIONS if moment in FAILPOINTS else NETWORK)
         faults += [RESTART] * (moment.name in RESTARTS) + [BROKER] * (moment.name in BROKER_KILLS)

@@ -18,6 +18,7 @@ from support.faults.matrix import (
     BROKER,
     CUT_AFTER,
     FAILPOINTS,
+    IN_REPLAYS,
     NETWORK,
     NO_ANSWER,
     ON_THE_WIRE,
@@ -85,7 +86,7 @@ def page(outcomes: Outcomes) -> str:
     ran = {each: outcome for each, outcome in outcomes.items() if outcome != NOT_RUN}
     exact = {each: outcome for each, outcome in ran.items() if outcome != NOT_EXACT}
     done = sum(outcome == "done" for outcome in exact.values())
-    at_failpoints = _table(outcomes, FAILPOINTS, (*ACTIONS, RESTART, BROKER))
+    at_failpoints = _table(outcomes, (*FAILPOINTS, *IN_REPLAYS), (*ACTIONS, RESTART, BROKER))
     on_the_wire = _table(outcomes, ON_THE_WIRE, (*NETWORK, CUT_AFTER, NO_ANSWER))
     return f"""# Faults: every combination of fault, moment and sink
 
@@ -175,7 +176,7 @@ def _table(outcomes: Outcomes, moments: Sequence[Moment], faults: Sequence[str])
         for sink in moment.sinks:
             cells = tuple(outcomes.get(Combination(sink, moment, fault), "") for fault in faults)
             rows.setdefault(cells, []).append(sink)
-        lines += [[moment.name, ", ".join(sinks), *cells] for cells, sinks in rows.items()]
+        lines += [[moment.title, ", ".join(sinks), *cells] for cells, sinks in rows.items()]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

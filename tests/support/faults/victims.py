@@ -108,6 +108,7 @@ class Victims:
         play.bad()
         planning = combination.moment.place == "planner" or combination.moment.name.endswith(", plan")
         batch_id = None if planning else self._planned(combination, play)
+        before = self._versions(play)
         began = time.monotonic()
         try:
             with self._fault(combination, play, batch_id):
@@ -128,24 +129,60 @@ class Victims:
                 f"{combination}: expected the try to end within {BOUND} s, it took {seconds:.0f} s"
             )
         self._heal(combination)
-        if first == "done" and not planning:
-            if play.world.rows("select status from exactbatch.batch where batch_id = %s", batch_id) != [
-                ("committed",)
-            ]:
-                raise NotExact(f"{combination}: expected a try that succeeds to commit the batch, it did not")
-        elif not planning:
-            committed = play.world.rows(
-                "select status = 'committed' from exactbatch.batch where batch_id = %s", batch_id
-            )
-            first += ", committed" if committed == [(True,)] else ""
+        committed = not planning and play.world.rows(
+            "select status = 'committed' from exactbatch.batch where batch_id = %s", batch_id
+        ) == [(True,)]
+        if first == "done" and not planning and not committed:
+            raise NotExact(f"{combination}: the try succeeded, and the batch is not committed")
+        if first != "done" and committed:
+            first += ", committed"
+        between = self._versions(play)
+        if not committed:
+            self._check_uncommitted(combination, play, batch_id, before, between)
         if planning:
             batch_id = self._plan(play)
         assert batch_id is not None
         published = self._process(play, batch_id)
         if published.batch.status != "committed":
-            raise NotExact(f"{combination}: expected the next try to commit, found {published.batch.status}")
+            raise NotExact(f"{combination}: the next try left the batch {published.batch.status}")
+        if published.wrote is committed:
+            raise NotExact(f"{combination}: committed={committed}, and the next try wrote={published.wrote}")
+        after = self._versions(play)
+        if (committed and after != between) or (combination.in_ranges and not between <= after):
+            raise NotExact(f"{combination}: the next try wrote rows again that were committed")
         self._check(combination, play)
         return Outcome(first, seconds)
+
+    def _versions(self, play: Play) -> set[tuple[Any, ...]]:
+        """Return the versions of the rows in the target, empty while there is no target."""
+        table = play.pipeline.sink.table.as_string(play.world.connection)
+        if play.world.rows("select to_regclass(%s) is null", table) == [(True,)]:
+            return set()
+        return set(play.world.rows(f"select xmin::text, ctid::text from {table}"))
+
+    def _check_uncommitted(
+        self,
+        combination: Combination,
+        play: Play,
+        batch_id: int | None,
+        before: set[tuple[Any, ...]],
+        between: set[tuple[Any, ...]],
+    ) -> None:
+        """A batch that is not committed has changed nothing; by ranges, the ranges that are committed remain."""
+        if not combination.in_ranges:
+            if between != before:
+                raise NotExact(f"{combination}: a try that did not commit has changed the target")
+            return
+        (counts,) = play.world.rows(
+            "select count(records), count(*) from exactbatch.batch_range where batch_id = %s", batch_id
+        )
+        expected = {"job.before_ranges": 0, "job.after_ranges": counts[1]}
+        expected["partition.before_batch_commit"] = counts[1]
+        name = combination.moment.name
+        if combination.fault in ("SIGKILL", "exception") and counts[0] != expected.get(name, counts[0]):
+            raise NotExact(f"{combination}: {counts[0]} of {counts[1]} ranges are committed")
+        if not before <= between or (counts[0] == 0 and between != before):
+            raise NotExact(f"{combination}: the target has other rows than those of committed ranges")
 
     def _try(self, combination: Combination, play: Play, batch_id: int) -> None:
         if combination.moment.place == "driver" and combination.fault.startswith("SIG"):
@@ -154,7 +191,7 @@ class Victims:
             self._process(play, batch_id)
 
     def _planned(self, combination: Combination, play: Play) -> int:
-        if combination.moment.name != "publish.after_take_back":
+        if not combination.moment.replay:
             return play.world.plan(play.pipeline)
         play.world.run(play.pipeline)
         return play.plan_replay()
