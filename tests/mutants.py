@@ -125,10 +125,7 @@ MUTANTS: Final = (
         "batch/publish.py",
         '        failpoint("publish.after_insert")\n',
         '        cursor.execute("commit")\n        failpoint("publish.after_insert")\n',
-        (
-            "tests/faults/test_driver.py::"
-            "test_a_driver_that_is_killed_before_its_commit_wrote_nothing_and_its_retry_is_exact",
-        ),
+        ("tests/faults/test_matrix.py::test_the_try_after_a_fault_is_exact",),
     ),
     Mutant(
         "a superseded batch publishes",

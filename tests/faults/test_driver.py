@@ -1,4 +1,7 @@
-"""Drivers that are killed, stopped, doubled and overtaken: the target stays exact, and the log says why."""
+"""Drivers that lose their JVM, hang, run twice or are overtaken: the target stays exact, and the log says why.
+
+The fault matrix kills drivers and workers (test_matrix.py).
+"""
 
 import signal
 import time
@@ -11,72 +14,10 @@ import pytest
 
 from exactbatch import Pipeline
 from exactbatch.errors import PostgresUnavailable
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
 from support.faults.drivers import SECRET, MakeLoaded, World, load, wait_for
 from support.topics import Topic
-
-BEFORE_COMMIT = (
-    "job.after_stage",
-    "publish.after_advance",
-    "publish.after_insert",
-    "publish.before_commit",
-)
-
-
-def test_a_driver_that_is_killed_before_its_commit_wrote_nothing_and_its_retry_is_exact(
-    world: World, make_loaded: MakeLoaded
-) -> None:
-    """Killed after staging and at each step of publish, two at a time."""
-    for pair in (BEFORE_COMMIT[:2], BEFORE_COMMIT[2:]):
-        launched = []
-        for moment in pair:
-            pipeline = make_loaded()
-            batch_id = world.plan(pipeline)
-            launched.append((pipeline, batch_id, world.launch(pipeline, batch_id, f"{moment}=kill")))
-        for pipeline, batch_id, driver in launched:
-            assert driver.wait() == -signal.SIGKILL, driver.output
-            world.assert_nothing_written(pipeline, batch_id)
-            published = world.retry(pipeline, batch_id)
-            assert (published.wrote, published.batch.records) == (True, 32)
-            world.assert_exact(pipeline, rows=30, rejected=2)
-
-
-def test_a_driver_that_is_killed_before_it_hears_of_its_commit_committed_and_its_retry_writes_nothing(
-    world: World, make_loaded: MakeLoaded
-) -> None:
-    pipeline = make_loaded()
-    batch_id = world.plan(pipeline)
-    assert world.launch(pipeline, batch_id, "publish.after_commit=kill").wait() == -signal.SIGKILL
-    batch = world.batch(batch_id)
-    assert batch.status == "committed"
-    rows = world.rows(pipeline, "xmin::text, ctid::text, id")
-    again = world.retry(pipeline, batch_id)
-    assert (again.wrote, again.batch) == (False, batch)
-    assert world.rows(pipeline, "xmin::text, ctid::text, id") == rows
-    world.assert_exact(pipeline, rows=30, rejected=2)
-
-
-@pytest.mark.long
-def test_an_executor_that_is_killed_around_its_copy_leaves_rows_that_do_not_count(
-    world: World, make_loaded: MakeLoaded, tmp_path: Path
-) -> None:
-    """Spark tries the task again; after the commit of its COPY, the first attempt's rows are still there."""
-    launched = []
-    for moment in ("stage.before_copy_commit", "stage.after_copy_commit"):
-        pipeline = make_loaded()
-        once, held = tmp_path / f"{moment}.once", tmp_path / f"{moment}.go"
-        batch_id = world.plan(pipeline)
-        failpoints = f"{moment}=kill:{once}; job.after_stage=hold:{held}"
-        launched.append((pipeline, batch_id, world.launch(pipeline, batch_id, failpoints), once, held))
-    for *_, driver, _once, held in launched:
-        wait_for(Path(f"{held}.held").exists, driver=driver)
-    twice = world.staged()
-    assert twice > 60, "the rows of the attempt that was killed after its commit are there twice"
-    for pipeline, batch_id, driver, once, held in launched:
-        held.touch()
-        assert driver.wait() == 0, driver.output
-        assert once.exists()
-        assert world.batch(batch_id).rows == 30
-        world.assert_exact(pipeline, rows=30, rejected=2)
 
 
 @pytest.mark.long
@@ -165,6 +106,28 @@ def _plan_patiently(world: World, pipeline: Pipeline) -> int:
 def _state(pid: int) -> str:
     """R, S, D or T (stopped), as the kernel says."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.long
+def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
+    world: World, make_loaded: MakeLoaded, tmp_path: Path
+) -> None:
+    """Its Python worker waits before its locks; meanwhile a newer plan takes the batch's place."""
+    # Long enough that Postgres does not end the transaction that is held open.
+    pipeline: Pipeline = make_loaded(commit="partition", publish_timeout=100)
+    gate = tmp_path / "gate"
+    batch_id = world.plan(pipeline)
+    driver = world.launch(pipeline, batch_id, f"partition.before_locks=hold:{gate}")
+    wait_for(Path(f"{gate}.held").exists, driver=driver)
+    successor = world.plan(pipeline)
+    assert world.retry(pipeline, successor).batch.rows == 30
+    gate.touch()
+    assert driver.wait() == 42, driver.output
+    assert "found it superseded by one that was planned later" in driver.error_line("Fenced")
+    assert world.batch(batch_id).status == "superseded"
+    with transaction(world.connection):
+        assert not Ledger(world.connection).committed_ranges(batch_id)
+    world.assert_exact(pipeline, rows=30, rejected=2)
 
 
 def test_a_driver_tells_by_its_status_whether_a_retry_can_help(

@@ -1,14 +1,10 @@
 """Every sink under every scenario: the target is what a plain program makes of the log.
 
-A scenario is a list of steps, as data. Publish runs in a process of its own, which SIGKILL ends at the steps
-that say so. `make test-long` kills at every moment, `make test` at each fourth.
+A scenario is a list of steps, as data. The fault matrix does such steps while processes are killed.
 """
 
-import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import pytest
 
@@ -77,6 +73,7 @@ def _forked(function: Callable[..., Any], moment: str, world: BatchRunner) -> Ca
 
     return run
 
+from support.scenarios import KINDS, Play
 
 # What the log has beside events, and then how it is processed.
 SCENARIOS: Final = {
@@ -90,7 +87,6 @@ SCENARIOS: Final = {
     "tombstones": ("produce", "advance", "tombstones", "advance", "replay"),
     "bad records": ("produce", "bad", "advance", "bad", "advance", "replay"),
 }
-EVERYTHING: Final = ("produce", "late", "out_of_order", "repeated", "tombstones", "bad")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -99,45 +95,4 @@ def test_the_target_is_what_the_log_makes_it(play: Callable[[str], Play], kind: 
     played = play(kind)
     for step in SCENARIOS[scenario]:
         getattr(played, step)()
-    played.check()
-
-
-def kill_once(play: Play, batch_id: int, moment: str) -> None:
-    """Process a batch that is killed once, and then again."""
-    with dying_at(moment, play.world):
-        if moment == "partition.after_commit":
-            # Spark tries the task again, which finds its range committed.
-            play.world.process(play.pipeline, batch_id)
-        else:
-            with pytest.raises((Killed, TasksFailed, RuntimeError)):
-                play.world.process(play.pipeline, batch_id)
-    published = play.world.process(play.pipeline, batch_id)
-    assert published.batch.status == "committed"
-    assert published.wrote is (moment not in COMMITTED)
-
-
-def _kills() -> Iterator[Any]:
-    for kind in KINDS:
-        for moment in RANGES if kind == "partition" else ADVANCE:
-            yield pytest.param(kind, "killed_advance", moment, id=f"{kind}-advance-{moment}")
-        for moment in REPLAY:
-            yield pytest.param(kind, "killed_replay", moment, id=f"{kind}-replay-{moment}")
-
-
-@pytest.mark.parametrize(("kind", "step", "moment"), list(_kills())[:: 1 if LONG else 7])
-def test_it_is_so_wherever_a_process_is_killed(
-    play: Callable[[str], Play], kind: str, step: str, moment: str
-) -> None:
-    played = play(kind)
-    played.produce()
-    played.advance()
-    for each in EVERYTHING:
-        getattr(played, each)()
-    if step == "killed_replay":
-        played.advance()
-        kill_once(played, played.plan_replay(), moment)
-    else:
-        kill_once(played, played.world.plan(played.pipeline), moment)
-    played.check()
-    played.replay()
     played.check()

@@ -16,8 +16,6 @@ from support.topics import Topic
 
 # Only a superuser can do it: without this, the ledger refuses to change its past.
 FORGE = "set local session_replication_role = replica;"
-
-
 # What is found besides where one batch has another number of rows than when it was committed.
 COUNT: dict[str, tuple[int, list[int]]] = {"miscounted": (1, [])}
 

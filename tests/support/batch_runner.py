@@ -22,8 +22,6 @@ from exactbatch.settings import Settings
 from support.topics import Topic
 
 MakeTopic = Callable[..., Topic]
-
-
 MakePipeline = Callable[..., Pipeline]
 
 

@@ -33,14 +33,8 @@ COMMITTED: Final = ("publish.after_commit", "partition.after_commit", "partition
 
 
 PARTITIONS: Final = 3
-
-
 VALUE: Final = Json("id int, carrier text, at timestamptz, delay int, version int")
-
-
 COLUMNS: Final = "id, carrier, at, delay, version"
-
-
 NOON: Final = datetime(2026, 5, 1, 12, tzinfo=UTC)
 
 
@@ -58,11 +52,7 @@ class SinkKind:
 
 
 KEYED: Final = {"key": Json("id int")}
-
-
 MEASURES: Final = {"events": Count(), "delay": Sum("delay"), "best": Min("delay"), "worst": Max("delay")}
-
-
 KINDS: Final = {
     "append": SinkKind(Append, f"kafka_partition, kafka_offset, {COLUMNS}", 2, appended),
     "upsert": SinkKind(

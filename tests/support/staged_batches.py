@@ -117,8 +117,6 @@ class Batches:
 LINEAGE = (
     "kafka_topic text, kafka_partition int, kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint"
 )
-
-
 MakeBatches = Callable[..., Batches]
 
 

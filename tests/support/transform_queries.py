@@ -11,11 +11,7 @@ VALUES = """
     timestamp '2026-01-01 00:00:00' as kafka_timestamp
     from range({rows})
 """
-
-
 STATIC = "select * from values (1, 'one', 1.5D), (2, 'two', 2.5D) as t (id, label, share)"
-
-
 # What needs no more than one record at a time.
 ONE_AT_A_TIME = [
     "select * from records",
@@ -48,8 +44,6 @@ ONE_AT_A_TIME = [
     "try_cast(name as timestamp_ntz) as n, from_json(name, 'a timestamp', map('TimestampFormat', 'yyyy')) as j "
     "from records",
 ]
-
-
 # Rows of several records each: the same whatever the order, so allowed where replays process whole batches.
 SEVERAL = [
     ("select *, rank() over (partition by name order by id) as place from records", ["window"]),

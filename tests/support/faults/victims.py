@@ -62,8 +62,6 @@ TRANSFORM: Final = SinkKind(
         "kafka_offset, kafka_timestamp from records where id <> 5"
     },
 )
-
-
 # What a worker does, by the part of the program that its failpoints are in, and where the driver takes it from.
 _WORK: Final = {
     ("stage", False): (direct, "stage"),
@@ -103,9 +101,8 @@ class Victims:
         """One combination. Raises NotExact."""
         play = self._play(combination.sink)
         play.produce(6)
-        play.out_of_order()
-        play.tombstones()
-        play.bad()
+        for step in (play.late, play.out_of_order, play.repeated, play.tombstones, play.bad):
+            step()
         planning = combination.moment.place == "planner" or combination.moment.name.endswith(", plan")
         batch_id = None if planning else self._planned(combination, play)
         before = self._versions(play)
