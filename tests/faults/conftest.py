@@ -28,7 +28,7 @@ from support.faults.answered_batches import (
 from support.faults.answers import Answers
 from support.faults.cases import Case
 from support.faults.cluster import SparkCluster
-from support.faults.drivers import World, load
+from support.faults.drivers import BatchLauncher, load
 from support.topics import Topic
 
 
@@ -45,9 +45,9 @@ def make_case(
 
 
 @pytest.fixture
-def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
+def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[BatchLauncher]:
     """Drivers over the test's broker and database; none of them outlives the test."""
-    world = World(spark, connection, settings, tmp_path)
+    world = BatchLauncher(spark, connection, settings, tmp_path)
     yield world
     for each in world.drivers:
         each.close()

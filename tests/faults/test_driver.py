@@ -16,13 +16,13 @@ from exactbatch import Pipeline
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from support.faults.drivers import SECRET, MakeLoaded, World, load, wait_for
+from support.faults.drivers import SECRET, BatchLauncher, MakeLoaded, load, wait_for
 from support.topics import Topic
 
 
 @pytest.mark.long
 def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
-    world: World, make_loaded: MakeLoaded, tmp_path: Path
+    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:
     pipeline = make_loaded()
     batch_id = world.plan(pipeline)
@@ -48,7 +48,7 @@ def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
 
 
 def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(
-    world: World, make_loaded: MakeLoaded, tmp_path: Path
+    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:
     pipeline = make_loaded()
     batch_id = world.plan(pipeline)
@@ -67,7 +67,7 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(
 
 
 def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_long(
-    world: World, make_loaded: MakeLoaded, tmp_path: Path
+    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:
     """One driver is held back until its successor has committed; another one hangs inside publish."""
     late, hung = make_loaded(), make_loaded(publish_timeout=3)
@@ -96,7 +96,7 @@ def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_lon
         world.assert_exact(pipeline, rows=30, rejected=2)
 
 
-def _plan_patiently(world: World, pipeline: Pipeline) -> int:
+def _plan_patiently(world: BatchLauncher, pipeline: Pipeline) -> int:
     """Plan again while the pipeline is locked, as Airflow would."""
     while True:
         with suppress(PostgresUnavailable):
@@ -110,7 +110,7 @@ def _state(pid: int) -> str:
 
 @pytest.mark.long
 def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
-    world: World, make_loaded: MakeLoaded, tmp_path: Path
+    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
 ) -> None:
     """Its Python worker waits before its locks; meanwhile a newer plan takes the batch's place."""
     # Long enough that Postgres does not end the transaction that is held open.
@@ -131,7 +131,7 @@ def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_a
 
 
 def test_a_driver_tells_by_its_status_whether_a_retry_can_help(
-    world: World, make_loaded: MakeLoaded, make_topic: Callable[..., Topic]
+    world: BatchLauncher, make_loaded: MakeLoaded, make_topic: Callable[..., Topic]
 ) -> None:
     """And by one line of its log what happened."""
     nowhere = world.start(["--pipeline", "pipelines.flihgts:flights", "--batch-id", "1"], {})

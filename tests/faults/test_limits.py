@@ -28,7 +28,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support.environment import LONG
-from support.faults.drivers import Driver, World
+from support.faults.drivers import BatchLauncher, Driver
 from support.faults.worker_memory import each_in_turn, peak_of
 from support.topics import Topic, record
 
@@ -39,9 +39,9 @@ SLOTS, CONNECTIONS, PARTITIONS = 8, 3, 220 if LONG else 80
 
 
 @pytest.fixture
-def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[World]:
+def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[BatchLauncher]:
     """Drivers over the test's broker and database; none of them outlives the test."""
-    world = World(spark, connection, settings, tmp_path)
+    world = BatchLauncher(spark, connection, settings, tmp_path)
     yield world
     for driver in world.drivers:
         driver.close()
@@ -67,7 +67,7 @@ def watching(look: Callable[[], None]) -> Iterator[None]:
 
 @pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
 def test_connections_are_capped_however_many_partitions_and_slots_there_are(
-    world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
+    world: BatchLauncher, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
 ) -> None:
     """Many more ranges than slots, each with 100 records of 1 kB."""
     topic = make_topic(PARTITIONS)
@@ -110,7 +110,7 @@ def test_connections_are_capped_however_many_partitions_and_slots_there_are(
 
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_batch(
-    world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline]
+    world: BatchLauncher, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline]
 ) -> None:
     """Ten times as many records, 160 MB instead of 16, and the same peaks of driver and Python workers."""
     world.settings = replace(
@@ -156,13 +156,13 @@ def peak(driver: Driver, sizes: dict[str, float]) -> None:
         return
 
 
-def work_of(world: World, pipeline: Pipeline) -> tuple[Any, Any]:
+def work_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, Any]:
     """What an executor does for the one range of a new batch, and its task."""
     work, (task,) = works_of(world, pipeline)
     return work, task
 
 
-def works_of(world: World, pipeline: Pipeline) -> tuple[Any, list[Any]]:
+def works_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, list[Any]]:
     """What an executor does for each range of a new batch, and the tasks."""
     batch_id = world.plan(pipeline)
     tables = StagingTables(batch_id, 1)
@@ -184,7 +184,7 @@ def works_of(world: World, pipeline: Pipeline) -> tuple[Any, list[Any]]:
 
 @pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
 def test_a_worker_holds_few_rejects_however_many_there_are(
-    world: World, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
+    world: BatchLauncher, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
 ) -> None:
     """One range in which no record decodes; a reject has all of its record."""
     kafka = {**world.settings.kafka, "queued.max.messages.kbytes": 4_096}
@@ -273,7 +273,7 @@ SMALL_FETCHES: Final = {"fetch.message.max.bytes": 32_768, "queued.max.messages.
     ],
 )
 def test_the_memory_of_a_worker_has_a_bound(
-    world: World,
+    world: BatchLauncher,
     make_topic: MakeTopic,
     make_pipeline: Callable[..., Pipeline],
     request: pytest.FixtureRequest,

@@ -32,7 +32,7 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from support.certificates import Authority
 from support.environment import HOME
-from support.faults.drivers import Driver, World, spark_options, wait_for
+from support.faults.drivers import BatchLauncher, Driver, spark_options, wait_for
 from support.logins import asked_for_password
 from support.secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker
 from support.topics import Topic, record
@@ -108,8 +108,8 @@ def deployment(
 
 
 @pytest.fixture
-def world(deployment: Deployment, tmp_path: Path) -> Iterator[World]:
-    world = World(None, deployment.connection, deployment.settings, tmp_path)
+def world(deployment: Deployment, tmp_path: Path) -> Iterator[BatchLauncher]:
+    world = BatchLauncher(None, deployment.connection, deployment.settings, tmp_path)
     yield world
     for each in world.drivers:
         each.close()
@@ -130,7 +130,7 @@ def submit(folder: Path) -> str:
 
 def test_secrets_are_in_no_argument_log_event_log_error_or_output(
     deployment: Deployment,
-    world: World,
+    world: BatchLauncher,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

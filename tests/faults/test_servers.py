@@ -13,7 +13,7 @@ from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.environment import HOME
-from support.faults.drivers import World, load, wait_for
+from support.faults.drivers import BatchLauncher, load, wait_for
 from support.topics import Topic
 
 
@@ -48,7 +48,9 @@ def test_a_postgres_that_crashes_between_staging_and_publish_fails_the_batch_and
     migrate(connection)
     with transaction(connection):
         Ledger(connection).register(pipeline)
-    world = World(spark, connection, Settings(kafka=dict(stack.kafka_properties), postgres=dsn), tmp_path)
+    world = BatchLauncher(
+        spark, connection, Settings(kafka=dict(stack.kafka_properties), postgres=dsn), tmp_path
+    )
     batch_id = world.plan(pipeline)
     gate = tmp_path / "gate"
     driver = world.launch(pipeline, batch_id, f"job.after_stage=hold:{gate}")

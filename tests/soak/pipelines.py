@@ -28,7 +28,12 @@ _COMMON: Final[dict[str, Any]] = {
     "publish_timeout": 5.0,
     "limits": Limits(max_records=20_000),
 }
-_MEASURES: Final = {"events": Count(), "delay": Sum("delay"), "best": Min("delay"), "worst": Max("delay")}
+_MEASURES: Final[dict[str, Any]] = {
+    "events": Count(),
+    "delay": Sum("delay"),
+    "best": Min("delay"),
+    "worst": Max("delay"),
+}
 # Two of three events, and every second of these twice.
 _SQL: Final = """
 select id, carrier, at, delay, version, copy, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp

@@ -129,7 +129,10 @@ class Writer:
             if message is None:
                 self.account.unknown.append((topic, key, value))
             else:
-                where = LogRecord(message.partition(), message.offset(), key, value)
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                where = LogRecord(partition, offset, key, value)
                 self.account.committed.append(Sent(topic, where))
 
     def _transact(self, chance: random.Random) -> None:
@@ -196,7 +199,7 @@ class Writer:
         def told(error: KafkaError | None, message: Message) -> None:
             sent[3] = None if error is not None else message
 
-        when = {} if at is None else {"timestamp": at}
+        when: dict[str, Any] = {} if at is None else {"timestamp": at}
         while True:
             try:
                 producer.produce(topic, value, key, id_ % PARTITIONS, on_delivery=told, **when)

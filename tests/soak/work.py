@@ -206,12 +206,11 @@ class Slot:
                     self._exhausted.add(pipeline.name)
             else:
                 request, origin = self._request(pipeline)
-                batch_id = (
-                    request
-                    and freeze_replay(
+                batch_id = None
+                if request is not None:
+                    batch_id = freeze_replay(
                         self._connection, self.work.log, pipeline, request, origin=origin
                     ).batch_id
-                )
         except RuntimeError as error:
             if not str(error).startswith("failpoint plan."):
                 raise
@@ -261,11 +260,11 @@ class Slot:
         passed = (datetime.now(UTC) - self.work.began).total_seconds()
         if form == "backfill":
             # Intervals that touch, as those of a backfill do.
-            start = self.work.began + timedelta(seconds=15 * chance.randrange(int(passed / 15) + 1))
-            window = start, start + timedelta(seconds=15)
+            begin = self.work.began + timedelta(seconds=15 * chance.randrange(int(passed / 15) + 1))
+            window = begin, begin + timedelta(seconds=15)
         else:
-            start = self.work.began + timedelta(seconds=chance.uniform(0, passed))
-            window = start, start + timedelta(seconds=chance.uniform(1, 20))
+            begin = self.work.began + timedelta(seconds=chance.uniform(0, passed))
+            window = begin, begin + timedelta(seconds=chance.uniform(1, 20))
         return ReplayRequest(window=window, available_only=available_only), form.replace("window", "cli")
 
     def _process(self, job: Job) -> None:

@@ -26,7 +26,7 @@ def rows(format_: Format, *values: bytes | None) -> list[dict[str, Any]]:
     """The rows of values that all decode."""
     decoded = decode(format_, *values)
     assert decoded.rejects == ()
-    return decoded.rows.to_pylist()
+    return list(decoded.rows.to_pylist())
 
 
 def value_of(type_: str, written: str) -> Any:

@@ -266,7 +266,7 @@ class Fuzzer:
         return self._random.getrandbits(self._random.randrange(1, bits)) * self._random.choice((1, -1))
 
     def _float(self) -> float:
-        return self._random.uniform(-1, 1) * 10 ** self._random.randrange(-30, 30)
+        return float(self._random.uniform(-1, 1) * 10 ** self._random.randrange(-30, 30))
 
     def _decimal(self) -> str:
         number = f"{self._random.uniform(-1, 1) * 10 ** self._random.randrange(8):.2f}"

@@ -42,8 +42,10 @@ def read_log(
             for message in consumer.consume(10_000, 0.5):
                 error = message.error()
                 if error is None:
-                    place = message.partition(), message.offset()
-                    found.append(LogRecord(*place, message.key(), message.value()))
+                    partition, offset = message.partition(), message.offset()
+                    assert partition is not None
+                    assert offset is not None
+                    found.append(LogRecord(partition, offset, message.key(), message.value()))
                 elif error.code() == KafkaError._PARTITION_EOF:
                     ended += 1
                 else:

@@ -28,10 +28,6 @@ from support.batch_runner import BatchRunner
 from support.reference import LogRecord, Row, appended, by_hour, is_rejected, last, latest, read_log
 from support.topics import Topic
 
-# Moments after which the batch is committed, or will be without another try.
-COMMITTED: Final = ("publish.after_commit", "partition.after_commit", "partition.after_batch_commit")
-
-
 PARTITIONS: Final = 3
 VALUE: Final = Json("id int, carrier text, at timestamptz, delay int, version int")
 COLUMNS: Final = "id, carrier, at, delay, version"
@@ -52,7 +48,12 @@ class SinkKind:
 
 
 KEYED: Final = {"key": Json("id int")}
-MEASURES: Final = {"events": Count(), "delay": Sum("delay"), "best": Min("delay"), "worst": Max("delay")}
+MEASURES: Final[dict[str, Any]] = {
+    "events": Count(),
+    "delay": Sum("delay"),
+    "best": Min("delay"),
+    "worst": Max("delay"),
+}
 KINDS: Final = {
     "append": SinkKind(Append, f"kafka_partition, kafka_offset, {COLUMNS}", 2, appended),
     "upsert": SinkKind(

@@ -53,6 +53,7 @@ class Batches:
             new = not any(each.partition == partition for each in stored)
             plan = Plan(seeds=(seed,) if new else (), losses=(), ranges=(range_,))
             batch_id = Ledger(self.connection).write_advance(self.pipeline, plan, origin="cli", run=None)
+        assert batch_id is not None
         try:
             return self.process(batch_id, meanwhile)
         except BaseException:

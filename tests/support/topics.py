@@ -72,7 +72,10 @@ def await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
     while topic not in admin.list_topics(timeout=30).topics:
         assert time.monotonic() < deadline, f"the broker does not know {topic}"
         time.sleep(0.05)
-    asked = {TopicPartition(topic, each): OffsetSpec.latest() for each in range(partitions)}
+    asked = {
+        TopicPartition(topic, each): OffsetSpec.latest()  # type: ignore[no-untyped-call] # its stubs lack it
+        for each in range(partitions)
+    }
     while True:
         try:
             for each in admin.list_offsets(asked, request_timeout=2).values():

@@ -59,7 +59,9 @@ class SparkCluster:
         self._driver.stdin.flush()
         for line in self._driver.stdout:
             if line.startswith(REPLY.encode()):
-                reply = pickle.loads(base64.b64decode(line.removeprefix(REPLY.encode())))
+                reply: Published | Exception = pickle.loads(
+                    base64.b64decode(line.removeprefix(REPLY.encode()))
+                )
                 if isinstance(reply, Exception):
                     raise reply
                 return reply
@@ -87,7 +89,7 @@ class SparkCluster:
             each.wait()
 
     def _daemon(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        command = [SPARK / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *arguments]
+        command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
         with (self._folder / "daemons.log").open("ab") as log:
             daemon = subprocess.Popen(
                 command,

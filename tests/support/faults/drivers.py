@@ -110,7 +110,7 @@ def wait_for(condition: Callable[[], Any], *, timeout: float = 120, driver: Driv
         time.sleep(0.05)
 
 
-class World:
+class BatchLauncher:
     """Plans, launches and looks at batches of one test."""
 
     def __init__(self, spark: Any, connection: Any, settings: Settings, folder: Path) -> None:

@@ -146,20 +146,21 @@ def combinations() -> Iterator[Combination]:
     A broker is killed where the program asks it something afterwards; Postgres is restarted once in each step;
     bytes are counted where there are many, and an answer to COMMIT is dropped where there is a COMMIT.
     """
-    for moment in IN_REPLAYS:
-        yield from (Combination(sink, moment, "SIGKILL") for sink in moment.sinks)
-    for moment in (*FAILPOINTS, *ON_THE_WIRE):
-        faults = list(ACTIONS if moment in FAILPOINTS else NETWORK)
-        faults += [RESTART] * (moment.name in RESTARTS) + [BROKER] * (moment.name in BROKER_KILLS)
-        faults += [CUT_AFTER] * (
-            moment.name in ("Kafka, read", "Postgres, COPY", "Postgres, COPY of a range")
-        )
-        faults += [NO_ANSWER] * (moment.commit is not None)
-        for fault in faults:
+    for moment in (*FAILPOINTS, *IN_REPLAYS, *ON_THE_WIRE):
+        for fault in _faults_at(moment):
             for sink in moment.sinks:
                 combination = Combination(sink, moment, fault)
                 if not _is_left_out(combination):
                     yield combination
+
+
+def _faults_at(moment: Moment) -> list[str]:
+    if moment in IN_REPLAYS:
+        return ["SIGKILL"]
+    faults = list(ACTIONS if moment in FAILPOINTS else NETWORK)
+    faults += [RESTART] * (moment.name in RESTARTS) + [BROKER] * (moment.name in BROKER_KILLS)
+    faults += [CUT_AFTER] * (moment.name in ("Kafka, read", "Postgres, COPY", "Postgres, COPY of a range"))
+    return faults + [NO_ANSWER] * (moment.commit is not None)
 
 
 def _is_left_out(combination: Combination) -> bool:

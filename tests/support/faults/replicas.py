@@ -100,7 +100,7 @@ class Pair:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(query, arguments or None)
-                return cursor.fetchone()[0] if cursor.description else None
+                return next(iter(cursor.fetchone() or [None])) if cursor.description else None
 
     def _set(self, name: str, value: str, server: Postgres) -> None:
         self.ask(f"alter system set {name} = %s", value, of=server)

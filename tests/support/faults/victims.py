@@ -17,7 +17,6 @@ import psutil
 import psycopg2
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
-from pyspark import cloudpickle
 
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
@@ -38,8 +37,6 @@ from support.faults.proxy import Proxy
 from support.reference import LogRecord, Row, appended, is_rejected, read_log
 from support.scenarios import COLUMNS, KINDS, PARTITIONS, VALUE, Play, SinkKind
 from support.topics import Topic
-
-cloudpickle.register_pickle_by_value(worker_failpoints)  # executors cannot import what is beside the tests
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
@@ -357,7 +354,7 @@ class Victims:
 
     def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
         """A driver with a JVM of its own."""
-        world = drivers.BatchRunner(self.spark, play.world.connection, play.world.settings, self._folder)
+        world = drivers.BatchLauncher(self.spark, play.world.connection, play.world.settings, self._folder)
         action = _ACTIONS[combination.fault]
         driver = world.launch(
             play.pipeline, batch_id, f"{combination.moment.name}={action}", self._through(play.world.settings)

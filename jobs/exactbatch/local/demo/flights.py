@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # as documented
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch.local.errors import LocalStackError
 
