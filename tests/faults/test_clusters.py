@@ -14,7 +14,7 @@ from exactbatch.errors import StagedRowsDiffer, TasksFailed
 from support.environment import LONG
 from support.faults.cases import SINKS, Case
 from support.faults.cluster import SparkCluster
-from support.faults.drivers import wait_for
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 SITE: Final = {

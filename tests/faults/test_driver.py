@@ -16,8 +16,9 @@ from exactbatch import Pipeline
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from support.faults.drivers import SECRET, BatchLauncher, MakeLoaded, load, wait_for
+from support.faults.drivers import SECRET, BatchLauncher, MakeLoaded, load
 from support.topics import Topic
+from support.waiting import wait_for
 
 
 @pytest.mark.long

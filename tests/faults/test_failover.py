@@ -37,11 +37,11 @@ from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.environment import HOME, LONG
-from support.faults.drivers import wait_for
 from support.faults.failover import ANY_TIME, BY_RANGE, PLANNING, STAGED, Life
 from support.faults.held import held
 from support.faults.replicas import Pair
 from support.topics import Topic
+from support.waiting import wait_for
 
 BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 SYNCHRONOUS: Final = {True: "synchronous", False: "behind"}

@@ -15,7 +15,7 @@ from exactbatch.local.process import wait_until_ended
 from support.environment import LONG
 from support.faults.cases import Case
 from support.faults.cluster import SparkCluster
-from support.faults.drivers import wait_for
+from support.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 

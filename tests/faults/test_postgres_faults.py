@@ -28,9 +28,9 @@ from exactbatch.local.process import wait_until_ended
 from exactbatch.postgres.connection import connect
 from support.environment import HOME, LONG
 from support.faults.cases import RECORDS, Case
-from support.faults.drivers import wait_for
 from support.faults.held import InProcess
 from support.topics import Topic
+from support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -271,13 +271,13 @@ def terminate(case: Case, application: str) -> None:
     """End the sessions that bear this name; one that is about to end by itself may be gone before."""
     asked = dict(
         case.rows(
-            "select pid, pg_terminate_backend(pid, 10000) from pg_stat_activity "
+            "select pid, pg_terminate_backend(pid, 60000) from pg_stat_activity "
             f"where application_name = '{application}' and datname = '{case.pipeline.name}'"
         )
     )
     assert True in asked.values()
-    left = case.rows("select pid from pg_stat_activity")
-    assert not {pid for (pid,) in left} & asked.keys()
+    sessions = f"select pid from pg_stat_activity where application_name = '{application}'"
+    wait_for(lambda: not {pid for (pid,) in case.rows(sessions)} & asked.keys())
 
 
 TASKS: Final = [

@@ -32,10 +32,11 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from support.certificates import Authority
 from support.environment import HOME
-from support.faults.drivers import BatchLauncher, Driver, spark_options, wait_for
+from support.faults.drivers import BatchLauncher, Driver, spark_options
 from support.logins import asked_for_password
 from support.secure_broker import KEY_PASSWORD, USER, SecureBroker, secure_broker
 from support.topics import Topic, record
+from support.waiting import wait_for
 
 LOGIN: Final = "planted_job"
 # What is looked for: each secret holds one, whatever way its other characters are quoted in.

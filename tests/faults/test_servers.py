@@ -13,8 +13,9 @@ from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.environment import HOME
-from support.faults.drivers import BatchLauncher, load, wait_for
+from support.faults.drivers import BatchLauncher, load
 from support.topics import Topic
+from support.waiting import wait_for
 
 
 @pytest.fixture

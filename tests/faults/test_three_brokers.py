@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from exactbatch.errors import KafkaUnavailable, LogTruncated, StoredOffsetBeyondLog, TasksFailed
 from support.environment import HOME, LONG
 from support.faults.cases import Case
-from support.faults.drivers import wait_for
 from support.faults.held import InProcess
 from support.faults.three_brokers import NODES, ThreeBrokers
+from support.waiting import wait_for
 
 REPLICAS: Final = ([1, 2, 3], [2, 3, 1])
 

@@ -3,7 +3,6 @@
 import json
 import random
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -36,6 +35,7 @@ from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
+from support.waiting import wait_for
 
 MakeAggregate = Callable[..., Pipeline]
 
@@ -456,13 +456,6 @@ def test_two_pipelines_that_share_a_target_at_once_miss_nothing(
 
 def process_alone(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> Published:
     return process_batch(world.spark, pipeline, batch_id, world.settings)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
 
 
 def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(

@@ -576,7 +576,7 @@ def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_trie
     drop_leftovers = staging_tables.drop_leftovers
 
     def cut_off(holder: Any, ledger: Ledger) -> None:
-        world.execute(f"select pg_terminate_backend({holder.info.backend_pid}, 10000)")
+        world.execute(f"select pg_terminate_backend({holder.info.backend_pid}, 60000)")
         drop_leftovers(holder, ledger)
 
     with monkeypatch.context() as patch:

@@ -542,4 +542,4 @@ def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(butt
         for _ in range(100):
             assert Ledger(buttons.connection).unannounced(buttons.pipeline, age=0, limit=9) == []
             assert Ledger(buttons.connection).unfinished_replays(buttons.pipeline, age=0, limit=9) == []
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 10

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -31,6 +30,7 @@ from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.topics import Topic
 from support.upserts import MakeUpsert, WrongKeys, change, changes, key_of, replayed, state
+from support.waiting import wait_for
 
 HOUR = timedelta(hours=1)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -332,13 +332,6 @@ def test_a_replay_that_was_planned_before_does_not_publish(
     assert str(caught.value).startswith(f"batch {early}: {topic.name}[0] 5..10: these offsets are below 10")
     assert changes(world, pipeline) == before
     assert world.is_exact(pipeline)
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture

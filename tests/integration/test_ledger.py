@@ -275,7 +275,7 @@ def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(
         ledger.lock(pipeline())
         with pytest.raises(PostgresUnavailable, match="a lock was not granted within the publish_timeout"):
             lock(other)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     lock(other)
     other.close()
 
@@ -300,7 +300,7 @@ def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
 
 def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> None:
     def end_it(cursor: Any) -> None:
-        query(empty, f"select pg_terminate_backend({connection.info.backend_pid}, 10000)")
+        query(empty, f"select pg_terminate_backend({connection.info.backend_pid}, 60000)")
         cursor.execute("select 1")
 
     with (

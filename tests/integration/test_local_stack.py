@@ -121,7 +121,7 @@ def test_postgres_whose_postmaster_alone_was_killed_starts_again(own: LocalStack
     assert own.postgres.pid is not None
     postmaster = psutil.Process(own.postgres.pid)
     postmaster.kill()
-    assert wait_until_ended([postmaster], timeout_s=10)
+    assert wait_until_ended([postmaster], timeout_s=30)
     own.postgres.start()
     assert execute(own, "select 1") == [(1,)]
 

@@ -102,7 +102,7 @@ def test_a_lock_is_waited_for_no_longer_than_it_may(connection: Any, database: s
                 transaction(waits) as other,
             ):
                 other.execute("select from exactbatch.pipeline")
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < 30
         with pytest.raises(PostgresUnavailable):
             hang(waits)
 

@@ -378,7 +378,7 @@ def test_two_upserts_that_share_a_target_see_each_other(
             "insert into t_change values (1, 'NEW', 5, false, 't', 0, 7, now(), 1); "
             "insert into t values (1, 'NEW', 5)"
         )
-    thread.join(20)
+    thread.join(60)
     other.close()
     assert db.rows("select name from t where id = 1") == [("NEW",)]
 

@@ -47,7 +47,7 @@ def test_a_job_that_gets_no_slot_is_given_up(full: Any) -> None:
         launch_timeout(full, 2, "batch 1"),
     ):
         context.parallelize([1], 1).collect()
-    assert 2 < time.monotonic() - began < 15
+    assert 2 < time.monotonic() - began < 28  # the job that holds the slots lasts 30 s
     assert context.getLocalProperty("spark.job.description") == "as it was"
     context.setLocalProperty("spark.job.description", None)
     assert [each.name for each in threading.enumerate() if each.name == "jobs"] == []

@@ -28,6 +28,7 @@ class Topic:
             {
                 **self.properties,
                 "linger.ms": 0,
+                "log_level": 2,  # tests stop brokers: a producer would log each attempt to reconnect
                 "message.max.bytes": 10_485_760,
                 "max.in.flight.requests.per.connection": 1,
             }

@@ -19,8 +19,8 @@ from exactbatch.batch.publish import Published
 from exactbatch.local.ports import HOST, accepts, find_port
 from exactbatch.settings import Settings
 from support.environment import HOME, JOBS, TESTS
-from support.faults.drivers import wait_for
 from support.jvm import quick_spark
+from support.waiting import wait_for
 
 SPARK: Final = Path(pyspark.__file__).parent
 REPLY: Final = "reply "

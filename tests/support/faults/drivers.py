@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -100,14 +99,6 @@ def spark_options(more: str = "") -> str:
         f"--conf spark.python.daemon.module=support.warm_daemon {more} "
         f'--driver-java-options "{quick_spark(HOME)}" pyspark-shell'
     )
-
-
-def wait_for(condition: Callable[[], Any], *, timeout: float = 120, driver: Driver | None = None) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, driver.output if driver else "timed out"
-        time.sleep(0.05)
 
 
 class BatchLauncher:

@@ -12,7 +12,7 @@ from exactbatch import Pipeline, failpoints
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.settings import Settings
-from support.faults.drivers import wait_for
+from support.waiting import wait_for
 
 
 class Engine(Protocol):

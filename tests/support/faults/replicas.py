@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.ports import HOST
 from exactbatch.local.postgres import SUPERUSER, Postgres, executables
+from support.waiting import wait_for
 
 _SETTINGS: Final = {"max_connections": "60", "shared_buffers": "16MB", "wal_receiver_status_interval": "1s"}
 _TIMEOUT: Final = 60.0  # seconds
@@ -53,7 +53,7 @@ class Pair:
             *("--write-recovery-conf", "--create-slot", "--slot=replica", "--checkpoint=fast", "--no-sync"),
         )
         self.replica.start()
-        _until(lambda: self.ask("select count(*) from pg_stat_replication where state = 'streaming'") == 1)
+        wait_for(lambda: self.ask("select count(*) from pg_stat_replication where state = 'streaming'") == 1)
         if synchronous:
             self._set("synchronous_standby_names", "*", self.primary)
 
@@ -61,15 +61,17 @@ class Pair:
         """End the replica; the primary goes on alone."""
         self._set("synchronous_standby_names", "", self.primary)
         self.replica.stop()
-        _until(lambda: self.ask("select count(*) from pg_replication_slots where active") == 0)
+        wait_for(lambda: self.ask("select count(*) from pg_replication_slots where active") == 0)
         self.ask("select count(pg_drop_replication_slot(slot_name)) from pg_replication_slots")
 
     def fall_behind(self) -> None:
         """Let the replica receive nothing from now on, after it has received all there is."""
         position = self.ask("select pg_current_wal_lsn()")
-        _until(lambda: self.ask("select pg_last_wal_receive_lsn() >= %s::pg_lsn", position, of=self.replica))
+        wait_for(
+            lambda: self.ask("select pg_last_wal_receive_lsn() >= %s::pg_lsn", position, of=self.replica)
+        )
         self._set("primary_conninfo", "", self.replica)
-        _until(lambda: self.ask("select count(*) from pg_stat_replication") == 0)
+        wait_for(lambda: self.ask("select count(*) from pg_stat_replication") == 0)
 
     def fail_over(self) -> None:
         """SIGKILL the primary, and let the replica take its place with what it has received."""
@@ -118,10 +120,3 @@ def _as_postgres(*command: str | Path) -> None:
         identity = {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
     done = subprocess.run(command, capture_output=True, text=True, cwd="/", **identity)
     assert done.returncode == 0, done.stderr
-
-
-def _until(condition: Any) -> None:
-    deadline = time.monotonic() + _TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)

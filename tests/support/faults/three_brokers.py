@@ -17,8 +17,8 @@ from exactbatch.local.broker import Broker
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.ports import HOST
 from exactbatch.local.state import StateFile
-from support.faults.drivers import wait_for
 from support.topics import Topic
+from support.waiting import wait_for
 
 NODES: Final = (1, 2, 3)
 # So long a broker that says nothing is taken for alive, ms.

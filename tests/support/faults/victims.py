@@ -37,6 +37,7 @@ from support.faults.proxy import Proxy
 from support.reference import LogRecord, Row, appended, is_rejected, read_log
 from support.scenarios import COLUMNS, KINDS, PARTITIONS, VALUE, Play, SinkKind
 from support.topics import Topic
+from support.waiting import wait_for
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
@@ -300,7 +301,7 @@ class Victims:
             finally:
                 os._exit(status)
         if combination.fault not in _ACTIONS:
-            _wait(lambda: Path(f"{gate}.held").exists(), str(combination))
+            wait_for(lambda: Path(f"{gate}.held").exists(), str(combination))
             beside()
             gate.touch()
         elif combination.fault == "SIGSTOP, SIGCONT":
@@ -361,7 +362,7 @@ class Victims:
         )
         try:
             if action == "stop":
-                _wait(
+                wait_for(
                     lambda: (
                         psutil.Process(driver.pid).status() == psutil.STATUS_STOPPED
                         or psutil.Process(driver.pid).status() == psutil.STATUS_ZOMBIE
@@ -391,7 +392,7 @@ class Victims:
     def _restart_postgres(self) -> None:
         postgres = psutil.Process(self.stack.postgres.pid)
         postgres.send_signal(signal.SIGQUIT)
-        _wait(lambda: self.stack.postgres.pid is None, "an immediate stop of Postgres")
+        wait_for(lambda: self.stack.postgres.pid is None, "an immediate stop of Postgres")
         self.stack.postgres.start()
 
     def _heal(self, combination: Combination) -> None:
@@ -444,7 +445,7 @@ class Victims:
         properties = self.stack.kafka_properties
         admin = AdminClient(dict(properties))
         admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
-        _wait(lambda: name in admin.list_topics(timeout=30).topics, f"topic {name}")
+        wait_for(lambda: name in admin.list_topics(timeout=30).topics, f"topic {name}")
         pipeline = Pipeline(
             name=name,
             topics=(name,),
@@ -464,14 +465,6 @@ class Victims:
 
 def _connect(settings: Settings, application: str) -> Any:
     return connect(settings.postgres, application=application, timeout=TIMEOUT, statement_timeout=TIMEOUT)
-
-
-def _wait(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + BOUND
-    while not condition():
-        if time.monotonic() > deadline:
-            raise NotExact(f"{what}: did not come within {BOUND} s")
-        time.sleep(0.02)
 
 
 def _stopped_children() -> list[int]:
