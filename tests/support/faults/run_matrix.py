@@ -107,7 +107,9 @@ decoded), an attempt with the fault, a repair, and another attempt. A combinatio
 
 - the target holds what a simple reference program (`tests/support/reference.py`) computes from the log;
 - there is a reject for each bad record;
-- the auditor (`exactbatch.audit`) finds nothing.
+- the auditor (`exactbatch.audit`) finds nothing;
+- an attempt that did not commit left the target unchanged, except for committed ranges with `commit="partition"`;
+- the attempt after a commit wrote no row again.
 
 Nothing else counts as evidence. One pipeline for each sink lives through all of its combinations, so that a later
 combination detects anything that an earlier fault left behind. All timeouts are 3 s. An attempt that does not end
@@ -129,7 +131,7 @@ Combinations whose result cannot differ are not generated:
 - A delay is only tried with append and partition.
 - A driver with its own JVM is only killed and stopped with append and partition, once all rows are staged or all
   ranges are committed.
-- Retracting results is tried in a replay, everything else in an advance.
+- Moments marked `replay` are tried in a replay, all others in an advance.
 - A connection is cut after N bytes only where many bytes are sent.
 - The answer to a COMMIT is dropped only where there is a COMMIT.
 - The broker is killed only where it is queried afterwards.
