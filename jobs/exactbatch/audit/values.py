@@ -16,7 +16,7 @@ from exactbatch.audit.derived import difference
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.message import read_headers
-from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
+from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection, Cursor, transaction
@@ -24,9 +24,6 @@ from exactbatch.sinks.lineage_table import LINEAGE
 from exactbatch.sinks.null_safe_groups import column_list
 
 _TABLE: Final = "exactbatch_expected"  # a temporary table
-# Milliseconds: the start of Postgres's timestamps, and the last one whose microseconds fit 64 bits.
-_OLDEST: Final = EARLIEST_TIMESTAMP // 1000
-_NEWEST: Final = (2**63 - 1) // 1000
 _EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)
 _TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 _BATCH: Final = "exactbatch batch"  # the column for the batch that covers a record
@@ -263,7 +260,13 @@ class _Beside:
         """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that does not fit
         Postgres in microseconds."""
         told = [each.timestamp() for each in self._messages]
-        unset = np.array([kind == 0 or ms == -1 or not _OLDEST <= ms <= _NEWEST for kind, ms in told], bool)
+        unset = np.array(
+            [
+                kind == 0 or ms == -1 or not EARLIEST_TIMESTAMP_MS <= ms <= LATEST_TIMESTAMP_MS
+                for kind, ms in told
+            ],
+            bool,
+        )
         return pa.array(
             np.array([ms for _, ms in told], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
         )

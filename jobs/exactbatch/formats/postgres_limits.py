@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 # Postgres's documentation, "Date/Time Types": from 4713 BC to 294276 AD for timestamps, to 5874897 AD for dates.
 # The latest timestamp exceeds 64 bits of microseconds since 1970, which is what Arrow holds.
 EARLIEST_TIMESTAMP: Final = -210_866_803_200_000_000  # microseconds since 1970
+# The same in milliseconds since 1970, the unit of Kafka, and the latest whose microseconds fit 64 bits.
+EARLIEST_TIMESTAMP_MS: Final = EARLIEST_TIMESTAMP // 1000
+LATEST_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
 EARLIEST_DATE: Final = -2_440_588  # days since 1970
 LATEST_DATE: Final = 2_145_042_905
 NUL: Final = "Postgres cannot store U+0000 in text"

@@ -33,6 +33,7 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.formats.message import read_headers
+from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from exactbatch.kafka.client import (
     ANSWER_TIMEOUT,
     FetchPosition,
@@ -64,10 +65,6 @@ _MISSING: Final = {
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 }
-
-# Milliseconds: the start of Postgres's timestamps in 4713 BC, and the last one whose microseconds fit 64 bits.
-_OLDEST: Final = -210_866_803_200_000
-_NEWEST: Final = (2**63 - 1) // 1000
 
 _offset = methodcaller("offset")
 _error = methodcaller("error")
@@ -111,8 +108,10 @@ class Records:
             milliseconds = [ms if kind else None for kind, ms in zip(types, milliseconds, strict=True)]
         found = pa.array(milliseconds, pa.int64())
         least, greatest = pc.min_max(found).as_py().values()
-        if least is not None and (least < 0 or greatest > _NEWEST):
-            fits = pc.and_(pc.greater_equal(found, _OLDEST), pc.less_equal(found, _NEWEST))
+        if least is not None and (least < 0 or greatest > LATEST_TIMESTAMP_MS):
+            fits = pc.and_(
+                pc.greater_equal(found, EARLIEST_TIMESTAMP_MS), pc.less_equal(found, LATEST_TIMESTAMP_MS)
+            )
             found = pc.if_else(pc.and_(fits, pc.not_equal(found, -1)), found, None)
         return found.cast(pa.timestamp("ms", "UTC"))
 

@@ -1,4 +1,4 @@
-"""Where the rows of a batch go: one file for each sink, and base.py for what they have in common."""
+"""The sinks, which store the rows of a batch: one file for each, and the protocol of all in base.py."""
 
 from collections.abc import Mapping
 from typing import Final

@@ -1,17 +1,15 @@
 """Aggregate: counts, sums, least and greatest values by key and window, exact also after a replay."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
 from typing import ClassVar, Final, Literal
 
-import psycopg2
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError, StagedRowsDiffer, TargetMismatch
+from exactbatch.errors import ConfigurationError, StagedRowsDiffer
 from exactbatch.options import check_types, renamed_options
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.affected_keys import create_affected_keys
@@ -25,6 +23,7 @@ from exactbatch.sinks.null_safe_groups import column_list
 from exactbatch.sinks.partial_results import RECORD_COUNT, RECORDS, PartialResults, staged_values
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.sum_overflow import explained_overflow
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.target_checks import check_collations, check_operators, check_unique
 from exactbatch.sinks.target_definition import Evolve, prepare_table
@@ -33,8 +32,6 @@ from exactbatch.sinks.window import TIMESTAMPTZ, Window, duration
 from exactbatch.sinks.window_finality import FINAL, REVISIONS, WindowFinality
 
 _RESERVED: Final = {RECORDS.name, FINAL.name, REVISIONS.name, *(column.name for column in LINEAGE)}
-# Postgres's message for floating point numbers alone.
-_DOUBLE_OVERFLOW: Final = "value out of range: overflow"
 _PARTIAL, _WATERMARK = "_partial", "_watermark"
 
 
@@ -108,7 +105,7 @@ class Aggregate(SinkDefaults):
 
     @property
     def identity(self) -> SinkIdentity:
-        """What the ledger registers; `key` says by what results are grouped, and what they are."""
+        """The part of the sink that the ledger registers; `key` describes groups and aggregates."""
         groups = (
             f"{group.start.name} = {group.column} by {group.length}" if isinstance(group, Window) else group
             for group in self.group_by
@@ -260,7 +257,7 @@ class Aggregate(SinkDefaults):
         """
         self._begin(cursor)
         self._check_fits(cursor, staged, columns)
-        with self._sums_fit():
+        with explained_overflow(self._target, self.lineage_table.table):
             inserted = self._partials.insert_staged(cursor, staged, columns)
             if self.watermark is not None:
                 self.watermark.insert_staged(cursor, staged)
@@ -351,31 +348,6 @@ class Aggregate(SinkDefaults):
                 from_offset=offset,
                 until_offset=offset + 1,
             )
-
-    @contextmanager
-    def _sums_fit(self) -> Iterator[None]:
-        try:
-            yield
-        except (psycopg2.errors.NumericValueOutOfRange, TargetMismatch) as error:
-            cause = error.__cause__ if isinstance(error, TargetMismatch) else error
-            if not isinstance(cause, psycopg2.errors.NumericValueOutOfRange):
-                raise
-            alter = (
-                f"the column the type numeric in {self.target} and {self.lineage_table.table.spec}: alter table … "
-                f"alter column … type numeric;"
-            )
-            is_double = cause.diag.message_primary == _DOUBLE_OVERFLOW
-            remedy = (
-                f"A double precision holds at most 1.8e308. Declare the summed column numeric in the pipeline, "
-                f"and give {alter}"
-                if is_double
-                else f"Give {alter}"
-            )
-            raise TargetMismatch(
-                f"target {self.target}: a sum is too great for the type of its column: "
-                f"{cause.diag.message_primary}. Nothing was written. {remedy}",
-                sqlstate=cause.pgcode,
-            ) from error
 
 
 def _without_time(window: Window) -> RejectRule:

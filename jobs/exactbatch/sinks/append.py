@@ -43,7 +43,7 @@ class Append(SinkDefaults):
 
     @property
     def identity(self) -> SinkIdentity:
-        """What the ledger registers."""
+        """The part of the sink that the ledger registers."""
         return SinkIdentity(self.target, self.kind, key=(), version="", lineage=self.lineage)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What every sink offers: where the rows of a batch go, how a replay retracts them, and how an audit checks them.
+"""The protocol of sinks: how the rows of a batch are stored, retracted by a replay, and checked by an audit.
 
 A sink is one file: a frozen dataclass that satisfies Sink, with the help of SinkDefaults. exactbatch.sinks.SINKS
 lists it. Nothing else in the package depends on which sinks exist.
@@ -23,15 +23,16 @@ from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.target_definition import Evolve
 
-# How exactly rows say where they come from: each from one record, or from some records of a batch.
+# The origin that a row names: one record, or only the batch.
 Lineage = Literal["record", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
 class SinkIdentity:
-    """What the ledger registers of a sink. Rows that were written under another identity follow other rules.
+    """The part of a sink that the ledger registers: rows written under another identity follow other rules.
 
-    `key` holds what identifies a row of the target, and what it means. `version` is "" without a version.
+    `key` names the columns that identify a row of the target, or the meaning of its columns. `version` is "" if the
+    sink has none.
     """
 
     target: str
@@ -87,7 +88,7 @@ class Sink(Protocol):
     kind: ClassVar[str]
     """The name under which the ledger registers this kind of sink: its key in exactbatch.sinks.SINKS."""
     companion_suffixes: ClassVar[tuple[str, ...]]
-    """What the names of its other tables append to the target's name, whether or not each exists."""
+    """Suffixes of the target's name that may name its other tables, whether or not each exists."""
 
     @property
     def target(self) -> str:
@@ -96,12 +97,12 @@ class Sink(Protocol):
 
     @property
     def lineage(self) -> Lineage:
-        """What a row of the lineage table says about its origin: one record, or only the batch."""
+        """The origin that a row of the lineage table names: one record, or only the batch."""
         ...
 
     @property
     def identity(self) -> SinkIdentity:
-        """What the ledger registers."""
+        """The part of the sink that the ledger registers."""
         ...
 
     # The tables.
@@ -180,7 +181,7 @@ class Sink(Protocol):
         ...
 
     def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
-        """Drop what the sink remembers of topics that no pipeline with this target loads any more."""
+        """Drop what the sink stores about topics, besides their rows: no pipeline with this target loads them now."""
         ...
 
     # Between staging and publish.
@@ -220,7 +221,7 @@ class Sink(Protocol):
 
     @property
     def compactor(self) -> Compactor | None:
-        """What compacts the lineage table; None if every row of it is part of the result."""
+        """Drops needless rows of the lineage table; None if every row of it is part of the result."""
         ...
 
     # Audit. An audit runs these queries by itself, in its own transaction.
@@ -232,7 +233,7 @@ class Sink(Protocol):
 
     @property
     def event_times(self) -> TargetTable | None:
-        """The table (topic, partition, batch_id, …) with the event time that each batch reached; None without."""
+        """The table (topic, partition, batch_id, …) of the event time that each batch reached, if the sink has one."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""How a staged column becomes a column of the target, and which rows have values that cannot."""
+"""Cast staged columns to the columns of a target, and find the rows whose values cannot be cast exactly."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

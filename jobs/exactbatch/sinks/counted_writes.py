@@ -106,7 +106,7 @@ def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) ->
         cause = table.guards(cursor) or "a trigger, a rule or a policy of the table"
         raise TargetMismatch(
             f"target {table.spec}: {remaining} rows that were deleted are still there: {cause} keeps them. "
-            f"They would be there twice, or permanently. Nothing was written. Let this login delete them."
+            f"They would be in the table twice, or permanently. Nothing was written. Let this login delete them."
         )
 
 

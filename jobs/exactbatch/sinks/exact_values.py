@@ -1,4 +1,4 @@
-"""Which values of one Postgres type another type holds exactly, as conditions over staged values.
+"""Find out which values of one Postgres type another type holds exactly, as conditions over staged values.
 
 For each pair of types exactly one of these is true: the target holds every value as it is, a condition finds the
 values that it would change, or there is no exact conversion, and the pair is refused.

@@ -28,7 +28,7 @@ _KAFKA_TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "k
 
 @dataclass(frozen=True)
 class PartialResults:
-    """What each batch contributes to each group: its own results, and in `records` how many staged rows it had."""
+    """The contribution of each batch to each group: its results, and in `records` its number of staged rows."""
 
     table: LineageTable
     group_by: tuple[str | Window, ...]

@@ -1,4 +1,4 @@
-"""What a sink does unless it says otherwise: no keys, no deletes, no derived target, no compaction."""
+"""The defaults of sinks: no keys, no deletes, no derived target, no compaction."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final
@@ -86,7 +86,7 @@ class SinkDefaults:
         )
 
     def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
-        """Do nothing: the sink remembers nothing of a topic but its rows."""
+        """Do nothing: the sink stores nothing about a topic besides its rows."""
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Do nothing: a record may give any rows."""

@@ -63,7 +63,7 @@ class Upsert(SinkDefaults):
 
     @property
     def identity(self) -> SinkIdentity:
-        """What the ledger registers."""
+        """The part of the sink that the ledger registers."""
         return SinkIdentity(self.target, self.kind, tuple(self.key), self.version or "", self.lineage)
 
     @property

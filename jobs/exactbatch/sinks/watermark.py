@@ -1,4 +1,4 @@
-"""How far event time has come: a watermark, kept by batch so that a replay can retract it."""
+"""The watermark: the event time that a target has reached, kept by batch so that a replay can retract it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""When a window of an Aggregate is final, and which rows come too late for it."""
+"""Mark the windows of an Aggregate that are final, and find rows that come too late for them."""
 
 from dataclasses import dataclass
 from datetime import timedelta

@@ -23,7 +23,7 @@ PSYCOPG2_WRITES: Final = WRITES_OF.replace("%", "%%").format("%s", "%s")
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """How many rows were inserted, updated and deleted, and the files of the table and its partitions."""
+    """Numbers of inserted, updated and deleted rows, and the files of the table and its partitions."""
 
     inserted: int
     updated: int
