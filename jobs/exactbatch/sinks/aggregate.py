@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Literal
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import ConfigurationError, StagedRowsDiffer
+from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types, renamed_options
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.affected_keys import create_affected_keys
@@ -17,6 +17,7 @@ from exactbatch.sinks.aggregate_audit import compare_partials_with_records, comp
 from exactbatch.sinks.aggregate_functions import AggregateFunction
 from exactbatch.sinks.base import Comparison, SinkIdentity
 from exactbatch.sinks.cast import RejectRule, own_casts, reject_rules
+from exactbatch.sinks.check_fits import check_fits
 from exactbatch.sinks.lineage_table import LINEAGE, LineageTable, Part
 from exactbatch.sinks.merged_groups import MergedGroups
 from exactbatch.sinks.null_safe_groups import column_list
@@ -244,7 +245,7 @@ class Aggregate(SinkDefaults):
         used = {function.column for function in self.aggregates.values()} | {*self.group_by}
         rules = reject_rules(own_casts(cursor, [column for column in columns if column.name in used]))
         if self.window is not None:
-            rules.append(_without_time(self.window))
+            rules.append(self.window.reject_rule)
         if self.finality is not None and self.on_late == "reject":
             rules.append(self.finality.late_rule(batch_id))
         return rules
@@ -256,7 +257,7 @@ class Aggregate(SinkDefaults):
         TargetMismatch if a constraint of the target refuses a row, or a sum is too great for its column.
         """
         self._begin(cursor)
-        self._check_fits(cursor, staged, columns)
+        check_fits(cursor, self._target, staged, self.reject_rules(cursor, columns, batch_id=staged.batch_id))
         with explained_overflow(self._target, self.lineage_table.table):
             inserted = self._partials.insert_staged(cursor, staged, columns)
             if self.watermark is not None:
@@ -318,45 +319,3 @@ class Aggregate(SinkDefaults):
         create_affected_keys(cursor, self.lineage_table, self.key_columns)
         if self.watermark is not None:
             self.watermark.remember(cursor)
-
-    def _check_fits(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
-        """Check again what was checked before publish: the watermark may have moved since."""
-        rules = self.reject_rules(cursor, columns, batch_id=staged.batch_id)
-        if not rules:
-            return
-        cursor.execute(
-            sql.SQL(
-                "select kafka_topic, kafka_partition, kafka_offset, case {cases} end as reason from {staging} "
-                "where {accepted} and ({conditions}) limit 1"
-            ).format(
-                cases=sql.SQL(" ").join(
-                    sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
-                ),
-                staging=staged.table,
-                accepted=staged.accepted,
-                conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
-            )
-        )
-        if (row := cursor.fetchone()) is not None:
-            topic, partition, offset, reason = row
-            raise StagedRowsDiffer(
-                f"{topic}[{partition}] offset {offset}: a staged row does not fit {self.target}: {reason}. Such "
-                f"records are rejected before publish, unless the watermark moves in between. Nothing was "
-                f"written; the retry rejects it.",
-                topic=topic,
-                partition=partition,
-                from_offset=offset,
-                until_offset=offset + 1,
-            )
-
-
-def _without_time(window: Window) -> RejectRule:
-    return RejectRule(
-        sql.SQL("not {}").format(window.fits),
-        sql.SQL("{} || coalesce(({} at time zone 'UTC')::text, 'null')").format(
-            sql.Literal(
-                f"column {window.column!r}: expected the time of the event, in the years 1 to 9999, found "
-            ),
-            window.time,
-        ),
-    )

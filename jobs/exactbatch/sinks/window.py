@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types
+from exactbatch.sinks.cast import RejectRule
 
 TIMESTAMPTZ: Final = "timestamp with time zone"
 _UNITS: Final = {
@@ -96,4 +97,17 @@ class Window:
         """The condition that the event time of a staged row is not null, and in the years 1 to 9999."""
         return sql.SQL("coalesce({0} >= {1}::timestamptz and {0} < {2}::timestamptz, false)").format(
             self.time, sql.Literal(_FIRST_TIME), sql.Literal(_END_OF_TIMES)
+        )
+
+    @property
+    def reject_rule(self) -> RejectRule:
+        """The rule that rejects staged rows whose event time does not satisfy `fits`."""
+        return RejectRule(
+            sql.SQL("not {}").format(self.fits),
+            sql.SQL("{} || coalesce(({} at time zone 'UTC')::text, 'null')").format(
+                sql.Literal(
+                    f"column {self.column!r}: expected the time of the event, in the years 1 to 9999, found "
+                ),
+                self.time,
+            ),
         )
