@@ -337,7 +337,7 @@ def test_a_row_that_nothing_has_sifted_out_is_not_published(
     batch_id = world.plan(pipeline)
     monkeypatch.setattr(batch_job, "reject_uncastable", lambda *_args, staged, **_kwargs: staged)
     with pytest.raises(
-        StagedRowsDiffer, match=rf"{topic.name}\[0\] offset 0: expected a staged row that fits"
+        StagedRowsDiffer, match=rf"{topic.name}\[0\] offset 0: a staged row does not fit"
     ):
         world.process(pipeline, batch_id)
     assert state(world, pipeline) == {}
@@ -512,9 +512,9 @@ def test_a_target_that_does_not_fit_is_refused(
         f"create table {table} (carrier text, hour timestamptz, flights int, delay bigint, final boolean)"
     )
     steps = [
-        ("found otherwise. Add them: alter table", "drop final"),
+        ("has allowed_lateness. Add them: alter table", "drop final"),
         (
-            "found otherwise. Add them: alter table",
+            "has allowed_lateness. Add them: alter table",
             "add final boolean not null default false, add revisions bigint not null default 0",
         ),
         (
@@ -522,7 +522,7 @@ def test_a_target_that_does_not_fit_is_refused(
             "alter flights type bigint",
         ),
         (
-            r"exactly \(carrier, hour\), the key of the pipeline, that takes nulls",
+            r"exactly \(carrier, hour\), the key of the pipeline, that treats nulls",
             "add unique (carrier, hour)",
         ),
         ("unique nulls not distinct", "add unique nulls not distinct (carrier, hour)"),

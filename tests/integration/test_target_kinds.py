@@ -135,24 +135,24 @@ KINDS = [
          then=trigger("t", "before insert", "return null;") + "; alter table t disable trigger meddle"),
     Kind("referenced by a foreign key, on delete cascade", "create table t ({columns}{referable}); "
          "create table note (id bigint references t ({key}) on delete cascade)",
-         {"Append": r"on delete cascade\) would change rows of public.note"}, core=True),
+         {"Append": r"on delete cascade\) would permanently change rows of public.note"}, core=True),
     Kind("referenced by a foreign key, on delete set null", "create table t ({columns}{referable}); "
          "create table note (id bigint references t ({key}) on delete set null)",
-         {"Append": r"on delete set null\) would change rows of public.note"}),
+         {"Append": r"on delete set null\) would permanently change rows of public.note"}),
     Kind("referenced by rows of another table", "create table t ({columns}{referable}); "
          "create table note (id bigint references t ({key}))",
-         {"Append": "are referenced: .* deferrable initially deferred"}, then="insert into note values (1)"),
+         {"Append": "rows reference rows .* deferrable initially deferred"}, then="insert into note values (1)"),
     Kind("referenced by rows of another table, deferrable", "create table t ({columns}{referable}); create table note "
          "(id bigint references t ({key}) deferrable initially deferred)", then="insert into note values "
          "(1)", core=True),
     Kind("in a publication, without replica identity", "create table t ({columns}); create publication p "
          "for table t",
-         {"Append": "the publication p sends deletes", "Upsert": "the publication p sends deletes",
-          "Aggregate": "the publication p sends deletes"}),
+         {"Append": "the publication p replicates deletes", "Upsert": "the publication p replicates deletes",
+          "Aggregate": "the publication p replicates deletes"}),
     Kind("in a publication, with replica identity", PLAIN + "; alter table t replica identity full; "
          "create publication p for table t"),
     Kind("in a publication of some columns", PLAIN + "; alter table t replica identity full; "
-         "create publication p for table t (v)", "the columns that it has of the table lack"),
+         "create publication p for table t (v)", "the columns that it includes lack"),
     Kind("in a publication for all tables", "create publication p for all tables", core=True),
     Kind("a unique index that includes columns", "create table t ({columns}); create unique index on t "
          "({key}) include (v)",

@@ -346,7 +346,7 @@ def test_a_wrong_word_for_evolve_and_json_as_a_key_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected evolve to be 'refuse' or 'add', found 'yes'"):
         Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("t"), evolve="yes")  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigurationError, match="key and version have to be values that can be compared, and j is"
+        ConfigurationError, match="the values of key and version must be comparable, and j is"
     ):
         Pipeline(name="p", topics=("t",), value=Json("id int, j json"), sink=Upsert("t", key=("j",)))
 
