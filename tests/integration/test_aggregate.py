@@ -336,9 +336,7 @@ def test_a_row_that_nothing_has_sifted_out_is_not_published(
     pipeline = make_aggregate(topic)
     batch_id = world.plan(pipeline)
     monkeypatch.setattr(batch_job, "reject_uncastable", lambda *_args, staged, **_kwargs: staged)
-    with pytest.raises(
-        StagedRowsDiffer, match=rf"{topic.name}\[0\] offset 0: a staged row does not fit"
-    ):
+    with pytest.raises(StagedRowsDiffer, match=rf"{topic.name}\[0\] offset 0: a staged row does not fit"):
         world.process(pipeline, batch_id)
     assert state(world, pipeline) == {}
     assert partials(world, pipeline) == []

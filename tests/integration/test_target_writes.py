@@ -429,7 +429,9 @@ def test_a_cascade_that_is_allowed_by_name_is_carried_out(db: Database, batches:
         made.replay()
     assert db.rows("select * from note") == [(1,)]
     made.pipeline = replace(made.pipeline, sink=Append("public.t", cascade=("public.note",)))
-    with pytest.raises(TargetMismatch, match=r"on delete set null\) would permanently change rows of public.reply"):
+    with pytest.raises(
+        TargetMismatch, match=r"on delete set null\) would permanently change rows of public.reply"
+    ):
         made.replay()
     made.pipeline = replace(made.pipeline, sink=Append("public.t", cascade=("public.note", "public.reply")))
     made.replay()
@@ -599,7 +601,8 @@ def test_a_key_without_overlaps_does_not_identify_rows_to_a_publication(
     )
     made = batches("id int, v int", Append("public.t"))
     with pytest.raises(
-        TargetMismatch, match="the publication p replicates .* public.t, and the columns|the table has no replica"
+        TargetMismatch,
+        match="the publication p replicates .* public.t, and the columns|the table has no replica",
     ):
         made.run((1, 1))
     assert db.rows("select count(*) from exactbatch.batch where status = 'committed'") == [(0,)]
