@@ -412,14 +412,14 @@ MUTANTS: Final = (
     Mutant(
         "the auditor does not compare batches with what the ledger counted",
         "audit/places.py",
-        "            found.miscounted += 1\n",
+        "            report.miscounted += 1\n",
         "            pass\n",
         (f"{_AUDIT}::test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger",),
     ),
     Mutant(
         "the auditor reads the ledger as it contradicts itself",
         "audit/places.py",
-        "    found.contradictory = len(contradictions)\n",
+        "    report.contradictory = len(contradictions)\n",
         "",
         (f"{_AUDIT}::test_a_ledger_that_contradicts_itself_is_found",),
     ),

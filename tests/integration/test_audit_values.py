@@ -124,7 +124,7 @@ def test_values_that_only_spark_can_tell_are_not_compared(play: Callable[[str], 
     played.produce(1)
     played.advance()
     object.__setattr__(played.pipeline, "sql", "select * from records")
-    with pytest.raises(ConfigurationError, match="expected rows whose values follow from one record each"):
+    with pytest.raises(ConfigurationError, match="needs rows whose values follow from one record each"):
         audit(played.pipeline, played.world.settings, values=True)
 
 

@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
 from exactbatch.audit.log_windows import LogWindows
-from exactbatch.audit.values import _Beside
+from exactbatch.audit.values import _MessageParts
 from exactbatch.batch.decode import rejects_of
 from exactbatch.batch.rejects import reject_batch
 from exactbatch.errors import (
@@ -503,7 +503,7 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(make
     producer.flush()
     producer.close()
     messages = [message for records in read(topic, 0, 105) for message in records.messages]
-    unreadable = [isinstance(each, Unreadable) for each in _Beside(messages).headers()]
+    unreadable = [isinstance(each, Unreadable) for each in _MessageParts(messages).headers()]
     assert unreadable == [False, True, True, True, False, *[True] * 100]
     records, *_ = read(topic, 0, 5)
     for format_ in (

@@ -183,9 +183,7 @@ def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(
         found = each.audit()
         assert findings(found) == {}
         (note,) = found.notes
-        assert (
-            f"pipeline {name!r} has 10 of these offsets in the same target, too, from 0 on, as it may" in note
-        )
+        assert f"pipeline {name!r} also has 10 of these offsets in the same target, from 0 on, which" in note
     world.execute("update exactbatch.pipeline set shares_topics = false")
     assert findings(world.audit()) == findings(other.audit()) == {"doubled": (10, [])}
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from exactbatch.audit.values import _Beside
+from exactbatch.audit.values import _MessageParts
 from exactbatch.kafka.reader import Records
 
 
@@ -23,6 +23,6 @@ def test_a_time_that_a_record_has_not_or_postgres_cannot_hold_is_null_for_both()
         Told(0, 0),
         Told(2, 1_767_225_600_123),
     ]
-    found = _Beside(messages).timestamps()
+    found = _MessageParts(messages).timestamps()
     assert found.null_count == 4
     assert found.to_pylist() == Records(messages, list(range(len(messages)))).timestamps().to_pylist()

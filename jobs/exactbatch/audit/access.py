@@ -1,4 +1,4 @@
-"""Can the auditor see everything, and can the tables keep what is committed?"""
+"""Check that the auditor can see all rows, and that the tables cannot lose committed rows."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -29,16 +29,16 @@ def tables_of(pipeline: Pipeline) -> list[sql.Composable]:
 def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
     """Raise an error unless this login sees all rows of target and ledger.
 
-    TargetMismatch where a table is not there; ConfigurationError where row security hides rows, a privilege is
-    missing, or `values` need a temporary table that this server or login cannot have.
+    Raises TargetMismatch if a table does not exist; ConfigurationError if row security hides rows, a privilege is
+    missing, or `values` needs a temporary table that this server or login cannot create.
     """
     names = [table.as_string(cursor) for table in tables_of(pipeline)]
     for name in names:
         cursor.execute("select to_regclass(%s) is null", (name,))
         if cursor.fetchone()[0]:
             raise TargetMismatch(
-                f"pipeline {pipeline.name!r}: expected the table {name}, found none: either no batch of it was "
-                f"processed yet, or somebody dropped it. `exactbatch status {pipeline.name}` shows the batches."
+                f"pipeline {pipeline.name!r}: the table {name} does not exist: either no batch was processed yet, or "
+                f"somebody dropped it. `exactbatch status {pipeline.name}` shows the batches."
             )
     cursor.execute(
         "select t.name, row_security_active(t.name::regclass), has_table_privilege(t.name::regclass, 'select') "
@@ -49,14 +49,14 @@ def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:
     for name, is_filtered, is_readable, login in cursor.fetchall():
         if is_filtered:
             raise ConfigurationError(
-                f"row security on {name} hides rows from the login {login!r}: an audit would call them missing. "
+                f"Row security on {name} hides rows from the login {login!r}: an audit would report them as missing. "
                 f"Nothing was compared. Audit with a login that sees all rows: alter role … bypassrls; or the "
-                f"owner of the table, where row security is not forced on it."
+                f"owner of the table, if row security is not forced on it."
             )
         if not is_readable:
             raise ConfigurationError(
-                f"the login {login!r} may not read {name}. Nothing was compared. Grant it: grant select on {name} "
-                f"to …; docs/roles.sql grants what the ledger's readers need."
+                f"The login {login!r} may not read {name}. Nothing was compared. Grant the privilege: grant select on "
+                f"{name} to …; docs/roles.sql grants all privileges that readers need."
             )
     sink = pipeline.sink
     if sink.key_columns:
@@ -73,19 +73,19 @@ def _check_temporary(cursor: Cursor) -> None:
     is_standby, may_create, login, database = cursor.fetchone()
     if is_standby:
         raise ConfigurationError(
-            "the server is a standby, which can hold no temporary table, and an audit of values needs one. "
-            "Nothing was compared. Audit values on the primary, or audit without --values here."
+            "The server is a standby, which cannot create the temporary table that an audit of values needs. "
+            "Nothing was compared. Audit values on the primary, or audit here without --values."
         )
     if not may_create:
         raise ConfigurationError(
-            f"the login {login!r} may not create temporary tables in the database {database!r}, and an audit of "
-            f"values needs one. Nothing was compared. Grant it: grant temporary on database … to …; or audit "
-            f"without --values."
+            f"The login {login!r} may not create temporary tables in the database {database!r}, and an audit of "
+            f"values needs one. Nothing was compared. Grant the privilege: grant temporary on database … to …; or "
+            f"audit without --values."
         )
 
 
 def unsafe_tables(cursor: Cursor, pipeline: Pipeline) -> Sequence[str]:
-    """What is said of each table that can lose committed rows, or commit without its transaction."""
+    """Describe each table that can lose committed rows, or commit outside of the transaction."""
     names = [table.as_string(cursor) for table in tables_of(pipeline)]
     cursor.execute(
         """
@@ -101,8 +101,8 @@ def unsafe_tables(cursor: Cursor, pipeline: Pipeline) -> Sequence[str]:
         ([*names, *_LEDGER],),
     )
     return [
-        f"{name} is a foreign table, which commits by itself: a failure can leave its rows without the "
-        f"ledger's, or the other way round"
+        f"{name} is a foreign table, which commits separately: a failure can leave its rows without those of the "
+        f"ledger, or vice versa"
         if is_foreign
         else f"{name} is unlogged: a crash of the server empties it"
         for name, is_foreign in cursor.fetchall()

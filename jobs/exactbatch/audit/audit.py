@@ -9,14 +9,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 
-from psycopg2 import sql
-
 from exactbatch.audit.access import check_visible, unsafe_tables
 from exactbatch.audit.batches import compare_batches
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.partition import PartitionComparison
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
 from exactbatch.audit.report import AuditReport, TargetAudit
+from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors.translation import own_errors
 from exactbatch.kafka.broker import KafkaBroker
@@ -24,8 +23,8 @@ from exactbatch.ledger import Ledger, check_schema, ledger_session
 from exactbatch.model import Covered, LogPartition
 from exactbatch.offsets import PartitionKey
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
-from exactbatch.postgres.connection import Cursor, transaction
+from exactbatch.postgres.arrow import connect_arrow
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 
@@ -49,28 +48,25 @@ def audit(
     """
     with ledger_session(settings.postgres, "exactbatch audit") as connection:
         check_schema(connection)
-        kafka = KafkaBroker(settings.kafka)
-        with connect_arrow(
-            settings.postgres, application="exactbatch audit", read_only=True
-        ) as results_connection:
+        broker = KafkaBroker(settings.kafka)
+        with connect_arrow(settings.postgres, application="exactbatch audit", read_only=True) as arrow:
+            snapshot = Snapshot(arrow, connection)
             with transaction(connection) as cursor:
                 cursor.execute("set transaction isolation level repeatable read")
                 ledger = Ledger(connection)
-                ledger.check_registered(pipeline, may_double=True)  # what is there twice is a finding
+                ledger.check_registered(pipeline, may_double=True)  # results that are doubled are a finding
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
                 began = ledger.first_advanced(pipeline)
                 horizons = ledger.horizons(pipeline)
                 check_visible(cursor, pipeline, values=values)
                 unsafe = unsafe_tables(cursor, pipeline)
-                _share_snapshot(cursor, results_connection)
-            # The log is asked after the ledger: it holds every stored offset that was seen.
-            partitions = kafka.processed_partitions(pipeline.topics, stored)
-            heads = {(each.topic, each.partition): each.next_offset for each in stored}
-            _, cluster_id = kafka.cluster(pipeline.topics)
-            compacted = kafka.compacted(pipeline.topics)
-            expected = (
-                ExpectedValues(results_connection, connection, pipeline, settings.kafka) if values else None
-            )
+                snapshot.share(cursor)
+            # The log is queried after the ledger, so that it has every stored offset of the snapshot.
+            partitions = broker.processed_partitions(pipeline.topics, stored)
+            heads = {offset.topic_partition: offset.next_offset for offset in stored}
+            _, cluster_id = broker.cluster(pipeline.topics)
+            compacted = broker.compacted(pipeline.topics)
+            expected = ExpectedValues(snapshot, connection, pipeline, settings.kafka) if values else None
             by_key: dict[PartitionKey, list[Covered]] = defaultdict(list)
             for covered in coverage:
                 by_key[covered.key].append(covered)
@@ -78,7 +74,7 @@ def audit(
                 PartitionComparison(
                     pipeline,
                     settings,
-                    connection,
+                    snapshot,
                     partition,
                     by_key[partition.key],
                     heads.get(partition.topic_partition, 0),
@@ -90,26 +86,25 @@ def audit(
                 )
                 for partition in partitions
                 # A processed partition has a stored offset, unless somebody has deleted it.
-                if (partition.topic, partition.partition) in heads
-                or (partition.topic_id, partition.partition) in began
+                if partition.topic_partition in heads or (partition.topic_id, partition.partition) in began
             ]
-            sharing = sharing_pipelines(results_connection, pipeline)
+            sharing = sharing_pipelines(snapshot, pipeline)
             total, done = sum(comparison.span for comparison in comparisons), 0
             for comparison in comparisons:
-                for span in comparison.run(results_connection, sharing):
+                for span in comparison.run(sharing):
                     done += span
                     progress(done, total)
             report = AuditReport([comparison.result for comparison in comparisons], TargetAudit())
             if not comparisons:
                 return report
             audited = [(partition.topic, partition.partition) for partition in report.partitions]
-            find_places(report.target, results_connection, connection, pipeline, audited)
+            find_places(report.target, snapshot, pipeline, audited)
             report.target.unsafe = len(unsafe)
             report.target.notes += unsafe
             if pipeline_counts_batches(pipeline):
-                compare_batches(results_connection, connection, pipeline, coverage, report.partitions)
+                compare_batches(snapshot, pipeline, coverage, report.partitions)
             if pipeline.sink.is_derived:
-                report.target.stale = stale_rows(results_connection, connection, pipeline)
+                report.target.stale = stale_rows(snapshot, pipeline)
             if expected is not None and pipeline.sink.lineage == "batch":
                 whole = _whole_batches(coverage, partitions, compacted)
                 report.target.changed = expected.differing_batches(whole)
@@ -119,21 +114,11 @@ def audit(
 def _whole_batches(
     coverage: Sequence[Covered], partitions: Sequence[LogPartition], compacted: Set[str]
 ) -> list[int]:
-    """The batches all of whose records the log still holds."""
-    earliest = {(each.topic, each.partition): each.earliest for each in partitions}
+    """Return the batches all of whose records are still in the log."""
+    earliest = {partition.topic_partition: partition.earliest for partition in partitions}
     cut = {
-        each.batch_id
-        for each in coverage
-        if each.topic in compacted or each.from_offset < earliest.get((each.topic, each.partition), math.inf)
+        row.batch_id
+        for row in coverage
+        if row.topic in compacted or row.from_offset < earliest.get((row.topic, row.partition), math.inf)
     }
-    return sorted({each.batch_id for each in coverage if each.batch_id is not None} - cut)
-
-
-def _share_snapshot(cursor: Cursor, results: ArrowConnection) -> None:
-    """Let the connection that reads the results see what this transaction sees, for as long as it lasts."""
-    cursor.execute("select pg_export_snapshot()")
-    (snapshot,) = cursor.fetchone()
-    with results.cursor() as other:
-        other.execute("set transaction isolation level repeatable read")
-        statement = sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot))
-        other.execute(statement.as_string(cursor))
+    return sorted({row.batch_id for row in coverage if row.batch_id is not None} - cut)

@@ -1,4 +1,4 @@
-"""Compares numbers of rows batch by batch, where an offset may have any number of rows."""
+"""Compare numbers of rows batch by batch, for pipelines in which an offset may have any number of rows."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,14 +7,13 @@ import numpy as np
 from psycopg2 import sql
 
 from exactbatch.audit.report import PartitionAudit
+from exactbatch.audit.snapshot import Snapshot
 from exactbatch.model import Covered
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection
-from exactbatch.postgres.connection import Connection
 
-# Of the changes or rows of a batch, how many records they come from.
+# The number of records that the rows of a batch come from.
 _RECORDS: Final = "count(distinct (kafka_topic, kafka_partition, kafka_offset))"
-# What is left of each batch, and what it was planned for.
+# For each batch, how many offsets it still covers, and how many it was planned for.
 _LEFT: Final = """
 left join (
     select batch_id, sum(upper(offsets) - lower(offsets)) as covered
@@ -30,34 +29,31 @@ left join (
     group by r.batch_id
 ) p using (batch_id)
 """
-# A batch that is not cut by a replay, and whose changes were not compacted; or one that stands for nothing.
+# Batches that no replay has cut and whose changes were not compacted, and batches that cover nothing any more.
 _WHOLE: Final = "and coalesce(l.covered, p.span) = p.span and p.is_compacted is not true"
 
 
 def compare_batches(
-    results: ArrowConnection,
-    connection: Connection,
+    snapshot: Snapshot,
     pipeline: Pipeline,
     coverage: Sequence[Covered],
     audits: Sequence[PartitionAudit],
 ) -> None:
-    """Where an offset may have any number of rows, compare their number batch by batch.
+    """Compare the number of rows batch by batch, and note each difference at the first offset that the batch covers.
 
-    A batch that stands for any offset has as many rows as it had when it was committed, and any other batch
-    has none. A difference is told at the first offset that the batch covers.
+    A batch that covers any offset has as many rows as when it was committed, and any other batch has none.
 
-    Where a transform drops records, rows of some offsets are taken back by replays, and of a batch that was cut
-    nobody knows how many rows the rest has: the batches that are whole are compared, and those that are none.
+    If rows carry offsets, replays retract the rows of some offsets of a batch, and the ledger does not know how many
+    rows remain. Such batches are left out.
     """
     by_record = pipeline.sink.lineage == "record"
-    with results.cursor() as cursor:
-        cursor.execute(counts_of_batches(pipeline).as_string(connection), (pipeline.name,))
-        batches = cursor.fetchall()
-    partitions = {(each.topic, each.partition): each for each in audits}
-    first = {each.batch_id: each for each in reversed(coverage)}
-    for batch_id, expected, rows, expected_records, records in batches:
+    partitions = {(audit.topic, audit.partition): audit for audit in audits}
+    first = {covered.batch_id: covered for covered in reversed(coverage)}
+    for batch_id, expected, rows, expected_records, records in snapshot.rows(
+        counts_of_batches(pipeline), pipeline.name
+    ):
         covered = first.get(batch_id)
-        # A batch may cover partitions of a topic that was taken out of the pipeline.
+        # A batch may cover partitions of a topic that the pipeline no longer has.
         where = (
             audits[0] if covered is None else partitions.get((covered.topic, covered.partition), audits[0])
         )
@@ -73,8 +69,8 @@ def compare_batches(
 
 
 def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
-    """Of each batch that is compared: its number, how many rows it should have and has, and how many records these
-    come from."""
+    """Return a query for each batch to compare: its ID, how many rows it should have and has, and how many records
+    these should come from and do."""
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "

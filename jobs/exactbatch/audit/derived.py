@@ -1,4 +1,4 @@
-"""Compare the rows of a derived target with those that its lineage table makes, all of them computed again.
+"""Compare the rows of a derived target with those that its lineage table gives, all of which are computed again.
 
 The sink writes the queries, apart from the code that derives the target. Values are compared as the bytes that
 Postgres stores, because its `=` holds for values that differ: text in another case, an interval of 30 days and a
@@ -10,9 +10,8 @@ from typing import Final
 
 from psycopg2 import sql
 
+from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection
-from exactbatch.postgres.connection import Connection
 from exactbatch.sinks.base import Comparison
 from exactbatch.sinks.null_safe_groups import column_list
 
@@ -27,22 +26,20 @@ _DIFFERENCE: Final = (
 _PRESENT: Final = sql.Identifier("exactbatch present")
 
 
-def stale_rows(results: ArrowConnection, connection: Connection, pipeline: Pipeline) -> int:
-    """Return how many keys have a wrong row in a derived target, or none although they should."""
+def stale_rows(snapshot: Snapshot, pipeline: Pipeline) -> int:
+    """Return how many keys have a wrong row in a derived target, or lack one."""
     sink = pipeline.sink
     comparison = sink.compare_target(
         None if pipeline.is_transformed else pipeline.value.columns,
-        _types_of(results, connection, sink.table),
-        _types_of(results, connection, sink.lineage_table.identifier),
+        snapshot.types_of(sink.table),
+        snapshot.types_of(sink.lineage_table.identifier),
     )
     if comparison is None:
         return 0
     query = sql.SQL("with expected as ({}), actual as ({}) {}").format(
         comparison.expected, comparison.actual, difference(comparison)
     )
-    with results.cursor() as cursor:
-        cursor.execute(query.as_string(connection))
-        return int(cursor.fetchone()[0])
+    return int(snapshot.rows(query)[0][0])
 
 
 def difference(comparison: Comparison) -> sql.Composable:
@@ -62,14 +59,3 @@ def difference(comparison: Comparison) -> sql.Composable:
         differ=sql.SQL(" or ").join(conditions or [sql.SQL("false")]),
         actual_count=comparison.actual_count,
     )
-
-
-def _types_of(results: ArrowConnection, connection: Connection, table: sql.Composable) -> dict[str, str]:
-    """Return the types of a table's columns by name, in their order."""
-    with results.cursor() as cursor:
-        cursor.execute(
-            "select attname, format_type(atttypid, atttypmod) from pg_attribute "
-            "where attrelid = $1::regclass and attnum > 0 and not attisdropped order by attnum",
-            (table.as_string(connection),),
-        )
-        return dict(cursor.fetchall())

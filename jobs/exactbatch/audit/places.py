@@ -1,23 +1,22 @@
 """Check all rows wherever they claim to be, and the ledger against itself.
 
-Offsets are compared partition by partition, so rows under the name of another topic, in a partition that the
-topic has not, or at an offset below zero would escape. One scan of the table of rows, grouped, finds these, and
-counts what each batch has.
+Offsets are compared partition by partition. Rows that claim another topic, a partition that the topic does not have, or
+an offset below zero would escape that comparison. One grouped scan of the lineage table finds them, and counts the
+rows of each batch.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.audit.report import SHOWN, TargetAudit
+from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection
-from exactbatch.postgres.connection import Connection
 from exactbatch.sinks.target import TargetTable
 
-# Of each batch of the pipeline: how many offsets it stands for, what it was planned for as far as that is
-# committed, and whether a horizon cuts it.
+# For each batch of the pipeline: how many offsets it covers, how many of its planned offsets are committed, and
+# whether a horizon cuts it.
 _BATCHES: Final = """
 batches as (
     select b.batch_id, coalesce(b.rows, r.rows) as rows, coalesce(b.rejected, r.rejected) as rejected, c.covered,
@@ -39,7 +38,7 @@ batches as (
     where b.pipeline = $1
 )
 """
-# By pipeline with the same target and by partition: offsets whose results both have in it.
+# By partition, and by pipeline with the same target: offsets whose results both have in it.
 _DOUBLED: Final = """
 select o.pipeline, c.topic, c.partition, min(lower(c.offsets * o.offsets)),
        sum(upper(c.offsets * o.offsets) - lower(c.offsets * o.offsets))::bigint,
@@ -80,78 +79,67 @@ where pipeline = $1 and status = 'committed'
 
 
 def find_places(
-    found: TargetAudit,
-    results: ArrowConnection,
-    connection: Connection,
-    pipeline: Pipeline,
-    audited: Collection[tuple[str, int]],
+    report: TargetAudit, snapshot: Snapshot, pipeline: Pipeline, audited: Collection[tuple[str, int]]
 ) -> None:
-    """Look at all rows, wherever they claim to be, and note in `found` those that cannot be where they are.
+    """Check all rows, wherever they claim to be, and report those that cannot be where they are.
 
     `audited` are the topics and partitions whose offsets, from zero on, are compared one by one.
     """
-    sharing = _sharing(results, pipeline)
-    counted = _fetch(results, connection, _scan(pipeline, sharing), (pipeline.name,))
+    sharing = _sharing(snapshot, pipeline)
     suspects = 0
-    for kind, batch_id, expected, there in counted:
+    for kind, batch_id, expected, actual in snapshot.rows(_scan(pipeline, sharing), pipeline.name):
         if kind == "not ours":
-            found.not_ours = there
+            report.not_ours = actual
         elif kind == "suspects":
-            suspects = there
+            suspects = actual
         elif kind == "rows" and pipeline_counts_batches(pipeline):
-            continue  # told as missing or unexpected
+            continue  # reported as missing or unexpected
         else:
-            found.miscounted += 1
-            found.notes.append(f"batch {batch_id}: the ledger has {expected} {kind}, its table {there}")
-    if found.miscounted > SHOWN:
-        del found.notes[SHOWN:]
-    misplaced = _fetch(results, connection, _misplaced_rejects(audited), (pipeline.name,))
+            report.miscounted += 1
+            report.notes.append(f"batch {batch_id}: the ledger has {expected} {kind}, its table {actual}")
+    if report.miscounted > SHOWN:
+        del report.notes[SHOWN:]
+    misplaced = snapshot.rows(_misplaced_rejects(audited), pipeline.name)
     if suspects:
-        misplaced += _fetch(results, connection, _misplaced_rows(pipeline, sharing, audited))
+        misplaced += snapshot.rows(_misplaced_rows(pipeline, sharing, audited))
     if pipeline.sink.event_times is not None:
         query = _misplaced_times(pipeline, sharing, pipeline.sink.event_times)
-        misplaced += _fetch(results, connection, query)
-    found.misplaced = sum({kind: total for kind, *_, total in misplaced}.values())
-    found.notes += [_told(*row) for row in misplaced]
-    contradictions = _fetch(results, connection, sql.SQL(_CONTRADICTIONS), (pipeline.name,))
-    found.contradictory = len(contradictions)
-    found.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:SHOWN]]
+        misplaced += snapshot.rows(query)
+    report.misplaced = sum({kind: total for kind, *_, total in misplaced}.values())
+    report.notes += [_misplaced_note(*row) for row in misplaced]
+    contradictions = snapshot.rows(sql.SQL(_CONTRADICTIONS), pipeline.name)
+    report.contradictory = len(contradictions)
+    report.notes += [f"the ledger contradicts itself: {row[0]}" for row in contradictions[:SHOWN]]
     doubled = sql.SQL(_DOUBLED).format(sql.Literal([name for name, _ in sharing]))
-    for other, topic, partition, first, count, is_meant in _fetch(
-        results, connection, doubled, (pipeline.name,)
-    ):
-        found.doubled += 0 if is_meant else count
-        found.notes.append(
-            f"{topic}[{partition}]: pipeline {other!r} has {count} of these offsets in the same target, too, from "
-            f"{first} on" + (", as it may (--share-topics)" if is_meant else "")
+    for other, topic, partition, first, count, is_intended in snapshot.rows(doubled, pipeline.name):
+        report.doubled += 0 if is_intended else count
+        report.notes.append(
+            f"{topic}[{partition}]: pipeline {other!r} also has {count} of these offsets in the same target, from "
+            f"{first} on" + (", which --share-topics allows" if is_intended else "")
         )
 
 
 def pipeline_counts_batches(pipeline: Pipeline) -> bool:
-    """Whether rows are compared by their number, batch by batch, and not offset by offset."""
+    """True if numbers of rows are compared batch by batch, and not offset by offset."""
     return pipeline.sink.lineage == "batch" or pipeline.is_transformed
 
 
-def sharing_pipelines(results: ArrowConnection, pipeline: Pipeline) -> list[str]:
-    """The names of the other pipelines whose rows may lie in the same table."""
-    return [name for name, _ in _sharing(results, pipeline)]
+def sharing_pipelines(snapshot: Snapshot, pipeline: Pipeline) -> list[str]:
+    """Return the names of the other pipelines whose rows may be in the same table."""
+    return [name for name, _ in _sharing(snapshot, pipeline)]
 
 
-def _sharing(results: ArrowConnection, pipeline: Pipeline) -> list[tuple[str, str]]:
-    """Name and lineage of the other pipelines that are registered with the same target and sink."""
-    with results.cursor() as cursor:
-        cursor.execute(
-            "select name, lineage, target from exactbatch.pipeline where name <> $1 and sink = $2",
-            (pipeline.name, pipeline.sink.kind),
-        )
-        others = cursor.fetchall()
+def _sharing(snapshot: Snapshot, pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Return name and lineage of the other pipelines that are registered with the same target and sink."""
+    query = sql.SQL("select name, lineage, target from exactbatch.pipeline where name <> $1 and sink = $2")
+    others = snapshot.rows(query, pipeline.name, pipeline.sink.kind)
     own = TargetTable(pipeline.sink.target).name
     return [(name, lineage) for name, lineage, target in others if TargetTable(target).name == own]
 
 
 def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
-    """One row with the number of rows that are not ours, one that is not zero where rows may be misplaced, and
-    one for each batch whose rows or rejects are others than the ledger counted."""
+    """Return a query for the number of rows that are not ours, the number of groups in which rows may be misplaced, and
+    each batch with a different number of rows or rejects than the ledger has."""
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "with found as materialized (select batch_id, {topic} as topic, {partition} as partition, "
@@ -181,7 +169,7 @@ def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composa
 
 
 def _not_ours(pipeline: Pipeline) -> sql.Composable:
-    """Whether a row has no batch and claims none of our topics. Tables beside a target hold only rows of ours."""
+    """Return a condition for rows without a batch that claim none of our topics. Lineage tables have only our rows."""
     if pipeline.sink.is_derived:
         return sql.SQL("false")
     return sql.SQL("(found.batch_id is null and coalesce(found.topic <> all({}::text[]), true))").format(
@@ -190,7 +178,7 @@ def _not_ours(pipeline: Pipeline) -> sql.Composable:
 
 
 def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
-    """Whether all rows of a group lie within what their batch was planned for."""
+    """Return a condition for groups whose rows are all within the ranges of their batch."""
     by_batch = [name for name, lineage in sharing if lineage == "batch"]
     by_record = [name for name, lineage in sharing if lineage == "record"]
     (by_batch if pipeline.sink.lineage == "batch" else by_record).append(pipeline.name)
@@ -207,8 +195,8 @@ def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Compo
 def _misplaced_rows(
     pipeline: Pipeline, sharing: Sequence[tuple[str, str]], audited: Collection[tuple[str, int]]
 ) -> sql.Composable:
-    """By batch, topic and partition: rows that no range of their batch holds, but those that are compared
-    offset by offset anyway."""
+    """Return a query, by batch, topic and partition, for rows outside of all ranges of their batch, without those that
+    are compared offset by offset anyway."""
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
         "with found as (select batch_id, {topic} as topic, {partition} as partition, {offset} as low, "
@@ -242,7 +230,7 @@ def _misplaced_rejects(audited: Collection[tuple[str, int]]) -> sql.Composable:
 def _misplaced_times(
     pipeline: Pipeline, sharing: Sequence[tuple[str, str]], event_times: TargetTable
 ) -> sql.Composable:
-    """Event times of batches that stand for nothing: windows would be final by what is no longer there."""
+    """Return a query for event times of batches that cover nothing: retracted results would make windows final."""
     return sql.SQL(
         "select 'event times', batch_id, topic, partition, count(*), null::bigint, null::bigint, "
         "sum(count(*)) over ()::bigint from {event_times} w where not exists (select from exactbatch.coverage c "
@@ -255,14 +243,14 @@ def _misplaced_times(
 
 
 def _seen(audited: Collection[tuple[str, int]]) -> sql.Composable:
-    """Whether the offsets of a row's partition are compared one by one."""
+    """Return a condition for rows in partitions whose offsets are compared one by one."""
     topics, partitions = [topic for topic, _ in audited], [partition for _, partition in audited]
     return sql.SQL("(found.topic, found.partition) in (select * from unnest({}::text[], {}::int[]))").format(
         sql.Literal(topics), sql.Literal(partitions)
     )
 
 
-def _told(
+def _misplaced_note(
     kind: str,
     batch_id: int | None,
     topic: str | None,
@@ -275,12 +263,4 @@ def _told(
     batch = "no batch" if batch_id is None else f"batch {batch_id}"
     offsets = "" if low is None else f" offsets {low} to {high}"
     where = "" if topic is None else f" claim {topic}[{partition}]{offsets}, and"
-    return f"{count} {kind} of {batch}{where} lie where no batch of a pipeline with this target has written"
-
-
-def _fetch(
-    results: ArrowConnection, connection: Connection, query: sql.Composable, parameters: tuple[Any, ...] = ()
-) -> list[tuple[Any, ...]]:
-    with results.cursor() as cursor:
-        cursor.execute(query.as_string(connection), parameters)
-        return list(cursor.fetchall())
+    return f"{count} {kind} of {batch}{where} are where no batch of a pipeline with this target has written"

@@ -1,6 +1,6 @@
-"""Do rows hold what their records say? The records are decoded again, and compared in Postgres.
+"""Compare the values of rows with those of their records, which are decoded again.
 
-Decoding is what gives values their meaning: the auditor cannot but use the pipeline's own format for it.
+Only decoding gives values their meaning, so that the auditor has to use the pipeline's own format.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,12 +13,12 @@ from confluent_kafka import Message
 from psycopg2 import sql
 
 from exactbatch.audit.derived import difference
+from exactbatch.audit.snapshot import Snapshot
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.message import read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.lineage_table import LINEAGE
 from exactbatch.sinks.null_safe_groups import column_list
@@ -27,7 +27,7 @@ _TABLE: Final = "exactbatch_expected"  # a temporary table
 _EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)
 _TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 _BATCH: Final = "exactbatch batch"  # the column for the batch that covers a record
-# Of a record e: that it is no reject.
+# A condition for records e that are not rejects.
 _NOT_REJECTED: Final = sql.SQL(
     "not exists (select from exactbatch.rejected_record r where r.pipeline = $1 and r.topic = e.kafka_topic "
     'and r.partition = e.kafka_partition and r."offset" = e.kafka_offset)'
@@ -36,25 +36,25 @@ _FIRST: Final = "select q.o, count(*) over () from ({}) q (o) order by 1 limit 1
 
 
 class ExpectedValues:
-    """What the records of the log decode to, in a temporary table beside the target.
+    """The decoded values of the log's records, in a temporary table of the target's database.
 
-    Raises ConfigurationError for a pipeline with a transform, whose values only Spark can tell, and for an
-    Append that works by batch, whose rows name no record.
+    Raises ConfigurationError for a pipeline with a transform, whose values only Spark can compute, and for an Append
+    with lineage="batch", whose rows name no record.
     """
 
     def __init__(
-        self, results: ArrowConnection, connection: Connection, pipeline: Pipeline, kafka: Mapping[str, Any]
+        self, snapshot: Snapshot, connection: Connection, pipeline: Pipeline, kafka: Mapping[str, Any]
     ) -> None:
         sink = pipeline.sink
         if pipeline.is_transformed or not sink.values_follow_from_records:
             raise ConfigurationError(
-                f"pipeline {pipeline.name!r}: expected rows whose values follow from one record each, which an "
-                f"audit of values needs, found a transform or lineage='batch'. Audit it without --values."
+                f"pipeline {pipeline.name!r} has a transform or lineage='batch': an audit of values needs rows whose "
+                f"values follow from one record each. Audit it without --values."
             )
-        self._results, self._connection, self._pipeline = results, connection, pipeline
+        self._snapshot, self._pipeline = snapshot, pipeline
         self._value, self._key = with_registry(pipeline.value, kafka), with_registry(pipeline.key, kafka)
         self._columns = sink.staged_columns(pipeline.value.columns)
-        self._window: _Window | None = None  # where the records lie that were added since the last comparison
+        self._window: _Window | None = None  # the records added since the last comparison
         self._schema = pa.schema(
             [
                 ("kafka_partition", pa.int32()),
@@ -65,26 +65,26 @@ class ExpectedValues:
                 *((column.name, column.arrow_type) for column in self._columns),
             ]
         )
-        # Records that are rejects, until they are compared: offset and batch.
+        # Offset and batch of records that are rejects, until they are compared.
         self._refused: list[tuple[int, int]] = []
         with transaction(connection) as cursor:
             conditions = self._unstorable(cursor) if sink.lineage == "record" else []
         self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
-        with results.cursor() as cursor:
-            cursor.adbc_ingest(_TABLE, self._schema.empty_table(), mode="create", temporary=True)
+        snapshot.create_temporary(_TABLE, self._schema)
 
     def add(self, topic: str, partition: int, messages: Sequence[Message], batches: Sequence[int]) -> None:
-        """Decode records of one partition, whose offsets rise; `batches` are those that cover them, as the ledger
-        says. The records of one partition are compared before the next one's are added, but for partial results.
+        """Decode records of one partition, whose offsets ascend; `batches` cover them, according to the ledger.
+
+        The records of one partition are compared before the next partition's are added, except for partial results.
         """
         first, last = messages[0].offset() or 0, messages[-1].offset() or 0
         if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
             first = self._window.first
         self._window = _Window(topic, partition, first, last)
-        values = pa.array([each.value() for each in messages], pa.binary())
-        beside = _Beside(messages)
+        values = pa.array([message.value() for message in messages], pa.binary())
+        parts = _MessageParts(messages)
         decoded = (
-            self._value.decode(values, beside)
+            self._value.decode(values, parts)
             if isinstance(self._value, WithMessage)
             else self._value.decode(values)
         )
@@ -92,51 +92,50 @@ class ExpectedValues:
             names = {column.name for column in self._pipeline.value.columns}
             key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
             deletes = self._value.tombstone_deletes
-            decoded = as_changes(decoded, values, beside.keys(), self._key, key, tombstones_delete=deletes)
+            decoded = as_changes(decoded, values, parts.keys(), self._key, key, tombstones_delete=deletes)
         self._refused += [(messages[at].offset() or 0, batches[at]) for at, _ in decoded.rejects]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(partition, pa.int32()), n),
-            pa.array([each.offset() for each in messages], pa.int64()).take(decoded.kept),
-            beside.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
+            pa.array([message.offset() for message in messages], pa.int64()).take(decoded.kept),
+            parts.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
             pa.repeat(topic, n),
             pa.array(batches, pa.int64()).take(decoded.kept),
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
-        with self._results.cursor() as cursor:
-            cursor.adbc_ingest(_TABLE, rows, mode="append", temporary=True)
+        self._snapshot.append_temporary(_TABLE, rows)
 
     def differing(self) -> tuple[list[int], int]:
-        """The first offsets of rows that have other values than their record, and how many there are.
+        """Return the first offsets of rows whose values differ from their records', and how many there are.
 
-        A row differs also where its record, or a value of it, would be a reject: what stands there was rounded,
-        cut, or taken for what it is not. Forgets what was added so far. Rows and records that have no counterpart
-        are told by the comparison of offsets, and so is a row of another batch than the one that covers it.
+        A row also differs if its record would be a reject: its values were rounded, truncated or misread. Forgets the
+        records that were added. The comparison of offsets reports rows and records without a counterpart, and rows of
+        another batch than the one that covers them.
         """
         if self._window is None:
             return [], 0
-        found = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
-        with self._results.cursor() as cursor:
-            cursor.execute(sql.SQL("truncate {}").format(_EXPECTED).as_string(self._connection))
+        rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
+        self._snapshot.execute(sql.SQL("truncate {}").format(_EXPECTED))
         self._refused.clear()
         self._window = None
-        return [row[0] for row in found], found[0][1] if found else 0
+        return [row[0] for row in rows], rows[0][1] if rows else 0
 
     def _differing(self, window: "_Window") -> sql.Composable:
-        """The query for the offsets of rows that differ.
+        """Return a query for the offsets of rows that differ.
 
-        The window's bounds let Postgres find its rows by an index, where there is one.
+        The window's bounds let Postgres use an index, if there is one.
         """
         lineage_table = self._pipeline.sink.lineage_table.identifier
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
-        types = self._types(lineage_table)
+        types = self._snapshot.types_of(lineage_table)
         return sql.SQL(
-            # Materialized: what a rejected record holds may have no cast.
+            # Materialized, because a cast of a rejected record's values may fail.
             "with e as materialized "
             "(select *, {is_unstorable} as {unstorable} from {expected} e where {not_rejected}) "
             "select e.kafka_offset from e join {lineage_table} t on t.kafka_offset = e.kafka_offset "
             "and t.batch_id = e.{batch} where {in_window} "
-            "and case when e.{unstorable} then true else record_image_ne(row({made}), row({found})) end "
+            "and case when e.{unstorable} then true "
+            "else record_image_ne(row({expected_values}), row({actual_values})) end "
             "{refused}"
         ).format(
             is_unstorable=self._is_unstorable,
@@ -146,15 +145,15 @@ class ExpectedValues:
             lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
             in_window=window.has("t"),
-            made=sql.SQL(", ").join(
+            expected_values=sql.SQL(", ").join(
                 sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
             ),
-            found=column_list(names, of="t"),
+            actual_values=column_list(names, of="t"),
             refused=self._rows_of_refused(lineage_table, window),
         )
 
     def differing_batches(self, whole: Sequence[int]) -> int:
-        """How many rows these batches have that their records do not give, or the other way round.
+        """Return how many rows of these batches differ from those that their records give.
 
         For a sink whose rows do not name their records. All records of these batches have been added.
         """
@@ -162,7 +161,11 @@ class ExpectedValues:
         batch = sql.Identifier(_BATCH)
         batch_ids = sql.SQL("{}::bigint[]").format(sql.Literal(list(whole)))
         comparison = sink.compare_batches(
-            sql.SQL("e"), batch, self._columns, self._types(sink.lineage_table.identifier), batch_ids
+            sql.SQL("e"),
+            batch,
+            self._columns,
+            self._snapshot.types_of(sink.lineage_table.identifier),
+            batch_ids,
         )
         if comparison is None:
             return 0
@@ -181,13 +184,13 @@ class ExpectedValues:
         return int(self._fetch(query)[0][0])
 
     def _unstorable(self, cursor: Cursor) -> list[sql.Composable]:
-        """The conditions of records whose values the columns cannot hold as they are."""
+        """Return conditions for records whose values the columns cannot hold unchanged."""
         columns = self._pipeline.value.columns
         rules = self._pipeline.sink.reject_rules(cursor, columns, batch_id=0)
         return [sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules]
 
     def _rows_of_refused(self, lineage_table: sql.Composable, window: "_Window") -> sql.Composable:
-        """A further query, for the rows of records that are rejects."""
+        """Return another part of the query, for the rows of records that are rejects."""
         if not self._refused:
             return sql.SQL("")
         offsets, batches = zip(*self._refused, strict=True)
@@ -201,21 +204,12 @@ class ExpectedValues:
             batches=sql.Literal(list(batches)),
         )
 
-    def _types(self, table: sql.Composable) -> dict[str, str]:
-        query = sql.SQL(
-            "select attname, format_type(atttypid, atttypmod) from pg_attribute "
-            "where attrelid = {}::regclass and attnum > 0 and $1 <> '' and not attisdropped"
-        ).format(sql.Literal(table.as_string(self._connection)))
-        return dict(self._fetch(query))
-
     def _fetch(self, query: sql.Composable) -> list[tuple[Any, ...]]:
-        """The rows of a query whose first parameter is the pipeline's name."""
-        with self._results.cursor() as cursor:
-            # Of tables without statistics Postgres expects few rows, and would loop over all of them for each row.
-            cursor.execute("set local enable_nestloop = off")
-            cursor.execute(query.as_string(self._connection), (self._pipeline.name,))
-            rows = list(cursor.fetchall())
-            cursor.execute("set local enable_nestloop = on")
+        """Return the rows of a query whose parameter is the pipeline's name."""
+        # Postgres expects few rows in tables without statistics, and would loop over all of them for each row.
+        self._snapshot.execute(sql.SQL("set local enable_nestloop = off"))
+        rows = self._snapshot.rows(query, self._pipeline.name)
+        self._snapshot.execute(sql.SQL("set local enable_nestloop = on"))
         return rows
 
 
@@ -229,7 +223,7 @@ class _Window:
     last: int
 
     def has(self, row: str) -> sql.Composable:
-        """Whether a row of the lineage table lies in it."""
+        """Return a condition for rows of the lineage table in this window."""
         return sql.SQL(
             "{row}.kafka_topic = {topic} and {row}.kafka_partition = {partition} "
             "and {row}.kafka_offset between {first} and {last}"
@@ -242,31 +236,31 @@ class _Window:
         )
 
 
-class _Beside:
-    """What records have beside their values."""
+class _MessageParts:
+    """Keys, headers and timestamps of records."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
 
     def keys(self) -> pa.BinaryArray:
         """Key bytes; null for a null key."""
-        return pa.array([each.key() for each in self._messages], pa.binary())
+        return pa.array([message.key() for message in self._messages], pa.binary())
 
     def headers(self) -> list[Any]:
-        """For each record its headers, as read_headers() gives them."""
+        """Headers of each record, as read_headers() returns them."""
         return read_headers(self._messages)
 
     def timestamps(self) -> pa.TimestampArray:
-        """Kafka's timestamps, in milliseconds UTC; null where the record has none (-1), or one that does not fit
-        Postgres in microseconds."""
-        told = [each.timestamp() for each in self._messages]
+        """Kafka's timestamps, in milliseconds UTC; null for a record without one (-1), and for a timestamp that
+        Postgres cannot store in microseconds."""
+        timestamps = [message.timestamp() for message in self._messages]
         unset = np.array(
             [
                 kind == 0 or ms == -1 or not EARLIEST_TIMESTAMP_MS <= ms <= LATEST_TIMESTAMP_MS
-                for kind, ms in told
+                for kind, ms in timestamps
             ],
             bool,
         )
         return pa.array(
-            np.array([ms for _, ms in told], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
+            np.array([ms for _, ms in timestamps], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
         )
