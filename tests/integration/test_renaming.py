@@ -182,7 +182,7 @@ def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(
     for each, name in ((world, "other"), (other, world.pipeline.name)):
         found = each.audit()
         assert findings(found) == {}
-        (note,) = found.notes
+        (note,) = found.target.notes
         assert f"pipeline {name!r} also has 10 of these offsets in the same target, from 0 on, which" in note
     world.execute("update exactbatch.pipeline set shares_topics = false")
     assert findings(world.audit()) == findings(other.audit()) == {"doubled": (10, [])}
