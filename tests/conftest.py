@@ -14,6 +14,7 @@ import hypothesis
 import psycopg2
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from psycopg2.extensions import make_dsn
 from xdist.scheduler.loadfile import LoadFileScheduling
 
 from exactbatch import Append, Json, Pipeline
@@ -112,7 +113,7 @@ def admin(stack: LocalStack) -> AdminClient:
 
 @pytest.fixture
 def make_topic(make_topic_once: Callable[..., Topic]) -> Callable[..., Topic]:
-    """Create a topic with a name of its own: make_topic(partitions=4, **config)."""
+    """Create a topic with a unique name: make_topic(partitions=4, **config)."""
     return make_topic_once
 
 
@@ -130,24 +131,38 @@ def make_topic_once(stack: LocalStack, admin: AdminClient) -> Callable[..., Topi
     return make
 
 
+@pytest.fixture(scope="session")
+def ledger_template(stack: LocalStack) -> str:
+    """The name of a database with a ledger. To copy it takes less time than to run all migrations."""
+    _execute(stack.postgres_dsn, "create database ledger_template")
+    connection = connect(
+        make_dsn(stack.postgres_dsn, dbname="ledger_template"), application="tests", timeout=10
+    )
+    migrate(connection)
+    connection.close()
+    return "ledger_template"
+
+
 @pytest.fixture
-def database(stack: LocalStack) -> Iterator[str]:
-    """The connection string of an empty database of this test."""
+def database(stack: LocalStack, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The connection string of a database of this test: empty, or with a ledger if the test asks for `connection`."""
     name = f"d{uuid.uuid4().hex[:12]}"
-    _execute(stack.postgres_dsn, f"create database {name}")
-    yield psycopg2.extensions.make_dsn(stack.postgres_dsn, dbname=name)
+    with_ledger = "connection" in request.fixturenames
+    template = f" template {request.getfixturevalue('ledger_template')}" if with_ledger else ""
+    _execute(stack.postgres_dsn, f"create database {name}{template}")
+    yield make_dsn(stack.postgres_dsn, dbname=name)
     _execute(stack.postgres_dsn, f"drop database if exists {name} with (force)")
 
 
 @pytest.fixture
 def settings(stack: LocalStack, database: str) -> Settings:
-    """Where the test's broker and database are."""
+    """Settings for the test's broker and database."""
     return Settings(kafka=dict(stack.kafka_properties), postgres=database)
 
 
 @pytest.fixture
 def kafka_log(settings: Settings) -> KafkaBroker:
-    """What the test's broker says."""
+    """The test's broker."""
     return KafkaBroker(settings.kafka, settle=1)
 
 

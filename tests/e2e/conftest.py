@@ -25,7 +25,7 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every driver writes Spark's event log."""
+    """The folder for the event logs of all drivers."""
     return tmp_path_factory.mktemp("events")
 
 

@@ -1,4 +1,4 @@
-"""Whether the end is exact: the producers' account against the log, the ledger, the auditor and the targets."""
+"""Compare the producers' account with the log, the ledger, the auditor and the targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _COUNTS = ("records", "rows", "rejected", "tombstones", "dropped")
 
 @dataclass(frozen=True)
 class Accounted:
-    """What became of a pipeline's records; of a transform, `rows` are records that have rows."""
+    """The outcomes of a pipeline's records; for a transform, `rows` counts records that have rows."""
 
     produced: int
     rows: int

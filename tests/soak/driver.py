@@ -1,4 +1,4 @@
-"""A driver of the soak: a process with one Spark session that does batch after batch, as it is told.
+"""A driver of the soak: a process with one Spark session that processes batch after batch on request.
 
 Orders come as JSON lines on standard input, {"pipeline", "batch_id", "failpoints"}; how each ended goes to the
 file descriptor that is the only argument, and what is logged to standard error.
@@ -65,7 +65,7 @@ def _process(spark: SparkSession, settings: Settings, order: dict[str, Any]) -> 
 
 
 def _has_jvm(spark: SparkSession) -> bool:
-    """Whether the JVM answers: a driver in production ends with its batch, and so does this one without it."""
+    """True if the JVM answers. A driver in production ends with its batch; this one ends without its JVM."""
     try:
         spark.sparkContext._jsc.version()
     except (Py4JError, OSError):

@@ -64,7 +64,7 @@ class Driver:
             self._process.stdin.flush()
 
     def outcome(self, timeout: float) -> dict[str, Any] | None:
-        """What it says next; nothing yet: None; {"died": status} once it has ended."""
+        """Return its next outcome; None if there is none yet; {"died": status} once it has ended."""
         if b"\n" not in self._buffer:
             if not select.select([self._outcomes], [], [], timeout)[0]:
                 return None
@@ -80,7 +80,7 @@ class Driver:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether SIGSTOP holds it."""
+        """True if SIGSTOP holds it."""
         with suppress(psutil.NoSuchProcess):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False

@@ -107,7 +107,7 @@ class Faults:
 
     @property
     def _come(self) -> int:
-        """How many faults have come, or wait for a batch."""
+        """Return the number of faults that have occurred or wait for a batch."""
         with self._work.lock:
             return self._work.faults.total() + len(self._work.armed)
 
@@ -143,7 +143,7 @@ class Faults:
             time.sleep(0.02)
 
     def _postgres_stop(self) -> None:
-        """As `pg_ctl stop -m immediate`."""
+        """Stop Postgres as `pg_ctl stop -m immediate` does."""
         pid = self._stack.postgres.pid
         assert pid is not None
         hurt = self._work.hurt_running()

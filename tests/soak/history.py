@@ -1,4 +1,4 @@
-"""Whether a soak's drivers did their work: what its history says, without any server.
+"""Check from a soak's history, without servers, that its drivers did their work.
 
 A soak whose end is exact may still have tested little: a driver that does nothing but fail meets no fault.
 """
@@ -57,7 +57,7 @@ Event = Fault | Started | Committed | Failed
 
 
 def troubles(events: Sequence[Event], *, slots: int, began: float, ended: float) -> list[str]:
-    """What is wrong with a soak that ran from one time to another: nothing, or one line for each trouble."""
+    """Return one line for each problem of a soak that ran from one time to another."""
     return [*_quiet(events, slots, began, ended), *_repeated(events, began)]
 
 
@@ -91,7 +91,7 @@ def _repeated(events: Sequence[Event], began: float) -> Iterator[str]:
 
 
 def _covered(spans: Sequence[tuple[float, float]], since: float, until: float) -> float:
-    """How much of the time between the two is in any of the spans, seconds."""
+    """Return how many seconds between the two times are in any of the spans."""
     covered, reached = 0.0, since
     for start, end in sorted(spans):
         start, end = max(start, reached), min(end, until)

@@ -1,4 +1,4 @@
-"""What the soak writes to the log, and its own account of that: what the program is measured against.
+"""The soak's producers, and their account of the log, which everything else is compared with.
 
 Two producers never stop, through every death of the broker: an idempotent one, and a transactional one that
 now and then aborts, or leaves its transaction open for a while.
@@ -44,7 +44,7 @@ class Sent:
 
 @dataclass
 class Account:
-    """What was produced, by what became of it. `unknown` is what only the log can tell."""
+    """The produced records, by outcome. Only the log can tell the outcome of `unknown` ones."""
 
     committed: list[Sent] = field(default_factory=list)
     aborted: int = 0
@@ -59,7 +59,7 @@ class Account:
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many committed records there are of each kind."""
+        """Count the committed records of each kind."""
         return Counter(
             "tombstones" if r.value is None else "bad records" if is_rejected(r) else "events"
             for r in (each.record for each in self.committed)

@@ -44,7 +44,7 @@ _TIMES: Final = 5
 
 @dataclass
 class Report:
-    """What a run did, and how it ended: `failure` is None where everything is exact."""
+    """The result of a run; `failure` is None if everything is exact."""
 
     seed: int
     seconds: float = 0.0
@@ -128,7 +128,7 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 class Soak:
-    """A run in a stack of its own, which is kept where the run fails."""
+    """A run on a separate stack, which is kept if the run fails."""
 
     def __init__(
         self, home: Path, name: str, *, seed: int, seconds: float, rate: int, every: float = EVERY_S
@@ -215,7 +215,7 @@ class Soak:
             )
 
     def _log_to(self, file: Path) -> None:
-        """What the clients in this process have to say of dead servers goes where the drivers' logs are."""
+        """Log the errors of this process's clients next to the drivers' logs."""
         handler = logging.FileHandler(file)
         handler.setFormatter(
             logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s")
@@ -314,7 +314,7 @@ def _prepare(settings: Settings) -> None:
 
 
 def _batches(dsn: str) -> dict[tuple[str, str], int]:
-    """How many batches the ledger has by kind and status."""
+    """Count the ledger's batches by kind and status."""
     with closing(connect(dsn, application="soak")) as connection, transaction(connection) as cursor:
         cursor.execute("select kind, status, count(*) as n from exactbatch.batch group by 1, 2 order by 1, 2")
         found: list[Any] = cursor.fetchall()

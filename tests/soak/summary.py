@@ -6,7 +6,7 @@ from soak.run import Report
 
 
 def table(report: Report) -> Table:
-    """What a run did."""
+    """Render the result of a run."""
     shown = Table("", "", box=None, show_header=False, title=f"seed {report.seed}", title_justify="left")
     account = report.account
     shown.add_row("minutes", f"{report.seconds / 60:.1f}")

@@ -55,12 +55,12 @@ class Job:
 
     @property
     def by_range(self) -> bool:
-        """Whether its ranges are committed one by one."""
+        """True if its ranges are committed one by one."""
         return self.pipeline.commit == "partition" and self.kind == "advance"
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Where its driver can fail."""
+        """Return the failpoints of its driver."""
         if self.by_range:
             return (
                 "job.before_ranges",
@@ -73,12 +73,12 @@ class Job:
 
     @property
     def executor_moments(self) -> tuple[str, ...]:
-        """Where a Python worker of it can fail."""
+        """Return the failpoints of its Python workers."""
         return RANGES_ON_EXECUTORS if self.by_range else ON_EXECUTORS
 
 
 class Work:
-    """What the slots have in common: batches to process, faults that wait for a batch, and what was counted."""
+    """The state that slots share: batches to process, faults that wait for a batch, and counters."""
 
     def __init__(
         self, settings: Settings, folder: Path, seed: int, failed: Callable[[BaseException], None]
@@ -313,7 +313,7 @@ class Slot:
             self.work.history.append(Started(began, time.monotonic(), self.number))
 
     def _wait(self, job: Job, fault: str | None) -> dict[str, Any]:
-        """How the batch ended. A driver that stops itself gets a retry beside it, and then goes on."""
+        """Return how the batch ended. A driver that stops itself continues after a second attempt of its batch."""
         assert self.driver is not None
         if fault == "kill":
             self.driver.doomed = True
@@ -403,7 +403,7 @@ class Slot:
             self.work.pending.append(job)
 
     def _replace_driver(self) -> None:
-        """What the old one started may live on for a while, as it would elsewhere."""
+        """Replace the driver; the processes that the old one started may live on for a while, as in production."""
         assert self.driver is not None
         self._old.append(self.driver)
         self.driver = None

@@ -92,7 +92,7 @@ class AuditedTarget:
 
 
 def findings(found: AuditReport) -> dict[str, tuple[int, list[int]]]:
-    """What is wrong, by its kind: how many offsets, and the first of them."""
+    """Return the findings by kind: the number of offsets, and the first of them."""
     first = {
         kind: finding.first for partition in found.partitions for kind, finding in partition.findings.items()
     }

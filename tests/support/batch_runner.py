@@ -89,7 +89,7 @@ class BatchRunner:
             return sorted(Ledger(self.connection).staging_tables())
 
     def everything(self, pipeline: Pipeline) -> dict[str, Any]:
-        """What a batch may change, but for its own row."""
+        """Return everything that a batch can change, except its own row."""
         table = pipeline.sink.table.as_string(self.connection)
         exists = self.rows("select to_regclass(%s) is not null", table) == [(True,)]
         with transaction(self.connection):

@@ -1,4 +1,4 @@
-"""Certificates of the tests: an authority of their own, and what it issues, as PEM files."""
+"""A certificate authority for the tests, and the certificates that it issues, as PEM files."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta

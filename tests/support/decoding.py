@@ -30,7 +30,7 @@ def rows(format_: Format, *values: bytes | None) -> list[dict[str, Any]]:
 
 
 def value_of(type_: str, written: str) -> Any:
-    """What a field of a JSON object becomes in a column of a type."""
+    """Decode one field of a JSON object into a column of a type."""
     [row] = rows(Json(f"a {type_}"), b'{"a":%s}' % written.encode())
     return row["a"]
 

@@ -1,4 +1,4 @@
-"""Where the tests run: folders, the short or the long form, and the seed of whatever is random."""
+"""The environment of a test run: folders, the short or the long form, and the seed."""
 
 import os
 import secrets

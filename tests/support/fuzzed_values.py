@@ -188,7 +188,7 @@ class Fuzzer:
         ]
 
     def values(self, count: int, *, fuzzed: float, long: int) -> Iterator[bytes | None]:
-        """So many values, of which about a share is fuzzed, some are 900 kB long, and one in a hundred is null."""
+        """Yield values: about a given share is fuzzed, some are 900 kB long, and one in a hundred is null."""
         at = set(self._random.sample(range(count), long))
         last = b"{}"
         for number in range(count):

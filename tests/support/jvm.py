@@ -1,4 +1,4 @@
-"""How the tests start JVMs: there are more than a hundred of them, and most live for seconds.
+"""Options that start JVMs quickly: the tests start more than a hundred, and most live for seconds.
 
 C1 alone compiles them, and their classes come from an archive in `home`. Whoever asks first makes it: 15 s and
 110 MB for Spark, 10 s and 51 MB for Kafka. A driver's JVM then takes 5 CPU seconds instead of 8 until its batch is

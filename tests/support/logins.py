@@ -1,4 +1,4 @@
-"""Logins that Postgres asks for a password: the tests' server trusts everybody else."""
+"""Logins that need a password: the tests' Postgres trusts everybody else."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -12,7 +12,7 @@ from exactbatch.local.ports import HOST
 
 @contextmanager
 def asked_for_password(stack: LocalStack, dsn: str, login: str, password: str) -> Iterator[None]:
-    """A superuser that has to log in with a password; what it owns in the database of `dsn` goes with it."""
+    """Create a superuser that must log in with a password; drop it at the end, with everything that it owns."""
     hba = stack.postgres.data_dir / "pg_hba.conf"
     before = hba.read_text()
     role = sql.Identifier(login)

@@ -11,7 +11,7 @@ from support.batch_runner import BatchRunner
 
 
 def committed(world: BatchRunner, batch_id: int) -> list[tuple[Any, ...]]:
-    """What the ledger has of each range of a batch."""
+    """Return the counts that the ledger has for each range of a batch."""
     return world.rows(
         "select partition, records, rows, rejected, tombstones from exactbatch.batch_range "
         "where batch_id = %s order by partition",
@@ -20,7 +20,7 @@ def committed(world: BatchRunner, batch_id: int) -> list[tuple[Any, ...]]:
 
 
 def task_of(world: BatchRunner, pipeline: Pipeline, batch_id: int, partition: int = 0) -> RangeTask:
-    """What the driver gives an executor."""
+    """Return the task that the driver gives an executor."""
     with transaction(world.connection):
         ledger = Ledger(world.connection)
         (range_,) = (each for each in ledger.ranges(batch_id) if each.partition == partition)

@@ -1,4 +1,4 @@
-"""What the targets must hold, computed from the log by a plain program that shares no code with the sinks."""
+"""Compute from the log what the targets must hold, without any code of the sinks."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -68,7 +68,7 @@ class Event:
 
     @property
     def row(self) -> Row:
-        """As a target has it."""
+        """Return its values as a target holds them."""
         return (self.id, self.carrier, self.at, self.delay, self.version)
 
 
@@ -102,7 +102,7 @@ def _text(value: Any) -> str | None:
 
 
 def is_rejected(record: LogRecord) -> bool:
-    """Whether the record is neither an event nor a null value."""
+    """True if the record is neither an event nor a null value."""
     return record.value is not None and decode(record) is None
 
 

@@ -24,7 +24,7 @@ class Deployment:
     kafka: dict[str, Any]
 
     def settings(self, role: str) -> Settings:
-        """Where the servers are, for a login in a role."""
+        """Return the settings for a login in a role."""
         return Settings(kafka=self.kafka, postgres=make_dsn(self.superuser, user=f"test_{role}"))
 
     def execute(self, statement: str, role: str | None = None) -> int:

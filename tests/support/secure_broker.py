@@ -28,7 +28,7 @@ MECHANISMS: Final = {
 
 
 class SecureBroker:
-    """How clients reach the listeners of a broker."""
+    """Client properties for the listeners of a broker."""
 
     def __init__(self, stack: LocalStack, ports: Mapping[str, int], authority: Authority) -> None:
         self._stack, self._ports, self._authority = stack, ports, authority
@@ -76,7 +76,7 @@ class SecureBroker:
 
 @contextmanager
 def secure_broker(home: Path, name: str, authority: Authority) -> Iterator[SecureBroker]:
-    """A broker of its own with these listeners, and with a password of USER for each mechanism."""
+    """Run a separate broker with these listeners, and with a password of USER for each mechanism."""
     stack = LocalStack(home, name=name)
     try:
         stack.broker.configure({}, None)

@@ -141,7 +141,7 @@ class Call:
 
 
 def builtin(spark: Any) -> list[Any]:
-    """What Spark says of each of its functions, by name."""
+    """Return Spark's description of each of its functions, by name."""
     utils = spark._jvm.org.apache.spark.sql.api.python.PythonSQLUtils
     infos = {each.getName(): each for each in utils.listBuiltinFunctionInfos()}
     return [infos[name] for name in sorted(infos)]

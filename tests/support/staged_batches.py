@@ -70,7 +70,7 @@ class Batches:
         return self.process(batch_id, meanwhile)
 
     def process(self, batch_id: int, meanwhile: Callable[[], Any] | None = None) -> Published:
-        """As process_batch() does, but for reading."""
+        """Process a batch as process_batch() does, without reading from Kafka."""
         self.launches += 1
         sink, tables = self.pipeline.sink, StagingTables(batch_id, self.launches)
         with transaction(self.connection) as cursor:

@@ -1,4 +1,4 @@
-"""What one JSON value gives, by plain Python: a row, a reject or a tombstone.
+"""Decode one JSON value in plain Python, to a row, a reject or a tombstone.
 
 It shares no code with what it is compared with, and looks at one value at a time. A value of a row is what
 Postgres shows for the column by the expression in SHOWN.
@@ -257,7 +257,7 @@ def shown(number: Decimal) -> str:
 
 
 def canonical(field: Any) -> str:
-    """What jsonb makes of a field, with the keys in order; the same of equal ones."""
+    """Return a field as jsonb stores it, with ordered keys, so that equal values are the same."""
     return json.dumps(_plain(field), sort_keys=True)
 
 
@@ -275,7 +275,7 @@ def _plain(field: Any) -> Any:
 
 
 def as_expected(type_: str, shown_: str | None) -> str | None:
-    """What Postgres shows of a column, in the form of this module."""
+    """Convert a column's value, as Postgres shows it, to the form of this module."""
     if shown_ is None:
         return None
     match type_:

@@ -14,7 +14,7 @@ _REFUSAL: Final = b"SFATAL\0C28000\0Mexpected TLS, found a plain connection\0\0"
 
 
 class TlsProxy:
-    """Listens on a port of its own with a certificate and forwards what it decrypts to a server without TLS.
+    """Listen with a certificate, and forward what arrives, decrypted, to a server without TLS.
 
     `applications` are the application names of the connections that came by TLS, in their order; `plain`
     counts those that came without.

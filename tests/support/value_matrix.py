@@ -336,12 +336,12 @@ AS_TEXT_ARRAYS = tuple(
 
 
 class Wrong(Exception):
-    """What must not be: another value, a row that is in no count, or an error that names nothing."""
+    """A violation: another value, a row that no count includes, or an error that names nothing."""
 
 
 @dataclass
 class Result:
-    """What became of a source's values in a kind of column."""
+    """The outcomes of a source's values in a kind of column."""
 
     refused: str | None = None
     is_checked: bool = True
@@ -521,7 +521,7 @@ class Matrix:
 
 
 def same(source: Source, kind: Kind, value: Any, stored: Any) -> bool:
-    """Whether the stored text says what the record says."""
+    """True if the stored text means the same as the record's text."""
     if value is None or stored is None:
         return value is None and stored is None
     if source.column.element is not None:
@@ -568,7 +568,7 @@ def _is_float(kind: Kind) -> bool:
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many pairs and values there were, and what became of them."""
+    """Count pairs and values, and their outcomes."""
     pairs = Counter(each.word for each in results)
     exact = sum(each.exact for each in results)
     rejected = sum(len(each.rejected) for each in results)

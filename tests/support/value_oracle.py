@@ -1,4 +1,4 @@
-"""What a text says, read without Postgres and the program: by Python's integers, decimals and fractions."""
+"""Read texts without Postgres and exactbatch, with Python's integers, decimals and fractions."""
 
 import ipaddress
 import json
@@ -86,7 +86,7 @@ def clock(text: str) -> Fraction:
 
 
 def offset(text: str) -> tuple[str, int]:
-    """What stands before an offset, and the offset in seconds."""
+    """Split a text into the part before its offset, and the offset in seconds."""
     match = re.fullmatch(r"(.*?)(?:([zZ])|([+-])(\d\d)(?::?(\d\d)(?::(\d\d))?)?)", text)
     if match is None:
         raise ValueError(text)
@@ -227,7 +227,7 @@ def padded(length: int) -> Callable[[str], Meaning]:
 
 
 def text(text: str) -> Meaning:
-    """Whatever it is, to the last character."""
+    """Return the text unchanged."""
     return text
 
 

@@ -34,7 +34,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
 
 
 class NoSpark:
-    """What a batch asks of Spark, beside its executors."""
+    """The part of a Spark session that a batch uses apart from executors."""
 
     class sparkContext:
         """Its context."""
@@ -43,7 +43,7 @@ class NoSpark:
 
 
 def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str) -> list[Any]:
-    """As on_executors(), but here, and once: Spark's other tries would meet no error any more."""
+    """Replace on_executors(): run the tasks in this process, once, because further attempts would meet no error."""
     outcomes = []
     for attempt, task in enumerate(tasks):
         try:
@@ -55,7 +55,7 @@ def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str
 
 
 def read_once(read_range: Callable[..., Any]) -> Callable[..., Any]:
-    """As read_range(), but Kafka is asked once for each range."""
+    """Wrap read_range(), so that each range is read from Kafka once."""
     read: dict[Any, list[Any]] = {}
 
     def cached(range_: Any, *arguments: Any, **named: Any) -> Iterator[Any]:
@@ -67,7 +67,7 @@ def read_once(read_range: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KnownIds:
-    """As KafkaBroker, for what a batch asks of it; Kafka is asked once."""
+    """A KafkaBroker for batches, which asks Kafka once."""
 
     ids: ClassVar[dict[tuple[str, ...], Any]] = {}
 
@@ -87,7 +87,7 @@ class KnownIds:
 
 @dataclass
 class AnsweredBatches:
-    """A pipeline behind the proxy, beside a connection that is not."""
+    """A pipeline behind the proxy, and a connection that bypasses the proxy."""
 
     answers: Answers
     pipeline: Pipeline
@@ -142,7 +142,7 @@ class AnsweredBatches:
         return seen
 
     def through(self, what: Callable[[Any], Any]) -> Any:
-        """Do something on a connection of its own behind the proxy, as a command does."""
+        """Call `what` with a new connection behind the proxy, as a command does."""
         with closing(connect(self.settings.postgres, application="exactbatch cli", timeout=10)) as connection:
             check_schema(connection)
             return what(connection)
@@ -167,7 +167,7 @@ def process_replay(case: AnsweredBatches) -> Any:
 
 
 def outcome(work: Callable[[], Any]) -> ExactbatchError | None:
-    """How it ends for whoever runs a command or a task."""
+    """Return the error that a command or a task would end with, or None."""
     try:
         with all_errors_own():
             work()

@@ -173,7 +173,7 @@ class _Link:
         return answer + _message(type_, payload)
 
     def _close(self) -> None:
-        """End both ways; whoever is the second of the two to end closes the sockets."""
+        """End both directions; the second one to end closes the sockets."""
         for each in (self.client, self.server):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)

@@ -38,7 +38,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
 
 
 class Case:
-    """A pipeline with one planned batch, and what the server is asked beside it."""
+    """A pipeline with records to process, and queries on its database."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Case:
         self.produce()
 
     def produce(self) -> None:
-        """As many records as ever, with the same ids, in two partitions."""
+        """Append the same number of records with the same ids again, in two partitions."""
         for partition in (0, 1):
             self.topic.produce(*map(self.value, range(partition, self.records, 2)), partition=partition)
         self.sent += self.records
@@ -116,7 +116,7 @@ class Case:
         return str(caught.value)
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """What a query gives, on a connection of its own."""
+        """Return the rows of a query, on a new connection."""
         with closing(psycopg2.connect(self.dsn)) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())

@@ -1,4 +1,4 @@
-"""Drivers as processes of their own, which a test may kill, stop and hold."""
+"""Drivers as separate processes, which a test can kill, stop and hold."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SECRET: Final = "s3cret-that-nobody-may-see"
 
 
 class Driver:
-    """`python process_batch.py` in a session of its own; what it prints is in `log`."""
+    """`python process_batch.py` in a separate process session, with its output in `log`."""
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
         self._log = log
@@ -50,7 +50,7 @@ class Driver:
 
     @property
     def output(self) -> str:
-        """What was printed so far."""
+        """Return everything printed so far."""
         return self._log.read_text(errors="replace")
 
     def wait(self, timeout: float = 120) -> int:
@@ -149,7 +149,7 @@ class BatchLauncher:
             return Ledger(self.connection).batch(batch_id)
 
     def rows(self, pipeline: Pipeline, columns: str = "id") -> list[tuple[Any, ...]]:
-        """What the target holds; nothing where it does not exist yet."""
+        """Return the rows of the target; none if it does not exist yet."""
         table = pipeline.sink.table.as_string(self.connection)
         with transaction(self.connection) as cursor:
             cursor.execute("select to_regclass(%s) is null", (table,))
@@ -159,7 +159,7 @@ class BatchLauncher:
             return [tuple(row) for row in cursor.fetchall()]
 
     def staged(self) -> int:
-        """How many rows all staging tables hold."""
+        """Return the number of rows in all staging tables."""
         with transaction(self.connection) as cursor:
             tables = [each for each in Ledger(self.connection).staging_tables() if each.endswith("_rows")]
             total = 0

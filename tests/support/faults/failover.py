@@ -55,7 +55,7 @@ _TIMEOUT: Final = 120.0  # seconds
 
 @dataclass(frozen=True)
 class Promotion:
-    """What one promotion took back: `lost` batches that were committed, with `read_again` records."""
+    """The result of one promotion: it lost `lost` committed batches with `read_again` records."""
 
     sink: str
     synchronous: bool
@@ -67,7 +67,7 @@ class Promotion:
 
 
 class Life:
-    """A pipeline on a pair of servers, and what its drivers were told."""
+    """A pipeline on a pair of servers, and the batches that its drivers saw committed."""
 
     def __init__(self, spark: Any, pair: Pair, topic: Topic, folder: Path, sink: str) -> None:
         pair.ask(f"create database {topic.name}")
@@ -78,13 +78,13 @@ class Life:
         self._number = 0
 
     def moments(self, kind: str) -> tuple[str, ...]:
-        """Where a promotion can meet a batch."""
+        """Return the moments at which a promotion can meet a batch."""
         if kind == "replay":
             return (*PLANNING, *REPLAYED, ANY_TIME)
         return (*PLANNING, *(BY_RANGE if self.pipeline.commit == "partition" else STAGED), ANY_TIME)
 
     def plan(self, kind: str = "advance") -> Batch | None:
-        """What plan_batch does: its number and its plan go into XCom. A replay is of all there is."""
+        """Plan, as the task plan_batch does. A replay covers everything."""
         kafka = KafkaBroker(self.case.settings.kafka)
         with closing(connect(self.case.dsn, application="tests")) as connection:
             if kind == "advance":
@@ -103,14 +103,14 @@ class Life:
                 return Ledger(connection).batch(batch_id)
 
     def process(self, batch: Batch) -> Published:
-        """What process_batch does."""
+        """Process, as the task process_batch does."""
         number, settings = batch.batch_id, self.case.settings
         published = process_batch(self.spark, self.pipeline, number, settings, batch.plan_id)
         self._told.append(published.batch)
         return published
 
     def retried(self, batch: Batch) -> str:
-        """What Airflow's retries do; how they end."""
+        """Retry, as Airflow does; return how it ended."""
         deadline = time.monotonic() + _TIMEOUT
         while time.monotonic() < deadline:
             try:
@@ -176,7 +176,7 @@ class Life:
         return Promotion(self.sink, synchronous, kind, moment, len(gone), again, ended)
 
     def gone(self) -> list[Batch]:
-        """Batches that a driver was told are committed, and that are not."""
+        """Return the batches that a driver saw committed and that are not committed any more."""
         query = "select plan_id::text from exactbatch.batch where status = 'committed'"
         committed = {plan_id for (plan_id,) in self.case.rows(query)}
         return [each for each in self._told if str(each.plan_id) not in committed]
@@ -206,7 +206,7 @@ class Life:
         return self.case.folder / f"{self.pipeline.name}-{self._number}-{moment}"
 
     def _catch_up(self) -> None:
-        """What a scheduler does in time, and then the account."""
+        """Process everything, as a scheduler eventually does, and check the result."""
         while (batch := self.plan()) is not None:
             assert self.retried(batch) == "committed"
         self.assert_exact()
@@ -242,7 +242,7 @@ class Life:
 
 
 def _outcome(result: Callable[[], Any]) -> str:
-    """How something ended that nobody needs to try again; else nothing."""
+    """Return how a call ended if no retry is needed; otherwise an empty text."""
     try:
         found = result()
     except ExactbatchError as error:

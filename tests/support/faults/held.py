@@ -16,7 +16,7 @@ from support.waiting import wait_for
 
 
 class Engine(Protocol):
-    """What processes batches."""
+    """Something that processes batches."""
 
     def process(
         self, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str = "", action: str = ""

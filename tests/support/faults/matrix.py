@@ -33,7 +33,7 @@ class Moment:
 
     @property
     def title(self) -> str:
-        """How docs/evidence/faults.md names it."""
+        """Its name in docs/evidence/faults.md."""
         return f"{self.name}, replay" if self.replay else self.name
 
 
@@ -128,7 +128,7 @@ class Combination:
 
     @property
     def on_the_wire(self) -> Fault:
-        """What a proxy does."""
+        """Return the fault that a proxy injects."""
         if self.fault == NO_ANSWER:
             assert self.moment.commit is not None
             return DropCommitAnswer(self.moment.commit)

@@ -166,7 +166,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """Return the number of open connections."""
         return len(self._links)
 
     def inject(self, fault: Fault, *, when: bytes = b"", after: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What the combinations of the matrix happen to: one pipeline for each sink, on servers behind proxies."""
+"""The victims of the matrix: one pipeline for each sink, on servers behind proxies."""
 
 import gc
 import os
@@ -70,7 +70,7 @@ _WORK: Final = {
 
 
 class TryFailed(Exception):
-    """A try ended without success in a process of its own."""
+    """An attempt failed in a separate process."""
 
 
 class NotExact(AssertionError):
@@ -79,7 +79,7 @@ class NotExact(AssertionError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the try with the fault ended, and in how many seconds; the next one was exact."""
+    """How the attempt with the fault ended, and after how many seconds; the next attempt was exact."""
 
     first: str
     seconds: float
@@ -236,7 +236,7 @@ class Victims:
             yield  # the planner is in a fork of its own, and a driver a program of its own
 
     def _beside(self, combination: Combination, play: Play, batch_id: int | None) -> None:
-        """What happens while the try is held at its moment."""
+        """Restart a server, or launch the same batch again, while the attempt is held."""
         if combination.fault == RESTART:
             self._restart_postgres()
         elif combination.fault == BROKER:
@@ -283,7 +283,7 @@ class Victims:
         work: Callable[[], Any],
         beside: Callable[[], None],
     ) -> None:
-        """Do it in a process of its own, which the fault happens to."""
+        """Do the work in a separate process, which the fault happens to."""
         self._gates += 1
         gate, said = self._folder / f"gate-{self._gates}", self._folder / f"said-{self._gates}"
         child = os.fork()
@@ -354,7 +354,7 @@ class Victims:
                 raise NotExact(f"{combination}: the moment did not come")
 
     def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
-        """A driver with a JVM of its own."""
+        """Launch a driver with its own JVM."""
         world = drivers.BatchLauncher(self.spark, play.world.connection, play.world.settings, self._folder)
         action = _ACTIONS[combination.fault]
         driver = world.launch(

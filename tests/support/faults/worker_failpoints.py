@@ -1,4 +1,4 @@
-"""Work of an executor that acts at a failpoint. It is told in the task: another environment needs new workers."""
+"""Work of an executor with a failpoint. The task carries the action: a new environment would need new workers."""
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from exactbatch import failpoints
 
 @dataclass(frozen=True)
 class Acting:
-    """What the work does, but for what happens at the moment; the file `came` is there once that has come."""
+    """The work, with an action at a failpoint; the file `came` exists once the work has reached it."""
 
     work: Callable[..., Any]
     moment: str

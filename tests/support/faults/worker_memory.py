@@ -1,4 +1,4 @@
-"""The peak memory of an executor's Python process that works through one range, in a process of its own.
+"""The peak memory of an executor's Python process that works through one range, measured in a separate process.
 
 As a program: work on the task that comes by standard input, and print what was done and the peak.
 """
@@ -14,7 +14,7 @@ from support.environment import JOBS, TESTS
 
 
 def peak_of(work: Any, task: Any) -> tuple[Any, float]:
-    """What work(task, 1) returns in a process of its own, and that process's largest resident size, in MB."""
+    """Run work(task, 1) in a separate process; return its result and the process's largest resident size, in MB."""
     done = subprocess.run(
         [sys.executable, __file__],
         input=pickle.dumps((work, task)),
@@ -27,7 +27,7 @@ def peak_of(work: Any, task: Any) -> tuple[Any, float]:
 
 
 def each_in_turn(work: Any, tasks: Any, attempt: int) -> Any:
-    """What a Spark task does with the ranges it is given; return the first error, or the outcome of the last."""
+    """Process ranges as a Spark task does; return the first error, or the outcome of the last range."""
     for task in tasks:
         outcome = work(task, attempt)
         if isinstance(outcome, Exception):

@@ -16,7 +16,7 @@ def rows_of(cursor: Any, query: str) -> list[tuple[Any, ...]]:
 def results_of(
     log: FakeLog, model: Model, offsets: set[tuple[Key, int]]
 ) -> Iterator[tuple[tuple[Key, int, int], list[str] | None]]:
-    """What the batches made of the records at these offsets: rows, or None for a reject."""
+    """Yield what the batches made of the records at these offsets: rows, or None for a reject."""
     for key, offset in offsets:
         batch_id = model.owner.get(key, {}).get(offset)
         record = log.records[key][offset]

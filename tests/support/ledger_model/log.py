@@ -33,12 +33,12 @@ class Record:
         return T0 + timedelta(minutes=self.minute)
 
     def rows_by(self, program: int) -> int | None:
-        """How many rows a version of the program makes of it; None for a reject."""
+        """Return the number of rows that a version of the program makes of it; None for a reject."""
         return None if program < self.decoded_from else self.rows
 
 
 class FakeLog(KafkaBroker):
-    """What the broker would say. An offset without a record is a hole, as markers and compaction leave them."""
+    """A fake broker. An offset without a record is a hole, as markers and compaction leave them."""
 
     def __init__(self) -> None:
         super().__init__({}, settle=0)

@@ -182,7 +182,7 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- plans
 
     def _draw_crash(self, model: Model, data: st.DataObject) -> str | None:
-        """Where the planner ends; or else, now and then, a batch is published while the broker is asked."""
+        """Draw where the planner fails; sometimes, a batch is published while the planner asks the broker."""
         crash = data.draw(PLAN_CRASHES, label="crash")
         waiting = [each for each in model.launches if model.batches[each.tables.batch_id].status == "planned"]
         if crash is None and waiting and data.draw(st.booleans(), label="meanwhile"):
@@ -196,7 +196,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._planned("advance", model, found, model.advance(self.log), crash, limits=limits)
 
     def _process_what_is_new(self, model: Model, program: int) -> None:
-        """What happens on every ordinary day."""
+        """Plan, launch and publish without any fault."""
         batches = len(model.batches)
         self._advance(model, NO_LIMITS)
         if len(model.batches) > batches:
@@ -224,7 +224,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._planned(what, model, found, model.replay(self.log, request, seen=seen), crash)
 
     def _loss_during_batch(self, model: Model, data: st.DataObject) -> None:
-        """What its tasks have read is removed, all of it: no later plan has anything to supersede it with."""
+        """Remove all records of a batch that is under way: no later plan can supersede it."""
         self._move_log("records", data)
         self._advance(model, NO_LIMITS)
         waiting = [each for each in model.batches.values() if each.status == "planned"]
@@ -320,7 +320,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return T0 + timedelta(seconds=self.clock)
 
     def _draw_wish(self, model: Model, mine: ModelRun, data: st.DataObject) -> None:
-        """What a run asks for: to move forward, or a replay."""
+        """Draw the request of a run: an advance or a replay."""
         wish = data.draw(st.sampled_from(("forward", "backfill", "ranges", "window")), label="wish")
         mine.origin = {"forward": "schedule", "backfill": "backfill"}.get(wish, "manual")
         mine.request = None
@@ -390,7 +390,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.did(name, f"planned {expected.kind}" + (" of a clear" if expected.origin == "clear" else ""))
 
     def _follow(self, model: Model, expected: Expected) -> None:
-        """What planning stores although there is nothing to process: seeds, losses, and resolved times."""
+        """Apply what planning stores even if there is nothing to process: seeds, losses, and resolved times."""
         for key, head in expected.heads.items():
             model.began.setdefault(key, head)
             for offset in range(model.stored.get(key, head), head):
@@ -453,7 +453,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _stage(
         self, model: Model, batch: ModelBatch, program: int, *, noise: bool = False, damaged: bool = False
     ) -> Launch | None:
-        """What _load() and the tasks of a batch job do."""
+        """Stage a batch, as _load() and the tasks of a batch job do."""
         with transaction(self.connection):
             ledger = Ledger(self.connection)
             real = ledger.batch(batch.batch_id)

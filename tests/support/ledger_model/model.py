@@ -29,7 +29,7 @@ LOSS: Loss = "loss"
 
 @dataclass(repr=False)
 class ModelBatch:
-    """What the ledger must say of a batch; `program` is the one whose results were committed."""
+    """A batch as the ledger must have it; `program` is the version whose results were committed."""
 
     batch_id: int
     kind: str
@@ -80,7 +80,7 @@ class Launch:
 
 @dataclass
 class Expected:
-    """How planning must end: in an error, an earlier plan, nothing, or a new batch."""
+    """The required result of planning: an error, an earlier plan, nothing, or a new batch."""
 
     error: type[ExactbatchError] | None = None
     earlier: int | None = None
@@ -134,7 +134,7 @@ class Model:
         return expected
 
     def seen(self) -> tuple[dict[Key, int], set[int]]:
-        """Where the pipeline stands, and the batches that are committed."""
+        """Return the stored offsets and the committed batches."""
         return dict(self.stored), {
             each.batch_id for each in self.batches.values() if each.status == "committed"
         }
@@ -189,7 +189,7 @@ class Model:
     def _window(
         self, log: FakeLog, request: ReplayRequest, stored: Mapping[Key, int], expected: Expected
     ) -> tuple[set[tuple[Key, int]], bool, type[ExactbatchError] | None]:
-        """What was processed of a window; whether there is more of it; and the error over its beginning."""
+        """Return the processed part of a window, whether there is more of it, and the error over its beginning."""
         assert request.window is not None
         asked: set[tuple[Key, int]] = set()
         refused = beyond = False
@@ -249,7 +249,7 @@ class Model:
         return self.advance(log, origin=mine.origin)
 
     def publishable(self, batch: ModelBatch) -> str:
-        """What is known of a batch before it is launched, and again first of all when it is published."""
+        """Return the state of a batch, which is checked before it is launched and again when it is published."""
         if batch.status != "planned":
             return {"committed": "committed before", "superseded": "Fenced, superseded"}[batch.status]
         if batch.kind == "replay" and any(each > batch.batch_id for each in self.owners(batch)):

@@ -1,4 +1,4 @@
-"""What a step may be: strategies for requests, limits, times and crashes."""
+"""The steps of the machine, and strategies for requests, limits, times and crashes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +63,7 @@ PUBLISH_CRASHES = st.sampled_from(
 
 
 class Crash(Exception):
-    """What a failpoint raised."""
+    """The exception of a failpoint."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def failing(point: str | None) -> Iterator[None]:
 
 
 def outcome_of(call: Callable[[], Any], crash: str | None = None) -> Any:
-    """What a call returns, or the error of ours that it raises."""
+    """Return what a call returns, or the ExactbatchError that it raises."""
     try:
         with failing(crash):
             return call()
