@@ -141,7 +141,7 @@ def test_a_key_that_is_not_known_is_a_reject(
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (5, 1, 4)
     reasons = dict(world.rows('select "offset", reason from exactbatch.rejected_record'))
-    assert reasons[1] == reasons[4] == "column 'id': expected the key of the row, found null"
+    assert reasons[1] == reasons[4] == "column 'id': the key is null"
     assert reasons[2] == "key: expected a key, found null"
     assert reasons[3].startswith("key: ")
     assert world.is_exact(pipeline)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
@@ -23,8 +23,8 @@ from exactbatch.sinks.target_checks import check_operators, check_same_keys, che
 from exactbatch.sinks.target_definition import Evolve, prepare_table
 from exactbatch.sinks.upsert_audit import compare_with_changes
 
-DELETED = Column("deleted", "boolean")
-_CHANGE = "_change"
+DELETED: Final = Column("deleted", "boolean")
+_CHANGE: Final = "_change"
 
 
 @dataclass(frozen=True)
