@@ -1,0 +1,45 @@
+"""Each sink of the package satisfies the protocol, and the ledger can tell its tables from its name alone."""
+
+import pytest
+
+from exactbatch import Aggregate, Append, Count, Json, Pipeline, Upsert, Window
+from exactbatch.errors import ConfigurationError
+from exactbatch.ledger.definition import definition_of
+from exactbatch.sinks import SINKS, Sink
+
+EXAMPLES: tuple[Sink, ...] = (
+    Append("public.t"),
+    Append("public.t", lineage="batch"),
+    Upsert("public.t", key=("id",)),
+    Upsert("public.t", key=("id",), version="at"),
+    Aggregate("public.t", ("id",), {"n": Count()}),
+    Aggregate("public.t", ("id", Window("at", "1 hour")), {"n": Count()}, allowed_lateness="1 day"),
+)
+
+
+def test_every_sink_has_an_example() -> None:
+    assert {type(sink) for sink in EXAMPLES} == set(SINKS.values())
+
+
+@pytest.mark.parametrize("sink", EXAMPLES, ids=str)
+def test_a_sink_satisfies_the_protocol(sink: Sink) -> None:
+    assert isinstance(sink, Sink)
+    assert SINKS[sink.kind] is type(sink)
+    identity = sink.identity
+    assert (identity.target, identity.sink, identity.lineage) == (sink.target, sink.kind, sink.lineage)
+    assert sink.tables[-1].spec == sink.target
+    assert sink.lineage_table.table in sink.tables
+    assert (sink.lineage_table.table == sink.tables[-1]) is not sink.is_derived
+    assert sink.lineage_table.lineage == sink.lineage
+    assert bool(sink.key_columns) is sink.is_derived
+
+
+@pytest.mark.parametrize("sink", EXAMPLES, ids=str)
+def test_the_ledger_knows_all_tables_of_a_sink(sink: Sink) -> None:
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz"), sink=sink)
+    assert {table.name for table in sink.tables} <= definition_of(pipeline).tables
+
+
+def test_a_class_is_no_sink() -> None:
+    with pytest.raises(ConfigurationError, match="expected sink to be Sink"):
+        Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append)  # type: ignore[arg-type]
