@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 _DAY: Final = timedelta(days=1)
-# Python 3.13 refuses an authority without it, and a certificate without the identifier of its authority's key.
+# Python 3.13 refuses an authority without it, and certificates without the identifiers of both keys.
 _SIGNS_CERTIFICATES: Final = x509.KeyUsage(
     digital_signature=False,
     content_commitment=False,
@@ -80,6 +80,7 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(start)
             .not_valid_after(start + _DAY)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
             .add_extension(
                 x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
             )
