@@ -468,7 +468,7 @@ MUTANTS: Final = (
     Mutant(
         "a task takes the batch of another run",
         "airflow/batches.py",
-        "    if found != own:\n",
+        "    if run_of_batch != run_of_task:\n",
         "    if False:\n",
         (f"{_BUTTONS}::test_tasks_take_no_batch_of_another_run",),
     ),
@@ -488,9 +488,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a batch counts as announced before Airflow has the event",
-        "airflow/dag.py",
-        "            ti.xcom_push(key=_TOLD, ",
-        "            _announce(settings, [report.batch.plan_id, *plans])\n            ti.xcom_push(key=_TOLD, ",
+        "airflow/report_task.py",
+        "            ti.xcom_push(key=_ANNOUNCED, ",
+        "            _announce(settings, [report.batch.plan_id, *missed_plans])\n"
+        "            ti.xcom_push(key=_ANNOUNCED, ",
         (f"{_BUTTONS}::test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run",),
     ),
     Mutant(

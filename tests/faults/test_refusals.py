@@ -190,13 +190,13 @@ def test_a_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(
 ) -> None:
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-    from exactbatch.airflow.errors import errors_of_airflow
+    from exactbatch.airflow.errors import airflow_errors
 
     with (
         pytest.raises(AirflowFailException if status == 42 else RetryableError) as caught,
-        errors_of_airflow(),
+        airflow_errors(),
     ):
         raise error
     assert said in f"{type(caught.value).__name__}: {caught.value}"
-    with pytest.raises(AirflowSkipException), errors_of_airflow():
+    with pytest.raises(AirflowSkipException), airflow_errors():
         raise AirflowSkipException("nothing new")

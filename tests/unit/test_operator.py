@@ -1,13 +1,17 @@
 """What the operator hands to spark-submit, and when it hands nothing."""
 
 import logging
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.airflow import operator as module
@@ -119,6 +123,48 @@ def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch: pytest.Mon
     launches = Launches(monkeypatch, None, returncode=1)
     with pytest.raises(AirflowException, match="spark-submit failed"):
         launches.execute("17")
+
+
+@pytest.fixture
+def real_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ProcessBatchOperator]:
+    """An operator with the provider's own hook: real_hook(exit_status=42, extra="{}")."""
+
+    def make(*, exit_status: int = 0, extra: str = "{}") -> ProcessBatchOperator:
+        spark = Connection(conn_id="spark_default", conn_type="spark", host="local[1]", extra=extra)
+        monkeypatch.setattr(BaseHook, "get_connection", lambda *_: spark)
+        monkeypatch.setattr(module, "_done", lambda *_: None)
+        # A name that the provider allows, and that no other folder of PATH has.
+        binary = tmp_path / "spark3-submit"
+        binary.write_text(f"#!/bin/sh\nexit {exit_status}\n")
+        binary.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        return ProcessBatchOperator(
+            task_id="process_batch",
+            connections=Given(),  # type: ignore[arg-type]
+            pipeline="p:p",
+            batch_id="17",
+            spark_binary=binary.name,
+        )
+
+    return make
+
+
+def test_the_exit_status_is_the_one_that_the_hook_has_seen(
+    real_hook: Callable[..., ProcessBatchOperator],
+) -> None:
+    real_hook().execute({"ti": TI})
+    with pytest.raises(AirflowFailException, match="cannot succeed by trying again"):
+        real_hook(exit_status=TERMINAL).execute({"ti": TI})
+    with pytest.raises(AirflowException) as caught:
+        real_hook(exit_status=1).execute({"ti": TI})
+    assert not isinstance(caught.value, AirflowFailException)
+
+
+def test_cluster_mode_is_the_one_that_the_hook_has_resolved(
+    real_hook: Callable[..., ProcessBatchOperator],
+) -> None:
+    with pytest.raises(AirflowFailException, match="has the deploy-mode cluster.*Remove deploy-mode"):
+        real_hook(extra='{"deploy-mode": "cluster"}').execute({"ti": TI})
 
 
 def batch(**changes: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which batch a task means, and whether it is its own: XComs can be changed, cleaned, or left over."""
+"""Checks that a task processes the batch of its own run: XComs can be edited, removed, or left over."""
 
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -8,39 +8,39 @@ from airflow.sdk.exceptions import AirflowFailException
 if TYPE_CHECKING:
     from exactbatch.ledger import Batch
 
-AGAIN: Final = "Clear plan_batch with its downstream tasks."
+_REMEDY: Final = "Clear plan_batch with its downstream tasks."
 
 
 def named_batch(batch_id: Any, plan_id: Any) -> tuple[int, UUID | None]:
-    """What plan_batch has left, as text or as what Jinja made of it.
+    """Return the batch ID and the plan ID that plan_batch has left, as text or as the type that Jinja rendered.
 
-    Raises AirflowFailException when it has left nothing.
+    Raises AirflowFailException if it has left none.
     """
     try:
         return int(batch_id), UUID(str(plan_id)) if plan_id else None
     except (TypeError, ValueError):
         raise AirflowFailException(
-            f"plan_batch has left no batch: its XComs batch_id and plan_id are {batch_id!r} and {plan_id!r}. Was "
-            f"it marked as success, or were XComs removed? {AGAIN}"
+            f"plan_batch has left no batch: its XComs batch_id and plan_id are {batch_id!r} and {plan_id!r}. It was "
+            f"marked as success, or its XComs were removed. {_REMEDY}"
         ) from None
 
 
 def check_own(batch: "Batch", ti: Any) -> None:
-    """Raise AirflowFailException unless a batch was planned for the run of this task."""
-    own = ti.dag_id, ti.dag_id, ti.run_id
-    found = batch.pipeline, batch.dag_id, batch.run_id
-    if found != own:
+    """Raise AirflowFailException unless the batch was planned for the run of this task."""
+    run_of_task = ti.dag_id, ti.dag_id, ti.run_id
+    run_of_batch = batch.pipeline, batch.dag_id, batch.run_id
+    if run_of_batch != run_of_task:
         raise AirflowFailException(
             f"batch {batch.batch_id} is one of pipeline {batch.pipeline!r}, planned for the run {batch.run_id!r} "
-            f"of {batch.dag_id!r}, and this is the run {ti.run_id!r} of {ti.dag_id!r}. Were the XComs of "
-            f"plan_batch changed, was the pipeline renamed, or the ledger restored? {AGAIN}"
+            f"of {batch.dag_id!r}, but this is the run {ti.run_id!r} of {ti.dag_id!r}. The XComs of plan_batch were "
+            f"edited, the pipeline was renamed, or the ledger was restored. {_REMEDY}"
         )
 
 
 def check_committed(batch: "Batch") -> None:
-    """Raise AirflowFailException unless a batch is committed, whatever Airflow makes of its task."""
+    """Raise AirflowFailException unless the batch is committed, whatever the state of its task in Airflow."""
     if batch.status != "committed":
         raise AirflowFailException(
             f"batch {batch.batch_id} is {batch.status}, not committed: the task that was to process it was marked "
-            f"as success or skipped by hand. Nothing of it is announced. {AGAIN}"
+            f"as success or skipped by hand. The batch is not announced. {_REMEDY}"
         )

@@ -1,4 +1,4 @@
-"""Airflow's connections as the settings of a batch."""
+"""Airflow's connections as the settings of a batch, and as access to Airflow's own REST API."""
 
 import logging
 from dataclasses import dataclass
@@ -9,11 +9,12 @@ import psycopg2
 from airflow.sdk import BaseHook
 from psycopg2.extensions import make_dsn
 
+from exactbatch.airflow_api import airflow_api
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings, parse_object
 
-# What Airflow's own hooks for Postgres take from the extra beside libpq's parameters.
-_OF_AIRFLOW: Final = frozenset(
+# In the extra, Airflow's hooks for Postgres take these in addition to libpq's parameters.
+_AIRFLOW_ONLY: Final = frozenset(
     {
         "aws_conn_id",
         "azure_conn_id",
@@ -28,8 +29,8 @@ _OF_AIRFLOW: Final = frozenset(
         "workgroup-name",
     }
 )
-# With these, Airflow's hook asks a cloud for the password.
-_PASSWORD_ELSEWHERE: Final = ("iam", "redshift", "redshift-serverless")
+# With these, Airflow's hook requests the password from a cloud.
+_CLOUD_PASSWORD: Final = ("iam", "redshift", "redshift-serverless")
 _NOT_FOUND: Final = 404
 
 log = logging.getLogger(__name__)
@@ -37,15 +38,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """The ids of the connections that a pipeline's DAG uses.
+    """The IDs of the connections that a pipeline's DAG uses.
 
-    kafka      its extra holds client properties under librdkafka's dotted names; a host and port, and a login
-               and password, stand for bootstrap.servers, sasl.username and sasl.password
-    postgres   host, port, schema (the database), login and password; its extra holds further libpq parameters
-    spark      the master, as Airflow's Spark connection has it
-    airflow    Airflow's own REST API, host (with http:// or https://), port, login and password; when it is
-               given, what a task has to tell about its run is in its note, too, and plan_batch looks whether the
-               pools are there
+    Attributes:
+        kafka: Its extra has client properties under librdkafka's dotted names. Host and port may replace
+            bootstrap.servers; login and password may replace sasl.username and sasl.password.
+        postgres: Host, port, schema (the database), login and password. Its extra has further libpq parameters.
+        spark: The master, as in any Spark connection of Airflow.
+        airflow: Airflow's own REST API: host (with http:// or https://), port, login and password. With it, tasks
+            write notes, and plan_batch checks that the pools exist.
     """
 
     kafka: str = "kafka_default"
@@ -54,9 +55,9 @@ class Connections:
     airflow: str | None = None
 
     def settings(self) -> Settings:
-        """Ask Airflow for the connections, inside a task; their passwords are masked in its logs.
+        """Read the connections inside a task. Airflow masks their passwords in its logs.
 
-        Raises ConfigurationError for what is not complete, and Airflow's own error for a missing connection.
+        Raises ConfigurationError for an incomplete connection, and Airflow's own error for a missing one.
         """
         return Settings(
             kafka=_kafka(BaseHook.get_connection(self.kafka)),
@@ -64,9 +65,9 @@ class Connections:
         )
 
     def note(self, ti: Any, text: str) -> None:
-        """Write a task's note, where there is a connection to Airflow's API: a task cannot do so by itself.
+        """Write a task's note, if there is a connection to Airflow's API: a task has no other access to notes.
 
-        A note is decoration: where it cannot be written, the log says so, and nothing fails.
+        If that fails, only a warning is logged.
         """
         if self.airflow is None:
             return
@@ -80,45 +81,42 @@ class Connections:
             log.warning("the task's note was not written: %s: %s", type(error).__name__, error)
 
     def check_pool(self, name: str) -> None:
-        """Raise ConfigurationError for a pool that Airflow does not have, as far as its API can be asked.
+        """Raise ConfigurationError if Airflow's API reports that a pool is missing.
 
-        Airflow itself says so in its scheduler's log alone, and lets the task wait for ever.
+        Airflow itself reports this only in its scheduler's log, and lets the task wait forever.
         """
         if self.airflow is None:
-            log.info("the next task waits for a slot of the pool %r, which has to be there", name)
+            log.info(
+                "the next task waits for a slot of the pool %r; it waits forever if that pool does not exist",
+                name,
+            )
             return
         try:
             with _api(self.airflow) as client:
                 status = client.get(f"/api/v2/pools/{quote(name, safe='')}").status_code
         except Exception as error:
-            log.warning("nobody knows whether there is a pool %r: %s: %s", name, type(error).__name__, error)
+            log.warning("could not check that the pool %r exists: %s: %s", name, type(error).__name__, error)
             return
         if status == _NOT_FOUND:
             raise ConfigurationError(
-                f"Airflow has no pool {name!r}, so it would never start the next task. Create it, "
-                f"`airflow pools set {name} 1 'exactbatch'`, or give pipeline_dag no pool: then Airflow's "
-                f"default_pool serves."
+                f"Airflow has no pool {name!r}, so it would never start the next task. Create the pool with "
+                f"`airflow pools set {name} 1 'exactbatch'`, or omit the pool in pipeline_dag to use default_pool."
             )
 
 
 def _api(conn_id: str) -> Any:
-    """A client of Airflow's REST API that is logged in."""
-    import httpx  # not at the top: a DAG file that is parsed has no use for it
-
+    """Return a client that is logged in to the REST API of an Airflow connection."""
     connection = BaseHook.get_connection(conn_id)
     host = connection.host or "http://localhost"
-    base = f"{host}:{connection.port}" if connection.port else host
-    login = {"username": connection.login, "password": connection.password}
-    answer = httpx.post(f"{base}/auth/token", json=login, timeout=30).raise_for_status()
-    token = answer.json()["access_token"]
-    return httpx.Client(base_url=base, timeout=30, headers={"Authorization": f"Bearer {token}"})
+    url = f"{host}:{connection.port}" if connection.port else host
+    return airflow_api(url, connection.login, connection.password)
 
 
 def _kafka(connection: Any) -> dict[str, Any]:
     properties: dict[str, Any] = {}
     if connection.host:
         properties["bootstrap.servers"] = ",".join(
-            _with_port(each.strip(), connection.port or 9092) for each in connection.host.split(",")
+            _with_port(host.strip(), connection.port or 9092) for host in connection.host.split(",")
         )
     if connection.login:
         properties["sasl.username"] = connection.login
@@ -128,32 +126,32 @@ def _kafka(connection: Any) -> dict[str, Any]:
         if properties.setdefault(name, value) != value:
             raise ConfigurationError(
                 f"the Airflow connection {connection.conn_id!r} has two values of {name}: one in its extra, and "
-                f"one by its host, login or password. Keep one of them."
+                f"one in its host, login or password. Keep one of them."
             )
     if "bootstrap.servers" not in properties:
         raise ConfigurationError(
-            f"expected the Airflow connection {connection.conn_id!r} to have a host, or bootstrap.servers in "
-            f'its extra, found neither. Set its extra to {{"bootstrap.servers": "host:9092"}}.'
+            f"the Airflow connection {connection.conn_id!r} has neither a host nor bootstrap.servers in its "
+            f'extra. Set its extra to {{"bootstrap.servers": "host:9092"}}.'
         )
     return properties
 
 
 def _with_port(host: str, port: int) -> str:
-    """A host with its own port, or with this one; an IPv6 address with a port is in brackets."""
-    beyond = host.rpartition("]")[2]
-    if ":" in beyond and beyond.count(":") == 1:
+    """Add a port to a host without one. An IPv6 address has brackets if it has a port."""
+    after_brackets = host.rpartition("]")[2]
+    if after_brackets.count(":") == 1:
         return host
-    return f"[{host}]:{port}" if beyond.count(":") > 1 else f"{host}:{port}"
+    return f"[{host}]:{port}" if after_brackets.count(":") > 1 else f"{host}:{port}"
 
 
 def _postgres(connection: Any) -> str:
     extra = _extra(connection)
     if not connection.host and not extra:
         raise ConfigurationError(
-            f"expected the Airflow connection {connection.conn_id!r} to have a host, found none. Set its host, "
-            f"port, schema (the database), login and password."
+            f"the Airflow connection {connection.conn_id!r} has no host. Set its host, port, schema (the database), "
+            f"login and password."
         )
-    for name in _PASSWORD_ELSEWHERE:
+    for name in _CLOUD_PASSWORD:
         if extra.pop(name, False):
             raise ConfigurationError(
                 f"the Airflow connection {connection.conn_id!r} has {name!r} in its extra: exactbatch asks no "
@@ -165,33 +163,35 @@ def _postgres(connection: Any) -> str:
         "dbname": connection.schema,
         "user": connection.login,
         "password": connection.password,
-        **{name: value for name, value in extra.items() if name not in _OF_AIRFLOW},
+        **{name: value for name, value in extra.items() if name not in _AIRFLOW_ONLY},
     }
     try:
         return str(make_dsn(**{name: value for name, value in parameters.items() if value not in (None, "")}))
     except (psycopg2.ProgrammingError, TypeError) as error:
         raise ConfigurationError(
-            f"the Airflow connection {connection.conn_id!r} has something in its extra that is no parameter of "
+            f"the Airflow connection {connection.conn_id!r} has an entry in its extra that is no parameter of "
             f"libpq: {' '.join(str(error).split())}. Remove it from the extra."
         ) from None
 
 
 def _extra(connection: Any) -> dict[str, Any]:
-    """The extra of a connection. Airflow takes one that is no JSON for an empty one, and TLS would be off then."""
+    """Parse the extra of a connection.
+
+    Airflow treats an extra that is not JSON as an empty one, which would switch TLS off without notice.
+    """
     if not connection.extra:
         return {}
     try:
-        found = parse_object(connection.extra)
+        extra = parse_object(connection.extra)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"the extra of the Airflow connection {connection.conn_id!r}: {error}."
         ) from None
     except (TypeError, ValueError):
-        found = None
-    if not isinstance(found, dict):
+        extra = None
+    if not isinstance(extra, dict):
         raise ConfigurationError(
             f"the extra of the Airflow connection {connection.conn_id!r} is no JSON object. Write it with double "
             f'quotes, as {{"sslmode": "verify-full"}}.'
         )
-    masked = connection.extra_dejson  # Airflow masks its values in logs from now on
-    return dict(masked)
+    return dict(connection.extra_dejson)  # reading it makes Airflow mask its values in logs

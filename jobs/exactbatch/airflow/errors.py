@@ -1,4 +1,4 @@
-"""Errors of exactbatch as Airflow takes them."""
+"""Errors of exactbatch as Airflow's exceptions."""
 
 import logging
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def errors_of_airflow() -> Iterator[None]:
-    """A terminal error ends the task at once; any other goes on to Airflow's retries."""
+def airflow_errors() -> Iterator[None]:
+    """End the task at once for a terminal error; leave any other error to Airflow's retries."""
     try:
         with all_errors_own(but=(AirflowException,)):
             yield
     except ExactbatchError as error:
         if error.retryable:
             raise
-        # Once by itself, where it can be read: the trace below it is Airflow's own.
-        said = f"{type(error).__name__}: {error}"
-        log.error(said)
-        raise AirflowFailException(said) from None
+        # Logged on a line of its own: Airflow's own traceback would hide it.
+        message = f"{type(error).__name__}: {error}"
+        log.error(message)
+        raise AirflowFailException(message) from None

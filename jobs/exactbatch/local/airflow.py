@@ -17,6 +17,7 @@ import psycopg2
 import tenacity
 from psycopg2.extensions import parse_dsn
 
+from exactbatch.airflow_api import airflow_api
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST, find_port
 from exactbatch.local.process import Recorded, spawn, wait_until_ended
@@ -73,7 +74,7 @@ class LocalAirflow:
         self._connections = {**_connections(stack), "airflow_default": itself, **(connections or {})}
         self._extra = dict(environment or {})
         self._parts: dict[str, Recorded] = {}
-        self._token: str | None = None
+        self._api: httpx.Client | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -183,21 +184,9 @@ class LocalAirflow:
 
     def request(self, method: str, path: str, **arguments: Any) -> Any:
         """Call Airflow's REST API, /api/v2, and return the JSON that it answers. Raises httpx.HTTPError."""
-        if self._token is None:
-            login = {"username": self.user, "password": self.password}
-            self._token = (
-                httpx.post(f"{self.url}/auth/token", json=login, timeout=30)
-                .raise_for_status()
-                .json()["access_token"]
-            )
-        answer = httpx.request(
-            method,
-            f"{self.url}/api/v2{path}",
-            headers={"Authorization": f"Bearer {self._token}"},
-            timeout=60,
-            **arguments,
-        )
-        answer.raise_for_status()
+        if self._api is None:
+            self._api = airflow_api(self.url, self.user, self.password)
+        answer = self._api.request(method, f"/api/v2{path}", **arguments).raise_for_status()
         return answer.json() if answer.content else None
 
     def wait_for_dag(self, dag_id: str) -> None:
