@@ -1,4 +1,4 @@
-# Everything runs from .venv and writes below .venv and .local. Needs Python 3.11, Java 17 or newer, and make.
+# All commands run from .venv and write below .venv and .local. They need Python 3.11, Java 17 or newer, and make.
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -8,66 +8,66 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 SOURCES := jobs tests dags plugins
 
-# Hundreds of processes of a test run import the same modules: what they compile is kept, whatever the shell says.
+# A test run starts hundreds of processes that import the same modules, so keep the bytecode even if the shell disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help venv java jars pgbouncer demo test test-long faults soak mutants bench lint format requirements clean
 
-help: ## say what there is
+help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## install all packages into .venv (1.6 GB, a minute or two on a fast line)
+venv: $(STAMP) ## install all packages into .venv (1.6 GB; takes a minute or two on a fast connection)
 
 $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
-	  echo 'error: expected Python 3.11, found $(or $(shell "$(PYTHON)" --version 2>/dev/null),none):' \
-	    'install it, or name it with `make venv PYTHON=/path/to/python3.11`' >&2; exit 1; }
+	  echo 'error: expected Python 3.11, found $(or $(shell "$(PYTHON)" --version 2>/dev/null),none).' \
+	    'Install it, or name it with `make venv PYTHON=/path/to/python3.11`.' >&2; exit 1; }
 	@test -x $(BIN)/pip || { echo '· creating .venv'; "$(PYTHON)" -m venv .venv; } || { \
-	  echo 'error: expected Python with its venv module, found none: on Debian, apt-get install python3.11-venv' >&2; \
+	  echo 'error: this Python has no venv module. On Debian: apt-get install python3.11-venv' >&2; \
 	  rm -rf .venv; exit 1; }
 	@echo '· installing packages into .venv'
 	@{ $(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check uv \
 	  && $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -r requirements.txt -r requirements-dev.txt 2>&1 \
 	    | sed '/^ [+~-] /d' \
 	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable .; } || { \
-	  echo 'error: the packages of requirements.txt could not be installed:' \
-	    'check the network and the lines above, then run `make venv` again' >&2; exit 1; }
+	  echo 'error: could not install the packages of requirements.txt.' \
+	    'Check the network and the lines above, then run `make venv` again.' >&2; exit 1; }
 	@touch $@
 
 java: $(STAMP)
 	@$(BIN)/python -m exactbatch.local java >/dev/null
 
-jars: java ## fetch the Kafka broker's jars into .local/jars (45 MB, once)
+jars: java ## download the Kafka broker's jars into .local/jars (45 MB, once)
 	@$(BIN)/python -m exactbatch.local jars
 
-demo: java ## show it all at work on real servers; EXIT=1 ends them afterwards
+demo: java ## run flights through real Kafka, Airflow, Spark and Postgres; EXIT=1 stops the servers afterwards
 	@$(BIN)/python -m exactbatch.local.demo $(if $(EXIT),--exit)
 
 pgbouncer:
 	@command -v pgbouncer >/dev/null || test -x /usr/sbin/pgbouncer || { \
-	  echo 'error: the tests need PgBouncer: on Debian, apt-get install pgbouncer' >&2; exit 1; }
+	  echo 'error: the tests need PgBouncer. On Debian: apt-get install pgbouncer' >&2; exit 1; }
 
-test: java pgbouncer ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" for some
+test: java pgbouncer ## run all tests, with real Kafka, Postgres, Spark and Airflow; ARGS="-k name" selects some
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
 	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
-test-long: java pgbouncer ## all tests with servers in their long form: a day's backfill, all moments, more random steps and values
+test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
-faults: java ## every fault at every moment with every sink → docs/evidence/faults.md; ARGS=rest for what is left of a run
+faults: java ## run every fault at every moment with every sink → docs/evidence/faults.md; ARGS=rest continues an interrupted run
 	@PYTHONPATH=tests $(BIN)/python -m support.faults.run_matrix $(ARGS)
 
-soak: java ## random faults for MINUTES=30, by SEED=…; exit status 0 only when every record is accounted for exactly once
+soak: java ## run random faults for MINUTES=30 with SEED=…; exit status 0 only if every record is loaded exactly once
 	@PYTHONPATH=tests $(BIN)/python -m soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-mutants: java ## break a copy of the program in one place at a time: the tests have to go red each time
+mutants: java ## break a copy of the program in one place at a time, and check that tests fail each time
 	@$(BIN)/python tests/mutants.py $(ARGS)
 
-bench: java ## measure against the usual ways to do it
+bench: java ## compare speed and memory with other ways to load a topic
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
 
 lint: $(STAMP) ## check style, types and the direction of imports
@@ -76,15 +76,15 @@ lint: $(STAMP) ## check style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP) ## format the code and fix what can be fixed
+format: $(STAMP) ## format the code, and fix what ruff can fix
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=--upgrade for newer versions
+requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=--upgrade takes newer versions
 	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements.in requirements-local.in -o requirements.txt $(ARGS)
 	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
 
-clean: ## stop the local stacks; remove their data, and caches (not .venv, not the jars)
+clean: ## stop the local stacks; remove their data and all caches, but not .venv and the jars
 	@for state in .local/*/state.json; do \
 	  test ! -e "$$state" || $(BIN)/python -m exactbatch.local down --delete --home .local --name "$$(basename "$$(dirname "$$state")")" \
 	  || exit 1; done
