@@ -73,7 +73,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a stored offset moves from wherever it stands",
-        "ledger/queries.sql",
+        "ledger/queries/plans.sql",
         "  and s.topic_id = r.topic_id and s.next_offset = r.from_offset\n",
         "  and s.topic_id = r.topic_id\n",
         (f"{_BATCH}::test_a_batch_whose_stored_offset_has_moved_is_fenced",),
@@ -277,7 +277,7 @@ MUTANTS: Final = (
     Mutant(
         "what is published is not covered",
         "batch/publish.py",
-        "        ledger.cover(batch)\n",
+        "        ledger.add_coverage(batch)\n",
         "",
         (f"{_REPLAY}::test_only_the_range_changes_and_the_coverage_shows_both_batches",),
     ),
@@ -446,14 +446,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a batch is known by its number alone",
-        "ledger/ledger.py",
+        "ledger/batches.py",
         "        if row is None or plan_id not in (None, row.plan_id):\n",
         "        if row is None:\n",
         (f"{_FAILOVER}::test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored",),
     ),
     Mutant(
         "a failure is noted whatever plan has the number",
-        "ledger/queries.sql",
+        "ledger/queries/batches.sql",
         "where batch_id = :batch_id and plan_id = :plan_id\n",
         "where batch_id = :batch_id\n",
         (f"{_FAILOVER}::test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch",),

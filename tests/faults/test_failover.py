@@ -255,7 +255,7 @@ def test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch
     with pytest.raises(BatchLost):
         life.process(batch)
     with closing(connect(life.case.dsn, application="tests")) as connection, transaction(connection):
-        Ledger(connection).note_failure(batch, RuntimeError("of the batch that is lost"))
+        Ledger(connection).record_failure(batch, RuntimeError("of the batch that is lost"))
     assert life.case.rows("select count(*) from exactbatch.batch_failure") == [(0,)]
 
 

@@ -65,7 +65,7 @@ def commit(connection: Any, pipeline: Pipeline, batch_id: int | None) -> None:
         ledger = Ledger(connection)
         batch = ledger.batch(batch_id)
         assert ledger.advance_stored_offsets(batch)
-        ledger.cover(batch)
+        ledger.add_coverage(batch)
         ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
 
 

@@ -136,8 +136,8 @@ class Buttons:
             if batch.kind == "advance":
                 ledger.advance_stored_offsets(batch)
             else:
-                ledger.uncover(batch)
-            ledger.cover(batch)
+                ledger.cut_coverage(batch)
+            ledger.add_coverage(batch)
             ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
 
     def report(self, run: Run) -> Any:
@@ -315,7 +315,7 @@ def test_ranges_that_a_superseded_batch_has_committed_are_announced(
     with transaction(buttons.connection) as cursor:  # what an executor commits of batch 2
         cursor.execute("update exactbatch.batch_range set records = 6, rows = 6 where batch_id = 2")
         cursor.execute("update exactbatch.stored_offset set next_offset = 6")
-        Ledger(buttons.connection).cover(Ledger(buttons.connection).batch(2))
+        Ledger(buttons.connection).add_coverage(Ledger(buttons.connection).batch(2))
     topic.produce(record(6))
     event = buttons.run(Run("next"))
     assert buttons.states() == [(1, "superseded"), (2, "superseded"), (3, "committed")]

@@ -71,8 +71,8 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(
     with few(), transaction(connection):
         batch = ledger.batch(batch_id)
         assert len(ledger.advance_stored_offsets(batch)) == MANY
-        ledger.cover(batch)
-        assert len(ledger.covering(batch)) == MANY
+        ledger.add_coverage(batch)
+        assert len(ledger.coverage_of(batch)) == MANY
         counts = [(each, each.partition) for each in ledger.ranges(batch_id)]
         ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=counts)
     with transaction(connection):
@@ -113,7 +113,7 @@ def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(
         )
     for batch_id in (2, 3):
         with few(), transaction(connection) as cursor:
-            covering = Coverage(ledger.covering_ranges("s", scattered))
+            covering = Coverage(ledger.coverage_of_ranges("s", scattered))
             parts = [(each, tuple(covering.batches(each))) for each in scattered]
             assert pipeline.sink.counts(cursor, parts) == [1] * MANY
             assert ledger.count_rejects(pipeline, parts) == ([1] * 5 if batch_id == 2 else []) + [0] * (

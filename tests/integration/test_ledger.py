@@ -139,8 +139,8 @@ def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connect
 def test_an_empty_database_is_not_taken_for_a_first_run(empty: Any) -> None:
     with pytest.raises(NotRegistered) as caught:
         check_schema(empty)
-    assert f"expected a ledger in the database '{empty.info.dbname}', found none" in str(caught.value)
-    assert "Check the connection string; if this is the right database, run `exactbatch init`" in str(
+    assert f"the database '{empty.info.dbname}' has no ledger" in str(caught.value)
+    assert "Check the connection string. If this is the right database, run `exactbatch init`" in str(
         caught.value
     )
 
@@ -165,11 +165,11 @@ def test_a_pipeline_is_registered_once(connection: Any, ledger: Ledger) -> None:
 def test_an_unknown_pipeline_is_told_which_there_are(connection: Any, ledger: Ledger) -> None:
     with transaction(connection), pytest.raises(NotRegistered) as caught:
         ledger.check_registered(pipeline("flihgts", target="public.another"))
-    assert "expected the pipeline 'flihgts' in the ledger of database" in str(caught.value)
-    assert "found flights. If this is the right database, run `exactbatch init`" in str(caught.value)
+    assert "pipeline 'flihgts' is not in the ledger of database" in str(caught.value)
+    assert "which has flights. If this is the right database, run `exactbatch init`" in str(caught.value)
     with transaction(connection) as cursor:
         cursor.execute("truncate exactbatch.pipeline cascade")
-    with transaction(connection), pytest.raises(NotRegistered, match="found no pipeline at all"):
+    with transaction(connection), pytest.raises(NotRegistered, match="which has no pipeline at all"):
         ledger.lock(pipeline())
 
 
@@ -188,13 +188,13 @@ def test_another_target_is_refused_until_it_is_accepted(connection: Any, ledger:
 def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: Ledger) -> None:
     with transaction(connection):
         first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
-        ledger.cover(ledger.batch(first))
+        ledger.add_coverage(ledger.batch(first))
         second = ledger.write_advance(pipeline(), plan((9, 12)), origin="cli", run=None)
     with (
         pytest.raises(StatementRefused, match="coverage_counts_once"),
         transaction(connection),
     ):
-        ledger.cover(ledger.batch(second))
+        ledger.add_coverage(ledger.batch(second))
     assert [(each.from_offset, each.until_offset) for each in ledger.coverage(pipeline())] == [(0, 10)]
 
 

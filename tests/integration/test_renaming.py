@@ -99,7 +99,9 @@ def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out
     with transaction(world.connection), pytest.raises(NotRegistered) as caught:
         Ledger(world.connection).check_registered(new)
     assert f"{old!r} is registered with the same target" in str(caught.value)
-    assert f"run `exactbatch init` for 'new' with `--rename {old}`, and it goes on where" in str(caught.value)
+    assert f"run `exactbatch init` for 'new' with `--rename {old}`, and it continues where" in str(
+        caught.value
+    )
     with pytest.raises(ConfigurationError) as refused:
         register(world, new)
     assert f"pipelines {old!r} and 'new' both load '{old}' into the table public.{old}" in str(refused.value)

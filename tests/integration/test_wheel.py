@@ -92,7 +92,7 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel: Path) -> 
     assert f"{metadata}licenses/LICENSE" in names
     for name in (
         "py.typed",
-        "ledger/queries.sql",
+        "ledger/queries/plans.sql",
         "ledger/migrations/0001_ledger.sql",
         "local/ivy/kafka.xml",
     ):

@@ -51,7 +51,7 @@ class AuditedTarget:
             batch = ledger.batch(batch_id)
             ranges = ledger.ranges(batch_id)
             assert ledger.advance_stored_offsets(batch)
-            ledger.cover(batch)
+            ledger.add_coverage(batch)
             cursor.execute(
                 f"insert into {self.table} select mod(o, 1000000), 'x', r.topic, r.partition, o, null, r.batch_id "
                 "from exactbatch.batch_range r, unnest(coalesce(%s::bigint[], array("

@@ -10,7 +10,7 @@ import pytest
 PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # What sql.SQL() takes beside constants: names of types, as columns.py checks and Postgres spells them, digits
 # of such a type, the text that Postgres itself keeps of a constraint, a number of a column, the text of
-# queries.sql, and what the class or function has itself chosen from constants.
+# ledger/queries, and what the class or function has itself chosen from constants.
 TAKEN: Final = {
     "audit/partition.py": {"form"},
     "audit/values.py": {"types[name]"},
@@ -27,7 +27,8 @@ TAKEN: Final = {
     "sinks/upsert_audit.py": {"type_"},
     "postgres/types.py": {"type_.sql_name"},
     "batch/staging_tables.py": {"type_"},
-    "ledger/ledger.py": {"_queries.insert_rejects.sql", "_queries.staged_records.sql"},
+    "ledger/launches.py": {"_QUERIES.staged_records.sql"},
+    "ledger/rejects.py": {"_QUERIES.insert_rejects.sql"},
 }
 
 

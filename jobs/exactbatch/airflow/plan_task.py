@@ -15,8 +15,7 @@ from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.parameters import replay_of
 
 if TYPE_CHECKING:
-    from exactbatch.ledger import Batch
-    from exactbatch.ledger.ledger import Origin
+    from exactbatch.ledger import Batch, Origin
 
 # By Airflow's type of a run; all other types are kinds of schedules.
 _ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}

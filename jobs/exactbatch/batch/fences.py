@@ -43,7 +43,7 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
             batch_id=batch.batch_id,
         )
     if batch.kind == "replay" and batch.status == "planned":
-        _check_not_overtaken(batch, ledger.covering(batch))
+        _check_not_overtaken(batch, ledger.coverage_of(batch))
         check_above_horizons(batch.batch_id, ledger.ranges(batch.batch_id), ledger.horizons(pipeline))
     return batch.status == "committed"
 

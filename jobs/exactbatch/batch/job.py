@@ -107,7 +107,7 @@ def _record_failure(settings: Settings, batch: Batch) -> Iterator[None]:
                 ledger_session(settings.postgres, "exactbatch failure") as connection,
                 transaction(connection),
             ):
-                Ledger(connection).note_failure(batch, error)
+                Ledger(connection).record_failure(batch, error)
         except (ExactbatchError, psycopg2.Error) as another:
             logger.warning("exactbatch status will not show this failure: %s", another)
         raise

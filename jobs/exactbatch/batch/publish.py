@@ -85,7 +85,7 @@ def publish(
         rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
         _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
-        ledger.cover(batch)
+        ledger.add_coverage(batch)
         _check_covered(ledger, batch, ranges)
         ledger.commit(
             batch,
@@ -133,15 +133,15 @@ def _take_back(
     cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
 ) -> None:
     """Remove the earlier results of the ranges: rows, rejects and coverage."""
-    covered = ledger.covering(batch)
+    covered = ledger.coverage_of(batch)
     parts = covered_parts(ranges, covered)
     pipeline.sink.check_replay(cursor)
     pipeline.sink.retract(cursor, parts)
     ledger.delete_rejects(pipeline, parts)
-    ledger.uncover(batch)
+    ledger.cut_coverage(batch)
     if pipeline.sink.lineage == "batch":
         replaced = sorted({row.batch_id for row in covered if row.batch_id is not None})
-        if remaining := ledger.still_covering(pipeline, replaced):
+        if remaining := ledger.batches_with_coverage(pipeline, replaced):
             raise Fenced(
                 f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, "
                 f"but batch {remaining[0]} has results beyond this replay's ranges: another replay has "
@@ -155,7 +155,7 @@ def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) 
     tables may alter a row as well."""
     covered = {
         (row.topic, row.partition, row.from_offset, row.until_offset, row.batch_id)
-        for row in ledger.covering(batch)
+        for row in ledger.coverage_of(batch)
     }
     expected = {
         (range_.topic, range_.partition, range_.from_offset, range_.until_offset, batch.batch_id)

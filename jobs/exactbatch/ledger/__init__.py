@@ -1,16 +1,18 @@
-"""The ledger: the tables in which every offset is accounted for, and the SQL that reads and writes them."""
+"""The ledger: the tables that account for every offset, and the SQL that reads and writes them."""
 
-from exactbatch.ledger.ledger import (
+from exactbatch.ledger.batches import batch_lost
+from exactbatch.ledger.ledger import Ledger
+from exactbatch.ledger.rows import (
     Batch,
     Failing,
-    Ledger,
+    NearbyTimeOffsets,
+    Origin,
     PartlyCommitted,
     Reject,
     RejectReason,
     RejectReasons,
     Run,
     TimeOffset,
-    batch_lost,
 )
 from exactbatch.ledger.schema import check_schema, migrate
 from exactbatch.ledger.session import ledger_session
@@ -19,6 +21,8 @@ __all__ = [
     "Batch",
     "Failing",
     "Ledger",
+    "NearbyTimeOffsets",
+    "Origin",
     "PartlyCommitted",
     "Reject",
     "RejectReason",

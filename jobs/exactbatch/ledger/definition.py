@@ -1,4 +1,4 @@
-"""What a pipeline is registered as, and which pipelines may write to the same tables."""
+"""The registration of a pipeline, and the rules by which pipelines may write to the same tables."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from exactbatch.sinks import SINKS
 from exactbatch.sinks.target import TargetTable
 
 _IDENTITY: Final = ("target", "sink", "key", "version", "lineage")
-# Rows of the same target follow the same rules when these are equal.
+# Pipelines whose values of these are equal write the rows of a target by the same rules.
 _RULES: Final = ("sink", "key", "version")
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A row of exactbatch.pipeline. `version` is None, and `topics` empty, where it was registered before that
-    was kept.
+    """A row of exactbatch.pipeline.
 
-    `shares_topics`: it may load topics that another pipeline loads into the same target.
+    `version` is None and `topics` is empty if the pipeline was registered before the ledger had these columns.
+    With `shares_topics`, it may load topics that another pipeline loads into the same target.
     """
 
     name: str
@@ -38,19 +38,19 @@ class Definition:
 
     @property
     def tables(self) -> frozenset[tuple[str, str]]:
-        """The target and the tables beside it, as (schema, table)."""
+        """The target and its companion tables, as (schema, table)."""
         if self.sink not in SINKS:
             raise ConfigurationError(
                 f"pipeline {self.name!r} is registered with the sink {self.sink!r}, which this version of "
-                f"exactbatch does not have, so that it does not know which tables the pipeline writes. Use the "
-                f"version of exactbatch that registered it."
+                f"exactbatch does not have. It cannot tell which tables the pipeline writes. Use the version of "
+                f"exactbatch that registered it."
             )
         schema, table = self.table
         return frozenset((schema, table + suffix) for suffix in ("", *SINKS[self.sink].companion_suffixes))
 
 
 def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
-    """What a pipeline would be registered as."""
+    """Return the row that would register a pipeline."""
     identity = pipeline.sink.identity
     return Definition(
         name=pipeline.name,
@@ -65,48 +65,47 @@ def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definit
 
 
 def check_identity(own: Definition, registered: Definition) -> None:
-    """Raise IdentityChanged unless a pipeline is what it is registered as, as far as that is known."""
+    """Raise IdentityChanged unless a pipeline matches its registration, as far as that is known."""
     for name in _IDENTITY:
-        found, value = getattr(registered, name), getattr(own, name)
-        if found is not None and found != value:
+        before, now = getattr(registered, name), getattr(own, name)
+        if before is not None and before != now:
             raise IdentityChanged(
-                f"pipeline {own.name!r}: expected {name} {found!r}, as registered, found {value!r}. What "
-                f"was committed so far is accounted for under the old {name}: register the pipeline under a "
-                f"new name with a new target, or move its results and run `exactbatch init --accept-identity`."
+                f"pipeline {own.name!r}: expected {name} {before!r}, as registered, found {now!r}. The results that "
+                f"are committed were written with the old {name}. Register the pipeline under a new name with a "
+                f"new target, or move its results and run `exactbatch init --accept-identity`."
             )
 
 
 def sharing(own: Definition, others: Iterable[Definition]) -> list[Definition]:
-    """Those of the other pipelines that write to any of this one's tables."""
+    """Return those of the other pipelines that write to any table of this one."""
     return [other for other in others if own.tables & other.tables]
 
 
 def check_sharing(own: Definition, others: Iterable[Definition]) -> None:
-    """Raise ConfigurationError when another pipeline writes to the same tables by other rules."""
+    """Raise ConfigurationError if another pipeline writes to the same tables by other rules."""
     for other in sharing(own, others):
         if (difference := _difference(own, other)) is not None:
             schema, table = min(own.tables & other.tables)
             raise ConfigurationError(
                 f"pipelines {own.name!r} and {other.name!r} both write to the table {schema}.{table}, and their "
                 f"{difference} differs: {own.name!r} has {getattr(own, difference)!r}, {other.name!r} is "
-                f"registered with {getattr(other, difference)!r}. Neither runs, because the values of both would "
-                f"mix. Give one of them another target, or both the same {difference}, and run `exactbatch init "
-                f"--accept-identity` for each that changed."
+                f"registered with {getattr(other, difference)!r}. Neither runs, because their rows would mix. "
+                f"Give one of them another target, or both the same {difference}, and run `exactbatch init "
+                f"--accept-identity` for each pipeline that changed."
             )
 
 
 def adds_topics(own: Definition, registered: Definition | None) -> bool:
-    """Whether a pipeline would begin to load topics into a target, beside those that it is registered with."""
+    """True if a pipeline would load topics into its target that it is not registered with."""
     if registered is None or own.table != registered.table:
         return True
     return bool(registered.topics) and not set(own.topics) <= set(registered.topics)
 
 
 def check_topics(own: Definition, other: Definition, *, adds: bool) -> None:
-    """Raise ConfigurationError when two pipelines load the same topics into the same table, and nobody has said
-    that they may.
+    """Raise ConfigurationError if two pipelines load the same topics into the same table without permission.
 
-    One that `adds` topics has to be allowed that itself. For two that are registered it is enough that either is.
+    A pipeline that `adds` topics needs the permission itself. For two registered pipelines, either has to have it.
     """
     if own.shares_topics or (other.shares_topics and not adds):
         return
@@ -114,19 +113,19 @@ def check_topics(own: Definition, other: Definition, *, adds: bool) -> None:
         schema, table = own.table
         raise ConfigurationError(
             f"pipelines {other.name!r} and {own.name!r} both load {', '.join(map(repr, shared))} into the table "
-            f"{schema}.{table}: each record would be there twice. If {own.name!r} is {other.name!r} under a new "
-            f"name, run `exactbatch init` for {own.name!r} with `--rename {other.name}`: it goes on where "
-            f"{other.name!r} stands. If both are meant to load them, or the topic was deleted and created again, "
+            f"{schema}.{table}: each record would be in the table twice. If {own.name!r} is {other.name!r} under a new "
+            f"name, run `exactbatch init` for {own.name!r} with `--rename {other.name}`: it continues "
+            f"where {other.name!r} stands. If both are meant to load them, or the topic was deleted and created again, "
             f"run `exactbatch init` for {own.name!r} with `--share-topics`."
         )
 
 
 def _difference(own: Definition, other: Definition) -> str | None:
-    """What keeps two pipelines from sharing a table; an unknown version does not."""
+    """Return the property that keeps two pipelines from sharing a table, if any; an unknown version does not."""
     if own.table != other.table:
         return "target"
     for name in _RULES:
-        here, there = getattr(own, name), getattr(other, name)
-        if None not in (here, there) and here != there:
+        values = getattr(own, name), getattr(other, name)
+        if None not in values and values[0] != values[1]:
             return name
     return None

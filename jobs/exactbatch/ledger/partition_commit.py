@@ -1,20 +1,15 @@
-"""The statements of partition_commit.sql, as text for ADBC."""
+"""The statements of queries/partition_commit.sql, as text for ADBC."""
 
-from importlib import resources
 from typing import Final
 
-import aiosql
+from exactbatch.ledger.statements import load_queries
 
-_queries = aiosql.from_str(
-    (resources.files("exactbatch.ledger") / "partition_commit.sql").read_text(encoding="utf-8"),
-    "psycopg2",
-    mandatory_parameters=False,
-)
+_QUERIES: Final = load_queries("partition_commit")
 
 
 def _text(name: str) -> str:
     # Without the semicolon: ADBC puts a query without parameters into a COPY.
-    return str(getattr(_queries, name).sql).rstrip(";")
+    return str(getattr(_QUERIES, name).sql).rstrip(";")
 
 
 RANGE_STATE: Final = _text("range_state")

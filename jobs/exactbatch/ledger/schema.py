@@ -1,4 +1,4 @@
-"""The version of the ledger's tables, and the way forward from an older one."""
+"""Check the version of the ledger's tables, and migrate them from an older one."""
 
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -13,15 +13,15 @@ _OLDEST_POSTGRES = 160000  # pg_input_is_valid() came with 16
 
 
 def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
-    """All migrations as (version, SQL), in order; the file `0001_ledger.sql` has version 1."""
+    """Return all migrations as (version, SQL), in order; the file `0001_ledger.sql` has version 1."""
     files = [file for file in folder.iterdir() if file.name.endswith(".sql")]
     return sorted((int(file.name.split("_")[0]), file.read_text(encoding="utf-8")) for file in files)
 
 
 def migrate(connection: Connection, folder: Traversable = _MIGRATIONS) -> list[int]:
-    """Bring the ledger to the newest version, in one transaction; return the versions that were applied.
+    """Migrate the ledger to the newest version, in one transaction; return the versions that were applied.
 
-    Raises ConfigurationError for a Postgres older than 16, and NotRegistered for a ledger of a newer program.
+    Raises ConfigurationError for Postgres older than 16, and NotRegistered for a ledger of a newer program.
     """
     if connection.server_version < _OLDEST_POSTGRES:
         raise ConfigurationError(
@@ -29,7 +29,7 @@ def migrate(connection: Connection, folder: Traversable = _MIGRATIONS) -> list[i
         )
     applied = []
     with transaction(connection) as cursor:
-        # Two `exactbatch init` at once: the second waits here and then finds nothing to do.
+        # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
         cursor.execute("select pg_advisory_xact_lock(hashtext('exactbatch.schema_version'))")
         cursor.execute("create schema if not exists exactbatch")
         cursor.execute("create schema if not exists exactbatch_staging")
@@ -49,21 +49,20 @@ def migrate(connection: Connection, folder: Traversable = _MIGRATIONS) -> list[i
 
 
 def check_schema(connection: Connection) -> None:
-    """Raise NotRegistered unless the database has a ledger of the version that this program knows."""
+    """Raise NotRegistered unless the database has a ledger of the version that this program needs."""
     expected = migrations()[-1][0]
     with transaction(connection) as cursor:
         try:
             found = _version(cursor)
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise NotRegistered(
-                f"expected a ledger in the database {connection.info.dbname!r}, found none (no table "
-                f"exactbatch.schema_version). Check the connection string; if this is the right database, run "
-                f"`exactbatch init` once."
+                f"the database {connection.info.dbname!r} has no ledger (no table exactbatch.schema_version). Check "
+                f"the connection string. If this is the right database, run `exactbatch init` once."
             ) from None
     if found < expected:
         raise NotRegistered(
             f"expected version {expected} of the ledger, found version {found}. Run `exactbatch init` to "
-            f"bring it forward."
+            f"migrate it."
         )
     if found > expected:
         raise _newer(expected, found)

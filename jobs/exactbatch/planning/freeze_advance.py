@@ -6,8 +6,7 @@ from typing import Final
 from exactbatch.errors import StoredOffsetsMoved
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker, resolve_start
-from exactbatch.ledger import Ledger
-from exactbatch.ledger.ledger import Origin, Run
+from exactbatch.ledger import Ledger, Origin, Run
 from exactbatch.model import LogPartition, Plan, Start, StoredOffset
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.advance import plan_advance
@@ -57,7 +56,7 @@ def freeze_advance(
             ledger.lock(pipeline)
             if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
                 return batch_id
-            ledger.hold_planned_advance(pipeline)
+            ledger.lock_planned_advance(pipeline)
             if ledger.stored_offsets(pipeline) != seen:
                 continue  # another batch committed after Kafka was queried, so the answer may be out of date
             planned = _plan(pipeline, seen, partitions, start)

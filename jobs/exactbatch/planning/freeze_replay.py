@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from exactbatch.coverage import covered_parts
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Ledger, Run
-from exactbatch.ledger.ledger import Origin
+from exactbatch.ledger import Ledger, Origin, Run
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.compacted_topics import check_from_the_beginning, check_not_compacted
@@ -76,7 +75,7 @@ def preview_replay(
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, situation, pin=False)
-        parts = covered_parts(planned.ranges, ledger.covering_ranges(pipeline.name, planned.ranges))
+        parts = covered_parts(planned.ranges, ledger.coverage_of_ranges(pipeline.name, planned.ranges))
         counts = pipeline.sink.count_retracted_by_part(cursor, parts)
         taken_back = tuple(
             TakenBack(range_, batch_ids, count, rejects)

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from exactbatch.errors import OffsetsLost
-from exactbatch.ledger import Ledger
-from exactbatch.ledger.ledger import NearbyTimeOffsets
+from exactbatch.ledger import Ledger, NearbyTimeOffsets
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline

@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, Run
-from exactbatch.ledger.ledger import Origin
+from exactbatch.ledger import Batch, Ledger, Origin, Run
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance

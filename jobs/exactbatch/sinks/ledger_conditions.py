@@ -1,6 +1,6 @@
 """Facts of the ledger that conditions over staged rows and windows refer to, as subqueries.
 
-These are not in ledger/queries.sql: they are evaluated for each row, within a statement over a sink's own tables,
+These are not in ledger/queries/: they are evaluated for each row, within a statement over a sink's own tables,
 and an aiosql query cannot be part of another statement. Nothing here writes. The names are a public contract.
 """
 

@@ -1,0 +1,179 @@
+"""Read batches and their ranges, mark them committed or superseded, and record failures."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, cast
+from uuid import UUID
+
+from exactbatch.errors import BatchLost, ExactbatchError, PostgresUnavailable, TargetMismatch
+from exactbatch.ledger.rows import Batch, Failing, PartlyCommitted
+from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_row, read_rows
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+
+_QUERIES: Final = load_queries("batches")
+
+
+class Batches(OnConnection):
+    """The rows of exactbatch.batch, batch_range and batch_failure."""
+
+    def batch(self, batch_id: int, plan_id: UUID | None = None, *, lock: bool = False) -> Batch:
+        """Return a batch; with `lock`, locked until the transaction ends (take the pipeline's lock first).
+
+        With `plan_id`, it must be the batch of this plan. Raises BatchLost if the ledger does not have the batch,
+        and PostgresUnavailable if the server is a standby, which may not have received it yet.
+        """
+        query = _QUERIES.lock_batch if lock else _QUERIES.get_batch
+        row = query(self._connection, batch_id=batch_id)
+        if row is None or plan_id not in (None, row.plan_id):
+            self._check_primary(batch_id)
+            database = self._connection.info.dbname
+            if plan_id is not None:
+                raise batch_lost(batch_id, plan_id, row and row.plan_id, database)
+            raise BatchLost(
+                f"batch {batch_id} is not in the ledger of database {database!r}. Check the number and the "
+                f"connection string. If the database was restored or failed over since the batch was planned, the "
+                f"next run plans from the stored offsets.",
+                batch_id=batch_id,
+            )
+        return read_row(Batch, row)
+
+    def _check_primary(self, batch_id: int) -> None:
+        if _QUERIES.is_standby(self._connection):
+            raise PostgresUnavailable(
+                f"batch {batch_id} is not in the ledger of {self._connection.info.host}, which is a standby: it "
+                f"may not have received the batch yet. Let the connection string name the primary "
+                f"(target_session_attrs=read-write).",
+                batch_id=batch_id,
+            )
+
+    def batches(self, pipeline: Pipeline, *, limit: int) -> list[Batch]:
+        """Return the newest batches, newest first."""
+        rows = _QUERIES.list_batches(self._connection, pipeline=pipeline.name, limit=limit)
+        return read_rows(Batch, rows)
+
+    def unfinished_replays(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
+        """Return the newest replays that have not committed `age` seconds after they were planned, newest first."""
+        rows = _QUERIES.unfinished_replays(self._connection, pipeline=pipeline.name, age=age, limit=limit)
+        return read_rows(Batch, rows)
+
+    def batches_of_plans(self, pipeline: Pipeline, plan_ids: Iterable[UUID]) -> list[Batch]:
+        """Return the batches of these plans that are committed or superseded, oldest first."""
+        ids = list(map(str, plan_ids))
+        return read_rows(
+            Batch, _QUERIES.batches_of_plans(self._connection, pipeline=pipeline.name, plan_ids=ids)
+        )
+
+    def unannounced(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
+        """Return the oldest batches of DAG runs with results that no asset event has announced, oldest first.
+
+        They have had their results for `age` seconds, so their own reports are probably not in progress. These are
+        committed batches, and superseded ones of which some ranges were committed (commit="partition").
+        """
+        rows = _QUERIES.unannounced(self._connection, pipeline=pipeline.name, age=age, limit=limit)
+        return read_rows(Batch, rows)
+
+    def announce(self, plan_ids: Iterable[UUID]) -> None:
+        """Record that an asset event has announced the batches of these plans."""
+        _QUERIES.announce(self._connection, plan_ids=list(map(str, plan_ids)))
+
+    def ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+        """Return the ranges of a batch, by topic, partition and offset."""
+        return tuple(read_rows(OffsetRange, _QUERIES.batch_ranges(self._connection, batch_id=batch_id)))
+
+    def ranges_with_records(self, batch_id: int) -> list[tuple[OffsetRange, int | None]]:
+        """Return the ranges of a batch, each with the number of its records (None before the commit)."""
+        rows = _QUERIES.batch_ranges_with_records(self._connection, batch_id=batch_id)
+        return [(OffsetRange(*row[:-1]), row.records) for row in rows]
+
+    def committed_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+        """Return the committed ranges of a batch: all or none, or some of them with commit="partition"."""
+        return tuple(read_rows(OffsetRange, _QUERIES.committed_ranges(self._connection, batch_id=batch_id)))
+
+    def uncommitted_ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
+        """Return the ranges of a batch that are not committed."""
+        committed = set(self.committed_ranges(batch_id))
+        return tuple(range_ for range_ in self.ranges(batch_id) if range_ not in committed)
+
+    def partly_committed(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
+        """Return those of the batches that are not committed, although some of their ranges are."""
+        ids = [batch.batch_id for batch in batches]
+        rows = _QUERIES.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)
+        return tuple(read_rows(PartlyCommitted, rows))
+
+    def successor(self, batch: Batch) -> int | None:
+        """Return the newest batch that took the place of this one."""
+        return cast("int | None", _QUERIES.successor_of_batch(self._connection, batch_id=batch.batch_id))
+
+    def supersede_overtaken(self, batch: Batch) -> None:
+        """Mark a replay that later ones have overtaken as superseded: it can no longer commit."""
+        _QUERIES.supersede_overtaken(self._connection, batch_id=batch.batch_id)
+
+    def commit(
+        self,
+        batch: Batch,
+        *,
+        rows: int,
+        rejected: int,
+        tombstones: int,
+        dropped: int = 0,
+        records: Iterable[tuple[OffsetRange, int]],
+    ) -> None:
+        """Mark a batch committed; `records` has the number of records that were read from each of its ranges.
+
+        Raises TargetMismatch if the row was not updated.
+        """
+        counts = list(records)
+        _QUERIES.count_ranges(
+            self._connection,
+            batch_id=batch.batch_id,
+            records=[count for _, count in counts],
+            **columns([range_ for range_, _ in counts], "topic", "partition", "from_offset"),
+        )
+        committed = _QUERIES.commit_batch(
+            self._connection,
+            batch_id=batch.batch_id,
+            records=sum(count for _, count in counts),
+            rows=rows,
+            rejected=rejected,
+            tombstones=tombstones,
+            dropped=dropped,
+        )
+        if committed != 1:
+            raise TargetMismatch(
+                f"batch {batch.batch_id}: its row in exactbatch.batch could not be marked committed, because a "
+                f"trigger, a rule or a policy of the table prevents it. Nothing was written. Drop it.",
+                batch_id=batch.batch_id,
+            )
+
+    def commit_ranges(self, batch: Batch) -> None:
+        """Mark a batch committed whose ranges all are, with the sums of their counts."""
+        _QUERIES.commit_ranges(self._connection, batch_id=batch.batch_id)
+
+    def record_failure(self, batch: Batch, error: Exception) -> None:
+        """Record that the processing of a batch has failed."""
+        _QUERIES.record_failure(
+            self._connection,
+            batch_id=batch.batch_id,
+            plan_id=batch.plan_id,
+            error=type(error).__name__,
+            message=str(error).replace("\0", "\\0"),
+            retryable=not isinstance(error, ExactbatchError) or error.retryable,
+        )
+
+    def failing(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[Failing, ...]:
+        """Return the planned advance, if it fails, and the failing replays among the batches."""
+        ids = [batch.batch_id for batch in batches]
+        rows = _QUERIES.failures(self._connection, pipeline=pipeline.name, batch_ids=ids)
+        return tuple(read_rows(Failing, rows))
+
+
+def batch_lost(batch_id: int, plan_id: UUID, other_plan: UUID | None, database: str) -> BatchLost:
+    """Return the error for a batch that a ledger does not have; `other_plan` is the plan that has its number."""
+    other = f", where its number belongs to plan {other_plan}" if other_plan else ""
+    return BatchLost(
+        f"batch {batch_id} (plan {plan_id}) is not in the ledger of database {database!r}{other}: the database "
+        f"was restored, or failed over to a replica that had not received the batch. Its results and offsets went "
+        f"back together; nothing is half done. Clear plan_batch, or wait for the next scheduled run: it plans "
+        f"from the stored offsets.",
+        batch_id=batch_id,
+    )

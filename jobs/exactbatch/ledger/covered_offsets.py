@@ -1,0 +1,93 @@
+"""Read and change which batch's results stand for which offsets, and which offsets are beyond replay."""
+
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+from exactbatch.coverage import Coverage
+from exactbatch.ledger.batches import Batches
+from exactbatch.ledger.rows import Batch
+from exactbatch.ledger.statements import columns, load_queries, read_rows
+from exactbatch.model import Covered
+from exactbatch.offsets import OffsetRange, PartitionKey
+from exactbatch.pipeline import Pipeline
+
+_QUERIES: Final = load_queries("covered_offsets")
+_RANGE: Final = ("topic_id", "partition", "from_offset", "until_offset")
+_COVERED: Final = ("topic", *_RANGE, "kind", "batch_id")
+
+
+class CoveredOffsets(Batches):
+    """The rows of exactbatch.coverage and replay_horizon."""
+
+    def coverage(self, pipeline: Pipeline) -> list[Covered]:
+        """Return the offsets that the pipeline accounts for, by topic, partition and offset."""
+        return read_rows(Covered, _QUERIES.coverage(self._connection, pipeline=pipeline.name))
+
+    def coverage_of(self, batch: Batch) -> list[Covered]:
+        """Return the coverage of the batch's ranges, each row cut to a range."""
+        return self.coverage_of_ranges(batch.pipeline, self.ranges(batch.batch_id))
+
+    def coverage_of_ranges(self, pipeline: str, ranges: Sequence[OffsetRange]) -> list[Covered]:
+        """Return the coverage of ranges, each row cut to a range."""
+        rows = _QUERIES.coverage_of_ranges(self._connection, pipeline=pipeline, **columns(ranges, *_RANGE))
+        coverage = Coverage(read_rows(Covered, rows))
+        return [part for range_ in ranges for part in coverage.cut(range_)]
+
+    def add_coverage(self, batch: Batch) -> None:
+        """Let the batch's results stand for its ranges."""
+        _QUERIES.add_coverage(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id)
+
+    def cut_coverage(self, batch: Batch) -> None:
+        """Remove the batch's ranges from the coverage; other batches keep their other offsets."""
+        rows = list(
+            _QUERIES.delete_coverage(self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id)
+        )
+        # Restored only now: the database checks at once that no offset is covered twice.
+        rest = Coverage(read_rows(Covered, rows)).without(self.ranges(batch.batch_id))
+        _QUERIES.restore_coverage(self._connection, pipeline=batch.pipeline, **columns(rest, *_COVERED))
+
+    def batches_with_coverage(self, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[int]:
+        """Return those of the batches whose results stand for any offset."""
+        rows = _QUERIES.batches_with_coverage(
+            self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids)
+        )
+        return [row.batch_id for row in rows]
+
+    def overtaken_by(self, batch: Batch) -> int | None:
+        """Return the newest of the later batches whose results stand for all offsets of an uncommitted replay.
+
+        None if some of its offsets remain to be processed again, and for any other batch.
+        """
+        if batch.kind != "replay" or batch.status == "committed":
+            return None
+        later = [row for row in self.coverage_of(batch) if (row.batch_id or 0) > batch.batch_id]
+        covered = sum(row.until_offset - row.from_offset for row in later)
+        if not later or covered < sum(map(len, self.ranges(batch.batch_id))):
+            return None
+        return max(row.batch_id for row in later if row.batch_id is not None)
+
+    def has_results(self, pipeline: Pipeline) -> bool:
+        """True if any committed batch has results that still count."""
+        return bool(_QUERIES.has_results(self._connection, pipeline=pipeline.name))
+
+    def first_advanced(self, pipeline: Pipeline) -> dict[tuple[UUID, int], int]:
+        """Return the offset at which the pipeline began, by topic ID and partition; below it lies history."""
+        rows = _QUERIES.first_advanced(self._connection, pipeline=pipeline.name)
+        return {(row.topic_id, row.partition): row.from_offset for row in rows}
+
+    def horizons(self, pipeline: Pipeline) -> dict[PartitionKey, int]:
+        """Return the offset of each partition below which nothing can be replayed any more."""
+        rows = _QUERIES.horizons(self._connection, pipeline=pipeline.name)
+        return {(row.topic, row.partition, row.topic_id): row.offset for row in rows}
+
+    def raise_horizon(self, pipeline: Pipeline, below: OffsetRange) -> None:
+        """Allow no replay below the end of a range from now on; a horizon never moves back."""
+        _QUERIES.raise_horizon(
+            self._connection,
+            pipeline=pipeline.name,
+            topic=below.topic,
+            topic_id=below.topic_id,
+            partition=below.partition,
+            offset=below.until_offset,
+        )

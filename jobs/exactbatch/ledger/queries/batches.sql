@@ -1,0 +1,143 @@
+-- Batches and their ranges. {Batch} and {OffsetRange} stand for the columns that these classes have.
+
+-- name: get_batch^
+-- One batch.
+select {Batch}
+from exactbatch.batch where batch_id = :batch_id;
+
+-- name: lock_batch^
+-- One batch, locked until this transaction ends.
+select {Batch}
+from exactbatch.batch where batch_id = :batch_id
+for no key update;
+
+-- name: is_standby$
+-- True on a standby, which may be behind its primary.
+select pg_is_in_recovery();
+
+-- name: list_batches
+-- The newest batches of a pipeline.
+select {Batch}
+from exactbatch.batch where pipeline = :pipeline
+order by batch_id desc limit :limit;
+
+-- name: unfinished_replays
+-- The newest replays that were planned at least :age seconds ago and have not committed.
+select {Batch}
+from exactbatch.batch
+where pipeline = :pipeline and kind = 'replay' and status = 'planned'
+  and planned_at < clock_timestamp() - make_interval(secs => :age)
+order by batch_id desc limit :limit;
+
+-- name: batches_of_plans
+-- The batches of these plans that are committed or superseded.
+select {Batch}
+from exactbatch.batch
+where pipeline = :pipeline and plan_id = any(:plan_ids::uuid[]) and status <> 'planned'
+order by batch_id;
+
+-- name: unannounced
+-- The oldest batches of DAG runs that have had results for :age seconds and that no report has announced.
+select {Batch}
+from exactbatch.batch
+where pipeline = :pipeline and announced_at is null and status <> 'planned' and dag_id is not null
+  and coalesce(committed_at, planned_at) < clock_timestamp() - make_interval(secs => :age)
+order by batch_id limit :limit;
+
+-- name: announce!
+-- Record that an asset event has announced the batches of these plans.
+update exactbatch.batch set announced_at = clock_timestamp()
+where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned';
+
+-- name: batch_ranges
+-- The ranges of a batch.
+select {OffsetRange}
+from exactbatch.batch_range where batch_id = :batch_id
+order by topic, partition, from_offset;
+
+-- name: batch_ranges_with_records
+-- The ranges of a batch, and the number of records that were read from each.
+select {OffsetRange}, records
+from exactbatch.batch_range where batch_id = :batch_id
+order by topic, partition, from_offset;
+
+-- name: committed_ranges
+-- The committed ranges of a batch: all or none, or some of them with commit="partition".
+select {OffsetRange}
+from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+where r.batch_id = :batch_id and (b.status = 'committed' or r.records is not null)
+order by topic, partition, from_offset;
+
+-- name: partly_committed
+-- Batches that are not committed, although some of their ranges are (commit="partition"), with the sums of these.
+select batch_id, count(*) as ranges, count(r.records) as committed, sum(r.records)::bigint as records,
+       sum(r.rows)::bigint as rows, sum(r.rejected)::bigint as rejected, sum(r.tombstones)::bigint as tombstones
+from exactbatch.batch_range r join exactbatch.batch b using (batch_id)
+where b.pipeline = :pipeline and b.status <> 'committed' and batch_id = any(:batch_ids)
+group by batch_id having count(r.records) > 0
+order by batch_id;
+
+-- name: successor_of_batch$
+-- The newest batch that took the place of this one: an advance, or a later plan of the same DAG run.
+select max(s.batch_id) from exactbatch.batch b
+join exactbatch.batch s on s.pipeline = b.pipeline and s.batch_id > b.batch_id
+where b.batch_id = :batch_id
+  and (b.kind = 'advance' and s.kind = 'advance' or s.dag_id = b.dag_id and s.run_id = b.run_id);
+
+-- name: supersede_overtaken!
+-- Supersede a replay that can no longer commit, because later ones have processed all of its ranges.
+update exactbatch.batch set status = 'superseded', announced_at = '-infinity'
+where batch_id = :batch_id and kind = 'replay' and status = 'planned';
+
+-- name: count_ranges!
+-- Store the number of records that were read from each range of a batch.
+update exactbatch.batch_range r set records = c.records
+from unnest(:topic::text[], :partition::integer[], :from_offset::bigint[], :records::bigint[])
+    c (topic, partition, from_offset, records)
+where r.batch_id = :batch_id and r.topic = c.topic and r.partition = c.partition
+  and r.from_offset = c.from_offset;
+
+-- name: commit_batch!
+-- Mark the batch committed, in the same transaction as its results.
+update exactbatch.batch
+set status = 'committed', committed_at = clock_timestamp(),
+    records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones, dropped = :dropped
+where batch_id = :batch_id;
+
+-- name: commit_ranges!
+-- Mark the batch committed, because all of its ranges are, with the sums of their counts.
+update exactbatch.batch b
+set status = 'committed', committed_at = clock_timestamp(),
+    records = r.records, rows = r.rows, rejected = r.rejected, tombstones = r.tombstones, dropped = 0
+from (
+    select sum(records) as records, sum(rows) as rows, sum(rejected) as rejected, sum(tombstones) as tombstones
+    from exactbatch.batch_range where batch_id = :batch_id
+) r
+where b.batch_id = :batch_id;
+
+-- name: record_failure!
+-- Record that a batch has failed once more, unless another plan has its number by now.
+insert into exactbatch.batch_failure as f (batch_id, error, message, retryable)
+select batch_id, :error, :message, :retryable from exactbatch.batch
+where batch_id = :batch_id and plan_id = :plan_id
+on conflict (batch_id) do update
+set failures = f.failures + 1, failed_at = clock_timestamp(),
+    error = excluded.error, message = excluded.message, retryable = excluded.retryable;
+
+-- name: failures
+-- Planned batches that fail: the advance, including the failures of those that it superseded since an advance was
+-- last committed, and some replays.
+select o.batch_id, o.kind, sum(f.failures)::bigint as failures, min(f.first_failed_at) as since,
+       (array_agg(f.failed_at order by f.failed_at desc))[1] as failed_at,
+       (array_agg(f.error order by f.failed_at desc))[1] as error,
+       (array_agg(f.message order by f.failed_at desc))[1] as message,
+       (array_agg(f.retryable order by f.failed_at desc))[1] as retryable
+from exactbatch.batch o
+join exactbatch.batch b on b.pipeline = o.pipeline and b.kind = o.kind
+    and (b.batch_id = o.batch_id or o.kind = 'advance' and b.batch_id > coalesce((
+        select max(c.batch_id) from exactbatch.batch c
+        where c.pipeline = o.pipeline and c.kind = 'advance' and c.status = 'committed'), 0))
+join exactbatch.batch_failure f on f.batch_id = b.batch_id
+where o.pipeline = :pipeline and o.status = 'planned' and (o.kind = 'advance' or o.batch_id = any(:batch_ids))
+group by o.batch_id
+order by o.batch_id;

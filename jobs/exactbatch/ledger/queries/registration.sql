@@ -1,0 +1,38 @@
+-- The rows of exactbatch.pipeline. {Definition} stands for the columns that Definition has.
+
+-- name: lock_pipeline^
+-- Block every other plan and publish of this pipeline until this transaction ends.
+select {Definition}
+from exactbatch.pipeline where name = :pipeline
+for no key update;
+
+-- name: get_pipeline^
+-- The registration of a pipeline.
+select {Definition}
+from exactbatch.pipeline where name = :pipeline;
+
+-- name: other_pipelines
+-- The registrations of all other pipelines.
+select {Definition}
+from exactbatch.pipeline where name <> :pipeline
+order by name;
+
+-- name: list_pipelines
+-- The names of all registered pipelines.
+select name from exactbatch.pipeline order by name;
+
+-- name: register_pipeline!
+-- Register a pipeline, or give it a new identity.
+insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics)
+values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics)
+on conflict (name) do update
+set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage,
+    version = excluded.version, topics = excluded.topics, shares_topics = excluded.shares_topics;
+
+-- name: rename_pipeline!
+-- Rename a pipeline; the foreign keys update all its rows.
+update exactbatch.pipeline set name = :new where name = :old;
+
+-- name: stored_topics
+-- The topics for which pipelines have stored offsets.
+select distinct pipeline, topic from exactbatch.stored_offset where pipeline = any(:pipelines::text[]);

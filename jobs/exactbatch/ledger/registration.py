@@ -1,0 +1,159 @@
+"""Register pipelines, and check that a pipeline still is what it was registered as."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from exactbatch.errors import ConfigurationError, NotRegistered
+from exactbatch.ledger.definition import (
+    Definition,
+    adds_topics,
+    check_identity,
+    check_sharing,
+    check_topics,
+    definition_of,
+    sharing,
+)
+from exactbatch.ledger.statements import OnConnection, load_queries, read_row, read_rows
+from exactbatch.pipeline import Pipeline
+
+_QUERIES: Final = load_queries("registration")
+
+
+class Registration(OnConnection):
+    """The rows of exactbatch.pipeline."""
+
+    def register(
+        self,
+        pipeline: Pipeline,
+        *,
+        accept_identity: bool = False,
+        share_topics: bool = False,
+        rename: str | None = None,
+    ) -> bool:
+        """Register a pipeline; return True if anything was written.
+
+        `rename` is the pipeline's previous name: all its rows get the new one.
+
+        Raises IdentityChanged if the pipeline is registered with another identity, and ConfigurationError if another
+        pipeline writes to its tables by other rules. With `accept_identity` it raises neither: pipelines that share
+        a target are changed one after the other, and check_registered() lets none of them run until they agree.
+
+        Raises ConfigurationError if another pipeline loads one of its topics into the same target, unless
+        `share_topics` allows both.
+        """
+        registered = self._definition(pipeline.name)
+        renamed = rename is not None and self._rename(rename, pipeline.name, registered)
+        if renamed:
+            registered = self._definition(pipeline.name)
+        shares = share_topics or (registered is not None and registered.shares_topics)
+        own, others = definition_of(pipeline, shares_topics=shares), self._others(pipeline)
+        if not accept_identity:
+            if registered is not None:
+                check_identity(own, registered)
+            check_sharing(own, others)
+        self._check_topics(own, others, adds=adds_topics(own, registered))
+        if registered == own:
+            return renamed
+        _QUERIES.register_pipeline(self._connection, **asdict(own))
+        return True
+
+    def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> None:
+        """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
+
+        Raises ConfigurationError if another pipeline writes to its tables by other rules or, unless `may_double`,
+        loads the same topics into the same target without permission.
+        """
+        row = _QUERIES.get_pipeline(self._connection, pipeline=pipeline.name)
+        self._check(pipeline, row, may_double=may_double)
+
+    def lock(self, pipeline: Pipeline) -> None:
+        """Lock the pipeline until the transaction ends, and check as check_registered() does."""
+        self._check(pipeline, _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name))
+
+    def sharing(self, pipeline: Pipeline) -> list[str]:
+        """Return the names of the other pipelines that write to any of its tables."""
+        return [other.name for other in sharing(definition_of(pipeline), self._others(pipeline))]
+
+    def removed_topics(self, pipeline: Pipeline) -> list[str]:
+        """Return topics that the pipeline has processed and no longer loads.
+
+        Topics that another pipeline with the same tables has processed, at any time, are left out.
+        """
+        names = [pipeline.name, *self.sharing(pipeline)]
+        stored = list(_QUERIES.stored_topics(self._connection, pipelines=names))
+        own = {row.topic for row in stored if row.pipeline == pipeline.name}
+        others = {row.topic for row in stored if row.pipeline != pipeline.name}
+        return sorted(own - others - set(pipeline.topics))
+
+    def _check(self, pipeline: Pipeline, row: Any, *, may_double: bool = False) -> None:
+        own, others = definition_of(pipeline), self._others(pipeline)
+        if row is None:
+            raise NotRegistered(
+                f"pipeline {pipeline.name!r} is not in the ledger of database "
+                f"{self._connection.info.dbname!r}, which has {self._names()}. {_or_renamed(own, others)} this is "
+                f"the right database, run `exactbatch init` for it once."
+            )
+        registered = read_row(Definition, row)
+        check_identity(own, registered)
+        check_sharing(own, others)
+        if not may_double:
+            own = replace(own, shares_topics=registered.shares_topics)
+            self._check_topics(own, others, adds=False)
+
+    def _check_topics(self, own: Definition, others: Iterable[Definition], *, adds: bool) -> None:
+        """Check the topics that the others have ever loaded: rows of topics that they no longer load remain."""
+        companions = sharing(own, others)
+        if not companions or own.shares_topics:
+            return
+        loaded: dict[str, set[str]] = {other.name: set(other.topics) for other in companions}
+        for row in _QUERIES.stored_topics(self._connection, pipelines=list(loaded)):
+            loaded[row.pipeline].add(row.topic)
+        for other in companions:
+            check_topics(own, replace(other, topics=sorted(loaded[other.name])), adds=adds)
+
+    def _rename(self, old: str, new: str, registered: Definition | None) -> bool:
+        """Give a pipeline its new name; return False if it has it already."""
+        if old == new:
+            raise ConfigurationError(
+                f"pipeline {new!r} cannot be renamed to the name that it has. Give --rename its previous name."
+            )
+        previous = self._definition(old)
+        if previous is None and registered is not None:
+            return False
+        if previous is None:
+            raise NotRegistered(
+                f"pipeline {old!r} is not in the ledger of database {self._connection.info.dbname!r}, which has "
+                f"{self._names()}: it cannot be renamed to {new!r}. Check the name and the connection string."
+            )
+        if registered is not None:
+            raise ConfigurationError(
+                f"pipelines {old!r} and {new!r} are both registered, so {old!r} cannot be renamed to {new!r}. "
+                f"Choose an unused name."
+            )
+        _QUERIES.rename_pipeline(self._connection, old=old, new=new)
+        return True
+
+    def _definition(self, name: str) -> Definition | None:
+        row = _QUERIES.get_pipeline(self._connection, pipeline=name)
+        return None if row is None else read_row(Definition, row)
+
+    def _others(self, pipeline: Pipeline) -> list[Definition]:
+        rows = _QUERIES.other_pipelines(self._connection, pipeline=pipeline.name)
+        return read_rows(Definition, rows)
+
+    def _names(self) -> str:
+        rows = _QUERIES.list_pipelines(self._connection)
+        return ", ".join(row.name for row in rows) or "no pipeline at all"
+
+
+def _or_renamed(own: Definition, others: Iterable[Definition]) -> str:
+    """Name the pipelines that are registered with the same target, and begin the sentence on registering."""
+    names = [other.name for other in others if other.table == own.table]
+    if not names:
+        return "If"
+    return (
+        f"{', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} registered with the same target, "
+        f"{own.target}. If {own.name!r} is {names[0]!r} under a new name, run `exactbatch init` for {own.name!r} "
+        f"with `--rename {names[0]}`, and it continues where {names[0]!r} stands. If it is a new pipeline, and"
+    )

@@ -1,0 +1,148 @@
+"""The rows that the ledger's queries return."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+Kind = Literal["advance", "replay"]
+Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A row of exactbatch.batch. Counts are None until the batch is committed.
+
+    `batch_id` is its number in this ledger. `plan_id` is unique for ever: a batch that was lost when the database was
+    restored had another one, although its number is issued again.
+    """
+
+    batch_id: int
+    plan_id: UUID
+    pipeline: str
+    kind: Kind
+    origin: Origin
+    dag_id: str | None
+    run_id: str | None
+    generation: int
+    clear_number: int
+    run_started_at: datetime | None
+    status: Literal["planned", "committed", "superseded"]
+    records: int | None
+    rows: int | None
+    rejected: int | None
+    tombstones: int | None
+    dropped: int | None
+    planned_at: datetime
+    committed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The DAG run that asks for a plan.
+
+    `clear_number` counts how often the run was cleared. `started_at` is when it began: it changes when a run that
+    had ended is cleared, and when the run is deleted and created again under the same ID. An automatic retry changes
+    neither.
+    """
+
+    dag_id: str
+    run_id: str
+    clear_number: int = 0
+    started_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartlyCommitted:
+    """A batch that is not committed, although `committed` of its `ranges` are; the counts are sums over these."""
+
+    batch_id: int
+    ranges: int
+    committed: int
+    records: int
+    rows: int
+    rejected: int
+    tombstones: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failing:
+    """A planned batch that fails, with its latest error.
+
+    For an advance, `failures` and `since` include the failures of the advances that it superseded since an advance
+    was last committed.
+    """
+
+    batch_id: int
+    kind: Kind
+    failures: int
+    since: datetime
+    failed_at: datetime
+    error: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row of exactbatch.rejected_record without its contents; `bytes` is the length of the record's value."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    bytes: int | None
+    reason: str
+    batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectReason:
+    """The number of records that were rejected for one reason, and the first of them as topic[partition] offset."""
+
+    reason: str
+    records: int
+    first: str
+
+
+@dataclass(frozen=True, slots=True)
+class RejectReasons:
+    """The most frequent reasons of rejected records, and the number of all reasons and all rejected records."""
+
+    shown: tuple[RejectReason, ...]
+    reasons: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOffset:
+    """A row of exactbatch.time_boundary: the offset of a partition at which a time begins."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    at: datetime
+    offset: int
+    resolved_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class NearbyTimeOffsets:
+    """The offset that a time is pinned to in a partition, and those of its nearest pinned neighbours in time.
+
+    Each is None if there is none.
+    """
+
+    pinned: int | None
+    before: int | None
+    after: int | None
+
+    def between(self, first: int) -> int:
+        """Return the pinned offset or, without one, the offset `first`, moved in between the neighbours' offsets.
+
+        Retention and late records can move a time's first offset: intervals would overlap.
+        """
+        if self.pinned is not None:
+            return self.pinned
+        offset = max(first, self.before or 0)
+        return offset if self.after is None else min(offset, self.after)

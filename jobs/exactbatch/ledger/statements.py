@@ -1,0 +1,48 @@
+"""Load the ledger's SQL by name, and convert between rows and dataclasses."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from importlib import resources
+from typing import Any, Final, TypeVar
+
+import aiosql
+
+from exactbatch.ledger.definition import Definition
+from exactbatch.ledger.rows import Batch
+from exactbatch.offsets import OffsetRange
+from exactbatch.postgres.connection import Connection
+
+Row = TypeVar("Row")
+
+# In a query, the name of one of these classes in braces stands for the columns that are its fields.
+_ROWS: Final = (Batch, Definition, OffsetRange)
+
+
+def load_queries(name: str) -> Any:
+    """Load the statements of queries/<name>.sql, as an object with a method for each."""
+    text = (resources.files("exactbatch.ledger") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+    for row in _ROWS:
+        text = text.replace(f"{{{row.__name__}}}", ", ".join(field.name for field in fields(row)))
+    return aiosql.from_str(text, "psycopg2", mandatory_parameters=False)
+
+
+def read_row(type_: type[Row], row: Any) -> Row:
+    """Convert a named tuple into a dataclass with the same fields."""
+    return type_(**row._asdict())
+
+
+def read_rows(type_: type[Row], rows: Iterable[Any]) -> list[Row]:
+    """Convert named tuples into dataclasses with the same fields."""
+    return [read_row(type_, row) for row in rows]
+
+
+def columns(rows: Sequence[Any], *names: str) -> dict[str, list[Any]]:
+    """Return the fields `names` of all rows as lists, which a statement takes apart with unnest()."""
+    return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+class OnConnection:
+    """Base of the parts of Ledger: calls on one connection, whose transactions the caller begins and ends."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
