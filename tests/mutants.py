@@ -599,9 +599,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "words for the time are constants",
-        "transforms/allowed_plan.py",
-        "            if word := _WORD.match(str(child.value())):\n",
-        "            if word := None:\n",
+        "transforms/query_times.py",
+        "        if word := _WORD.match(str(child.value())):\n",
+        "        if word := None:\n",
         (f"{_ALLOWED}::test_what_gives_another_result_each_time_is_refused_by_name",),
     ),
     Mutant(
@@ -696,9 +696,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "text without a date becomes a time of today",
-        "transforms/allowed_plan.py",
-        "        elif _has(_TIMESTAMP, type_) and not has_format:",
-        "        elif False:",
+        "transforms/query_times.py",
+        "    elif _has(_TIMESTAMP, type_) and not has_format:",
+        "    elif False:",
         (
             "tests/integration/test_allowed_plan.py::test_what_gives_another_result_each_time_is_refused_by_name",
         ),

@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch import decode, direct, partition_commit, uncastable
+from exactbatch.batch import decode, direct, partition_commit, reread
 from exactbatch.batch import job as batch_job
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
@@ -88,7 +88,7 @@ def case(
     monkeypatch.setattr(batch_job, "launch_timeout", lambda *_: nullcontext())
     for module in (direct, batch_job):
         monkeypatch.setattr(module, "on_executors", on_this_process)
-    for module in (decode, uncastable):
+    for module in (decode, reread):
         monkeypatch.setattr(module, "read_range", read_once(module.read_range))
     for module in (batch_job, partition_commit):
         monkeypatch.setattr(module, "KafkaBroker", lambda _properties: KnownIds(kafka_log))

@@ -165,7 +165,9 @@ def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behi
     theirs = wrong(name, dsn, stack, authorities[1])
 
     def tasks(*arguments: Any) -> list[StageTask]:
-        return [replace(task, postgres=theirs) for task in stage_tasks(*arguments)]
+        return [
+            replace(task, postgres=replace(task.postgres, dsn=theirs)) for task in stage_tasks(*arguments)
+        ]
 
     monkeypatch.setattr(batch_job, "stage_tasks", tasks)
     message = world.refused(TasksFailed, pipeline)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch.batch import range_copy, rejects, uncastable
+from exactbatch.batch import range_copy, rejects, reread, uncastable
 from exactbatch.batch import stage as stage_module
 from exactbatch.batch.partition_commit import commit_batch, commit_range
 from exactbatch.batch.stage import decode_range, stage
@@ -138,7 +138,8 @@ def test_rows_that_do_not_fit_become_rejects_page_by_page(
         f"kafka_offset bigint, kafka_timestamp timestamptz, batch_id bigint)"
     )
     monkeypatch.setattr(uncastable, "_PAGE", 4)
-    monkeypatch.setattr(uncastable, "_NEAR", 3)
+    monkeypatch.setattr(reread, "_NEAR", 3)
+    monkeypatch.setattr(reread, "_LARGEST_GROUP", 4)
     monkeypatch.setattr(rejects, "_HELD_RECORDS", 5)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (40, 28, 12)

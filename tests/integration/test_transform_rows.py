@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Raw, Upsert
 from exactbatch.batch import failing_record, storable_rows, transform
+from exactbatch.batch.arrow_copy import PostgresAccess
 from exactbatch.batch.stage import stage_rows
 from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.errors import (
@@ -155,9 +156,7 @@ def test_a_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
         )
         for offset, name in ((0, b"b"), (2, b"\xff"), (4, b"c"))
     ]
-    error = stage_rows(
-        batches, tables, settings.postgres, columns, 1, publish_timeout=10, statement_timeout=10
-    )
+    error = stage_rows(batches, tables, PostgresAccess(settings.postgres, 10, 10), columns, 1)
     assert isinstance(error, TransformFailed)
     assert str(error).startswith(
         "column 'name': Postgres cannot store a value that the transform returns, from t[3] offset 2 to t[3] offset "

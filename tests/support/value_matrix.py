@@ -18,6 +18,7 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Upsert
+from exactbatch.batch.arrow_copy import PostgresAccess
 from exactbatch.batch.stage import stage_rows
 from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
 from exactbatch.batch.task import StagedBatch
@@ -491,9 +492,7 @@ class Matrix:
                 "deleted": pa.repeat(False, n),
             }
         )
-        rows = stage_rows(
-            [batch], tables, self._postgres, staged_columns, 1, publish_timeout=60, statement_timeout=60
-        )
+        rows = stage_rows([batch], tables, PostgresAccess(self._postgres, 60, 60), staged_columns, 1)
         assert rows == n
         self._staged[key] = tables, StagedBatch((), {1: n}, {})
         return self._staged[key]

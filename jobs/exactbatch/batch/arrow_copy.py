@@ -1,14 +1,45 @@
 """COPY of Arrow batches into Postgres through ADBC, on an executor or the driver."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 
 from exactbatch.batch.rejects import PendingRejects
-from exactbatch.postgres.arrow import ArrowCursor
+from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
+from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor, connect_arrow
 
-APPLICATION: Final = "exactbatch task"  # as pg_stat_activity shows a task
+_APPLICATION: Final = "exactbatch task"  # as pg_stat_activity shows a task
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresAccess:
+    """How a task reaches Postgres.
+
+    dsn: the connection string of the user
+    publish_timeout: seconds to wait for a connection or a lock
+    statement_timeout: seconds to wait for Postgres without a response
+    """
+
+    dsn: str = field(repr=False)
+    publish_timeout: float
+    statement_timeout: float
+
+    def run(self, work: Callable[[ArrowConnection, StallTimeout], None], *, where: str) -> None:
+        """Open a connection and run work on it; `where` opens the message of an error.
+
+        Raises the error that the server's SQLSTATE stands for, PostgresUnavailable when Postgres does not respond
+        within the timeout, and whatever the work raises.
+        """
+
+        def connect_and_work(timeout: StallTimeout) -> None:
+            with connect_arrow(
+                self.dsn, application=_APPLICATION, timeout=self.publish_timeout
+            ) as connection:
+                work(connection, timeout)
+
+        run_with_stall_timeout(self.statement_timeout, connect_and_work, where=where)
 
 
 def copy_batches(

@@ -9,12 +9,12 @@ for each other, and a newer plan waits for the ranges that are about to commit a
 from typing import Any, Final
 from uuid import UUID
 
-from exactbatch.batch.arrow_copy import APPLICATION
+from exactbatch.batch.arrow_copy import PostgresAccess
 from exactbatch.batch.decode import garbage_collector_paused
 from exactbatch.batch.fences import check_publishable, check_topic_ids
 from exactbatch.batch.publish import Published
 from exactbatch.batch.range_copy import REJECTS, RangeTask, copy_range, one_row, range_reader
-from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
+from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -27,7 +27,7 @@ from exactbatch.ledger.partition_commit import (
     SHARE_BATCH,
 )
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor, connect_arrow
+from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor
 from exactbatch.postgres.connection import Connection, transaction
 
 _SERVER: Final = "select current_database(), pg_is_in_recovery()"
@@ -41,15 +41,13 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     retryable error.
     """
 
-    def commit(timeout: StallTimeout) -> None:
-        with connect_arrow(
-            task.postgres, application=APPLICATION, timeout=task.pipeline.publish_timeout
-        ) as connection:
-            _commit(connection, task, attempt, timeout)
-
+    pipeline = task.pipeline
+    postgres = PostgresAccess(task.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
     try:
         with garbage_collector_paused():
-            run_with_stall_timeout(task.pipeline.statement_timeout, commit, where=str(task))
+            postgres.run(
+                lambda connection, timeout: _commit(connection, task, attempt, timeout), where=str(task)
+            )
     except ExactbatchError as error:
         if error.retryable and not isinstance(error, StagedRowsDiffer):
             raise

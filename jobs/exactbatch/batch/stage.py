@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.batch.arrow_copy import APPLICATION, copy_batches, copy_in_turns
+from exactbatch.batch.arrow_copy import PostgresAccess, copy_batches, copy_in_turns
 from exactbatch.batch.decode import RangeReader, garbage_collector_paused
 from exactbatch.batch.rejects import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.staging_tables import (
@@ -17,11 +17,11 @@ from exactbatch.batch.staging_tables import (
 )
 from exactbatch.batch.storable_rows import RecordsOfRows, raise_refused_value, storable_rows
 from exactbatch.batch.task import Staged, StageTask
-from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
+from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
-from exactbatch.postgres.arrow import ArrowConnection, connect_arrow
+from exactbatch.postgres.arrow import ArrowConnection
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -32,28 +32,24 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
     """
     reader = RangeReader(task, attempt, row_schema(task.columns), {"task_attempt": attempt})
 
-    def copy(timeout: StallTimeout) -> None:
-        with connect_arrow(
-            task.postgres, application=APPLICATION, timeout=task.publish_timeout
-        ) as connection:
+    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+        def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
+            _copy(connection, task.tables.rejects, REJECT_SCHEMA, iter(rejects))
+            failpoint("stage.after_rejects")
 
-            def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
-                _copy(connection, task.tables.rejects, REJECT_SCHEMA, iter(rejects))
-                failpoint("stage.after_rejects")
-
-            copy_in_turns(
-                timeout.watch(reader.batches()),
-                reader.pending,
-                lambda rows: _copy(connection, task.tables.rows, row_schema(task.columns), rows),
-                copy_rejects,
-            )
-            failpoint("stage.before_copy_commit")
-            connection.commit()
-            failpoint("stage.after_copy_commit")
+        copy_in_turns(
+            timeout.watch(reader.batches()),
+            reader.pending,
+            lambda rows: _copy(connection, task.tables.rows, reader.schema, rows),
+            copy_rejects,
+        )
+        failpoint("stage.before_copy_commit")
+        connection.commit()
+        failpoint("stage.after_copy_commit")
 
     try:
         with garbage_collector_paused():
-            run_with_stall_timeout(task.statement_timeout, copy, where=f"{task.range}, staging its rows")
+            task.postgres.run(copy, where=f"{task.range}, staging its rows")
     except Exception as error:
         return _terminal(error)
     return _staged(task, attempt, reader)
@@ -68,13 +64,7 @@ def decode_range(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Sta
 
     def copy_rejects() -> None:
         if rejects := reader.pending.take():
-            stage_rejects(
-                task.postgres,
-                task.tables,
-                rejects,
-                publish_timeout=task.publish_timeout,
-                statement_timeout=task.statement_timeout,
-            )
+            stage_rejects(task.postgres, task.tables, rejects)
             failpoint("stage.after_rejects")
 
     try:
@@ -96,46 +86,28 @@ def _staged(task: StageTask, attempt: int, reader: RangeReader) -> Staged:
     return Staged(task.range, attempt, reader.records, reader.rows, reader.rejects, reader.tombstones)
 
 
-def stage_rejects(
-    postgres: str,
-    tables: StagingTables,
-    rejects: Iterable[pa.RecordBatch],
-    *,
-    publish_timeout: float,
-    statement_timeout: float,
-) -> None:
-    """Stage rejected records, on an executor or the driver. Timeouts are in seconds.
+def stage_rejects(postgres: PostgresAccess, tables: StagingTables, rejects: Iterable[pa.RecordBatch]) -> None:
+    """Stage rejected records, on an executor or the driver. Raises the errors of PostgresAccess.run()."""
 
-    Raises the error that the server's SQLSTATE stands for, PostgresUnavailable when Postgres does not respond for
-    `statement_timeout` seconds, and whatever the iterator raises.
-    """
+    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+        _copy(connection, tables.rejects, REJECT_SCHEMA, timeout.watch(rejects))
+        connection.commit()
 
-    def copy(timeout: StallTimeout) -> None:
-        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
-            _copy(connection, tables.rejects, REJECT_SCHEMA, timeout.watch(rejects))
-            connection.commit()
-
-    run_with_stall_timeout(
-        statement_timeout, copy, where=f"batch {tables.batch_id}, staging rejected records"
-    )
+    postgres.run(copy, where=f"batch {tables.batch_id}, staging rejected records")
 
 
 def stage_rows(
     batches: Iterable[pa.RecordBatch],
     tables: StagingTables,
-    postgres: str,
+    postgres: PostgresAccess,
     columns: Sequence[Column],
     attempt: int,
-    *,
-    publish_timeout: float,
-    statement_timeout: float,
 ) -> int | ExactbatchError:
-    """Stage the rows of a transform, with their lineage if they carry it; return how many. Timeouts are in
-    seconds.
+    """Stage the rows of a transform, with their lineage if they carry it; return how many.
 
     Leaves out a row that Postgres cannot store, and notes its record as one to reject. If rows do not carry their
-    record, or if Postgres itself refuses a value, that is TransformFailed. Returns a terminal error. Raises
-    PostgresUnavailable when Postgres does not respond for `statement_timeout` seconds.
+    record, or if Postgres itself refuses a value, that is TransformFailed. Returns a terminal error, and raises a
+    retryable one.
     """
     schema = row_schema(columns)
     notes, records = PendingRejects(), RecordsOfRows()
@@ -149,57 +121,44 @@ def stage_rows(
             records.add(rows)
             yield rows
 
-    def copy(timeout: StallTimeout) -> None:
-        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
+    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+        def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
+            records.begin()
+            try:
+                _copy(connection, tables.rows, schema, rows)
+            except AdbcError as error:
+                raise_refused_value(error, records)
+                raise
 
-            def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
-                records.begin()
-                try:
-                    _copy(connection, tables.rows, schema, rows)
-                except AdbcError as error:
-                    raise_refused_value(error, records)
-                    raise
-
-            copy_in_turns(
-                timeout.watch(storable()),
-                notes,
-                copy_rows,
-                lambda noted: _copy(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),
-            )
-            failpoint("stage.before_copy_commit")
-            connection.commit()
-            failpoint("stage.after_copy_commit")
+        copy_in_turns(
+            timeout.watch(storable()),
+            notes,
+            copy_rows,
+            lambda noted: _copy(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),
+        )
+        failpoint("stage.before_copy_commit")
+        connection.commit()
+        failpoint("stage.after_copy_commit")
 
     try:
-        run_with_stall_timeout(
-            statement_timeout, copy, where=f"batch {tables.batch_id}, staging rows of the transform"
-        )
+        postgres.run(copy, where=f"batch {tables.batch_id}, staging rows of the transform")
     except Exception as error:
         return _terminal(error)
     return count
 
 
 def stage_lineage(
-    batches: Iterable[pa.RecordBatch],
-    tables: StagingTables,
-    postgres: str,
-    attempt: int,
-    *,
-    publish_timeout: float,
-    statement_timeout: float,
+    batches: Iterable[pa.RecordBatch], tables: StagingTables, postgres: PostgresAccess, attempt: int
 ) -> None:
-    """Stage which records were decoded, from batches with the columns LINEAGE_NAMES. Raises as stage_rejects()
-    does."""
+    """Stage which records were decoded, from batches with the columns LINEAGE_NAMES. Raises the errors of
+    PostgresAccess.run()."""
 
-    def copy(timeout: StallTimeout) -> None:
+    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
         tagged = (_tagged(batch, LINEAGE_SCHEMA, attempt) for batch in batches)
-        with connect_arrow(postgres, application=APPLICATION, timeout=publish_timeout) as connection:
-            _copy(connection, tables.lineage, LINEAGE_SCHEMA, timeout.watch(tagged))
-            connection.commit()
+        _copy(connection, tables.lineage, LINEAGE_SCHEMA, timeout.watch(tagged))
+        connection.commit()
 
-    run_with_stall_timeout(
-        statement_timeout, copy, where=f"batch {tables.batch_id}, staging the lineage of decoded records"
-    )
+    postgres.run(copy, where=f"batch {tables.batch_id}, staging the lineage of decoded records")
 
 
 def _terminal(error: Exception) -> ExactbatchError:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from exactbatch.batch.arrow_copy import PostgresAccess
 from exactbatch.batch.decode import Changes
 from exactbatch.batch.staging_tables import StagingTables
 from exactbatch.batch.task import StagedBatch, StageTask
@@ -45,6 +46,7 @@ def stage_tasks(
         parts = min(parts, parallelism)
     starts = {(range_.topic, range_.partition, range_.from_offset) for range_ in ranges}
     value, key = with_registry(pipeline.value, settings.kafka), with_registry(pipeline.key, settings.kafka)
+    postgres = PostgresAccess(settings.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
     return [
         StageTask(
             range=piece,
@@ -54,15 +56,13 @@ def stage_tasks(
             else None,
             tables=tables,
             kafka=settings.kafka,
-            postgres=settings.postgres,
+            postgres=postgres,
             value=value,
             columns=pipeline.sink.staged_columns(pipeline.value.columns),
             changes=Changes(_decoded_key(pipeline), key) if pipeline.sink.keeps_deletes else None,
             # If max_rejects is a share, the most that there can be: a range has no more records than offsets.
             max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
             read_timeout=pipeline.read_timeout,
-            publish_timeout=pipeline.publish_timeout,
-            statement_timeout=pipeline.statement_timeout,
             cluster_id=cluster_id,
         )
         for piece in split(ranges, parts=parts, smallest=_SMALLEST_PIECE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from exactbatch.batch.arrow_copy import PostgresAccess
 from exactbatch.batch.decode import Changes
 from exactbatch.batch.staging_tables import StagingTables
 from exactbatch.columns import Column
@@ -26,14 +27,12 @@ class StageTask:
     leader_epoch: int | None
     tables: StagingTables
     kafka: Mapping[str, Any] = field(repr=False)
-    postgres: str = field(repr=False)
+    postgres: PostgresAccess
     value: Format | WithMessage
     columns: tuple[Column, ...]
     changes: Changes | None
     max_rejects: int
     read_timeout: float
-    publish_timeout: float
-    statement_timeout: float
     cluster_id: str | None = None
 
 

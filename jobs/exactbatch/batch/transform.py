@@ -121,22 +121,13 @@ class TransformStager:
         """Stage the transformed rows; return how many each accepted attempt has staged."""
         task = self._tasks[0]
         tables, postgres = task.tables, task.postgres
-        publish_timeout, statement_timeout = task.publish_timeout, task.statement_timeout
         columns = self._pipeline.sink.staged_columns(self.columns)
         names = self._rows.columns
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
             named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
-            rows = stage_rows(
-                named,
-                tables,
-                postgres,
-                columns,
-                attempt,
-                publish_timeout=publish_timeout,
-                statement_timeout=statement_timeout,
-            )
+            rows = stage_rows(named, tables, postgres, columns, attempt)
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],
@@ -168,18 +159,10 @@ class TransformStager:
         """Stage the lineage of the decoded records; return the task attempts that Spark accepted."""
         task = self._tasks[0]
         tables, postgres = task.tables, task.postgres
-        publish_timeout, statement_timeout = task.publish_timeout, task.statement_timeout
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
-            stage_lineage(
-                batches,
-                tables,
-                postgres,
-                attempt,
-                publish_timeout=publish_timeout,
-                statement_timeout=statement_timeout,
-            )
+            stage_lineage(batches, tables, postgres, attempt)
             yield pa.RecordBatch.from_arrays([pa.array([attempt])], ["attempt"])
 
         try:

@@ -15,7 +15,8 @@ from exactbatch.batch.spark_errors import cause, is_of_a_job
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import ExactbatchError, TransformRefused
 from exactbatch.pipeline import Pipeline
-from exactbatch.transforms.allowed_plan import Finding, findings, marked
+from exactbatch.transforms.allowed_expressions import Finding
+from exactbatch.transforms.allowed_plan import findings, marked
 
 VIEW: Final = "records"
 _LINEAGE_TYPES: Final = dict(

@@ -8,29 +8,28 @@ read again, because a reject keeps the key, the value and the headers, and a sta
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, islice
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Final
 
 import psycopg2
 from psycopg2 import sql
 
+from exactbatch.batch.arrow_copy import PostgresAccess
 from exactbatch.batch.rejects import Rejected, note_attempt, reject_batches
+from exactbatch.batch.reread import NotedRecord, read_noted
 from exactbatch.batch.stage import stage_rejects
 from exactbatch.batch.staging_tables import StagingTables, identifier
 from exactbatch.batch.task import StagedBatch
 from exactbatch.columns import Column
-from exactbatch.errors import LogEndedEarly, TargetMismatch
-from exactbatch.kafka.reader import read_range
+from exactbatch.errors import TargetMismatch
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, StagedRows
 
-# Offsets: records that are no farther apart are read in one go.
-_NEAR: Final = 1_000
 # The errors that the functions of a type may raise for a value.
 _VALUE_ERRORS: Final = (
     psycopg2.DataError,
@@ -44,17 +43,6 @@ _SERVER_ERRORS: Final = "^(08|25|40|53|57|58|XX|42501|42P01)"
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_uncastable")
 _SHOWN: Final = 200  # characters of a value that a reason repeats
 _PAGE: Final = 50_000  # notes that the driver holds at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Uncastable:
-    """A record that is noted to be rejected."""
-
-    attempt: int
-    topic: str
-    partition: int
-    offset: int
-    reason: str
 
 
 def reject_uncastable(
@@ -106,16 +94,14 @@ def _rejected(
 
     def records() -> Iterator[Rejected]:
         noted = islice(_noted(connection, tables, staged), limit + 1)
-        for record in _records(noted, ranges, pipeline, settings, cluster_id):
+        for record in read_noted(noted, ranges, pipeline, settings, cluster_id):
             rejects[record.attempt] += 1
             yield record
 
     stage_rejects(
-        settings.postgres,
+        PostgresAccess(settings.postgres, pipeline.publish_timeout, pipeline.statement_timeout),
         tables,
         reject_batches(records()),
-        publish_timeout=pipeline.publish_timeout,
-        statement_timeout=pipeline.statement_timeout,
     )
     with transaction(connection) as cursor:
         deleted = _delete(cursor, tables, staged)
@@ -187,7 +173,7 @@ def _any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bo
     return True
 
 
-def _noted(connection: Connection, tables: StagingTables, staged: StagedBatch) -> Iterator[Uncastable]:
+def _noted(connection: Connection, tables: StagingTables, staged: StagedBatch) -> Iterator[NotedRecord]:
     """Yield the records that are noted to be rejected, each once, by topic, partition and offset."""
     last = ("", 0, 0)
     while True:
@@ -201,7 +187,7 @@ def _noted(connection: Connection, tables: StagingTables, staged: StagedBatch) -
 
 def noted_after(
     cursor: Cursor, tables: StagingTables, staged: StagedBatch, last: tuple[str, int, int] = ("", 0, 0)
-) -> list[Uncastable]:
+) -> list[NotedRecord]:
     """Return the next page of records that are noted to be rejected, after a topic, partition and offset."""
     cursor.execute(
         sql.SQL(
@@ -211,7 +197,7 @@ def noted_after(
         ).format(identifier(tables.rejects), _notes(staged), *map(sql.Literal, last), sql.Literal(_PAGE))
     )
     return [
-        Uncastable(note_attempt(note), topic, partition, offset, reason)
+        NotedRecord(note_attempt(note), topic, partition, offset, reason)
         for topic, partition, offset, note, reason in cursor.fetchall()
     ]
 
@@ -296,53 +282,6 @@ def _one_by_one(tables: StagingTables, staged: StagedBatch, limit: int) -> sql.C
         attempts=sql.Literal(staged.attempts),
         limit=sql.Literal(limit + 1),
     )
-
-
-def _records(
-    noted: Iterable[Uncastable],
-    ranges: Sequence[OffsetRange],
-    pipeline: Pipeline,
-    settings: Settings,
-    cluster_id: str | None,
-) -> Iterator[Rejected]:
-    """Read the noted records, which come by topic, partition and offset, from the log."""
-    for partition, of_partition in groupby(noted, key=lambda record: (record.topic, record.partition)):
-        any_range = next(range_ for range_ in ranges if (range_.topic, range_.partition) == partition)
-        for group in _near(of_partition):
-            wanted = {record.offset: record for record in group}
-            range_ = replace(any_range, from_offset=group[0].offset, until_offset=group[-1].offset + 1)
-            for message in _messages(range_, settings.kafka, pipeline.read_timeout, cluster_id):
-                if (record := wanted.pop(message.offset(), None)) is not None:
-                    yield Rejected(*partition, message, record.reason, record.attempt)
-            if wanted:
-                missing = min(wanted)
-                raise LogEndedEarly(
-                    f"{range_.topic}[{range_.partition}] offset {missing}: the record was read before, and is "
-                    f"missing now that it is read again, to keep it as a reject. Nothing was written; try again.",
-                    topic=range_.topic,
-                    partition=range_.partition,
-                    from_offset=missing,
-                    until_offset=missing + 1,
-                )
-
-
-def _near(noted: Iterable[Uncastable]) -> Iterator[list[Uncastable]]:
-    """Yield records of one partition, by offset, in groups in which each record is near the one before it."""
-    group: list[Uncastable] = []
-    for record in noted:
-        if group and (record.offset - group[-1].offset > _NEAR or len(group) == _PAGE):
-            yield group
-            group = []
-        group.append(record)
-    if group:
-        yield group
-
-
-def _messages(
-    range_: OffsetRange, kafka: Mapping[str, Any], timeout: float, cluster_id: str | None
-) -> Iterator[Any]:
-    for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout, cluster_id=cluster_id):
-        yield from records.messages
 
 
 def _delete(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> dict[int, int]:

@@ -14,6 +14,13 @@ class Reason(NamedTuple):
     instead: str
 
 
+class Finding(NamedTuple):
+    """Something in a plan that may return other rows next time: the name that allows it, and the reason."""
+
+    name: str
+    reason: Reason
+
+
 CLOCK: Final = Reason(
     "returns the time of the attempt", "Use a column of the record for the time, such as kafka_timestamp."
 )

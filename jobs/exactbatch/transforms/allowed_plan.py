@@ -8,16 +8,13 @@ allowed by its name.
 import re
 import uuid
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.util import PythonEvalType
 
 from exactbatch.transforms.allowed_expressions import (
     ALLOWED,
-    CLOCK,
-    CONSTANT,
-    DATELESS,
     DECLARED,
     EQUAL,
     FLOAT,
@@ -30,9 +27,11 @@ from exactbatch.transforms.allowed_expressions import (
     REFUSED,
     TOGETHER,
     UNKNOWN,
+    Finding,
     Reason,
 )
-from exactbatch.transforms.spark_plan import analyzed_plan, class_of, is_persisted, items, sql_text
+from exactbatch.transforms.query_times import times_in_expression, times_in_values
+from exactbatch.transforms.spark_plan import analyzed_plan, class_of, is_persisted, items
 
 # The alias of the records in a plan, below any that the transform gives them; a transform cannot use it itself.
 RECORDS: Final = f"exactbatch_records_{uuid.uuid4().hex[:8]}"
@@ -73,30 +72,11 @@ _COLUMNS: Final = {
     "AttributeReference", "OuterReference", "OuterScopeReference", "NamedLambdaVariable",
 }  # fmt: skip
 _ROW_FUNCTIONS: Final = {PythonEvalType.SQL_BATCHED_UDF, PythonEvalType.SQL_ARROW_BATCHED_UDF}
-# What Spark replaces by the time of the query, in a cast of a constant and in a typed literal:
-# SpecialDatetimeValues.
-_WORD: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
-_QUOTED_WORD: Final = re.compile(r"""["']\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
-# A time of day without a date gets the date of the query: SparkDateTimeUtils.stringToTimestamp.
-_TIME_ALONE: Final = re.compile(r"[\s\x00-\x1f]*(T\d|\d\d?:)")
-_QUOTED_TIME: Final = re.compile(r"""["'][\s\x00-\x1f]*(T\d|\d\d?:)""")
-# In the name of a type: what may hold such text, and what it becomes. Field names precede a colon.
-_TEXT: Final = re.compile(r"(?:^|[:<,])(?:string|char|varchar|variant|time)(?=[>,( ]|$)")
-_TIMESTAMP: Final = re.compile(r"(?:^|[:<,])timestamp(?=[>,]|$)")
-_DATETIME: Final = re.compile(r"(?:^|[:<,])(?:date|timestamp|timestamp_ntz)(?=[>,]|$)")
-_PARSERS: Final = {"JsonToStructs", "CsvToStructs", "XmlToStructs"}
 # Intermediate sums of wider decimals may exceed 38 digits: Spark adds ten digits for a sum.
 _DECIMAL: Final = re.compile(r"decimal\((\d+),")
 _WIDEST_SAFE: Final = 28
 # Averages of these are computed as decimals or whole numbers, or from sums that a double holds exactly.
 _EXACT_AVERAGES: Final = ("byte", "short", "decimal", "interval")
-
-
-class Finding(NamedTuple):
-    """Something in a plan that may return other rows next time: the name that allows it, and the reason."""
-
-    name: str
-    reason: Reason
 
 
 def marked(records: DataFrame) -> DataFrame:
@@ -158,7 +138,8 @@ class _Walk:
             self._note(_name(kind, expression), reason)
         elif flagged and kind not in _SUBQUERIES and _is_flagged(expression):
             self._note(_name(kind, expression), DECLARED)
-        self._words(kind, expression)
+        for finding in times_in_expression(kind, expression):
+            self._note(*finding)
         reached = kind in _SUBQUERIES and self.plan(expression.plan())
         for child in self._parts(kind, expression):
             reached |= self.expressions(child, flagged and not child.deterministic())
@@ -188,7 +169,8 @@ class _Walk:
 
     def _operator(self, kind: str, plan: Any, below: Sequence[bool], *, reached: bool) -> None:
         if kind == "LocalRelation":
-            self._values(plan)
+            for finding in times_in_values(plan):
+                self._note(*finding)
         elif kind == "LogicalRDD":
             if is_persisted(plan.rdd()):
                 self._note("rdd", HIDDEN)
@@ -253,45 +235,6 @@ class _Walk:
         """True if values can be equal that are not identical."""
         return bool(self._collations.hasNonUTF8BinaryCollation(expression.dataType()))
 
-    def _words(self, kind: str, expression: Any) -> None:
-        """Note what Spark replaces by the time of the query: a constant such as `timestamp 'now'`, and text
-        that may lack a date."""
-        if kind == "Literal":
-            if _has(_DATETIME, expression.dataType()):
-                self._quoted(sql_text(expression))
-        elif kind in ("Cast", "ParseToDate", "ParseToTimestamp"):
-            has_format = kind == "ParseToTimestamp" and expression.format().isDefined()
-            self._cast(expression, expression.children().apply(0), has_format=has_format)
-        elif _parses(kind, expression) and _has(_TIMESTAMP, expression.dataType()):
-            self._note(expression.prettyName(), DATELESS)
-
-    def _cast(self, expression: Any, child: Any, *, has_format: bool) -> None:
-        name, type_, text = expression.prettyName(), expression.dataType(), child.dataType()
-        if not (_has(_DATETIME, type_) and _has(_TEXT, text)):
-            return
-        is_plain = str(text.typeName()).startswith(("string", "char", "varchar"))
-        if is_plain and class_of(child) == "Literal":
-            if word := _WORD.match(str(child.value())):
-                self._note(word[1].lower(), CLOCK)
-            elif _has(_TIMESTAMP, type_) and not has_format and _TIME_ALONE.match(str(child.value())):
-                self._note(name, DATELESS)
-        elif is_plain and child.foldable():
-            self._note(name, CONSTANT)
-        elif _has(_TIMESTAMP, type_) and not has_format:
-            self._note(name, DATELESS)
-
-    def _quoted(self, text: str) -> None:
-        """Note such constants in the SQL text of literals."""
-        for word in _QUOTED_WORD.finditer(text):
-            self._note(word[1].lower(), CLOCK)
-        if _QUOTED_TIME.search(text):
-            self._note("timestamp", DATELESS)
-
-    def _values(self, plan: Any) -> None:
-        """Note words in `values (…)`, which the plan holds as computed values only."""
-        if any(_has(_DATETIME, column.dataType()) for column in items(plan.output())):
-            self._quoted(sql_text(plan))
-
 
 def _name(kind: str, expression: Any) -> str:
     """Return the name by which users know an expression."""
@@ -328,19 +271,6 @@ def _of_sum(kind: str, expression: Any) -> Reason | None:
     mode = str((expression.evalContext() if kind == "Sum" else expression).evalMode())
     safe = mode == "ANSI" or (mode == "LEGACY" and not decimal)
     return OVERFLOW if wide and not safe else None
-
-
-def _has(pattern: re.Pattern[str], type_: Any) -> bool:
-    """True if a type matches the pattern, or contains a type that does."""
-    return pattern.search(str(type_.catalogString())) is not None
-
-
-def _parses(kind: str, expression: Any) -> bool:
-    """True if an expression reads values from a document without a format for its timestamps."""
-    if kind in _PARSERS:
-        names = expression.options().keys().toSeq()
-        return not any(str(name).lower() == "timestampformat" for name in items(names))
-    return kind == "VariantGet"
 
 
 def _is_ordered(listagg: Any) -> bool:
