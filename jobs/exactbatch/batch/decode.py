@@ -53,13 +53,13 @@ class ReadTask(Protocol):
 class RangeReader:
     """Reads and decodes one range, and counts.
 
-    records      how many records were read
-    rows         how many rows they gave
-    rejects      how many did not decode
-    tombstones   how many were null values without a row
-    pending      rejects that the caller has yet to copy
-    first        descriptions of the first rejects
-    schema       the columns of the batches
+    records: how many records were read
+    rows: how many rows they gave
+    rejects: how many did not decode
+    tombstones: how many were null values without a row
+    pending: rejects that the caller has yet to copy
+    first: descriptions of the first rejects
+    schema: the columns of the batches
     """
 
     def __init__(self, task: ReadTask, attempt: int, schema: pa.Schema, constants: Mapping[str, int]) -> None:
@@ -76,15 +76,14 @@ class RangeReader:
         Raises the errors of read_range() and of the format.
         """
         task, value = self._task, self._task.value
-        every_record = read_range(
-            task.range,
-            task.kafka,
-            leader_epoch=task.leader_epoch,
-            timeout=task.read_timeout,
-            cluster_id=task.cluster_id,
-        )
         try:
-            for records in every_record:
+            for records in read_range(
+                task.range,
+                task.kafka,
+                leader_epoch=task.leader_epoch,
+                timeout=task.read_timeout,
+                cluster_id=task.cluster_id,
+            ):
                 decoded = _decode(value, task.changes, records)
                 self.records += len(records)
                 self.rows += len(decoded.rows)
@@ -121,8 +120,7 @@ class RangeReader:
         for name, constant in self._constants.items():
             columns[name] = pa.repeat(pa.scalar(constant, pa.int64()), rows)
         columns |= zip(decoded.rows.schema.names, decoded.rows.columns, strict=True)
-        # Not schema=…, which would cast: a column of another type is an error, in
-        # RecordBatchReader.from_batches().
+        # Not with schema=…, which would cast: RecordBatchReader.from_batches() refuses a column of another type.
         names = self.schema.names
         return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
 

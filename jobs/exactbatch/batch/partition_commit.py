@@ -40,7 +40,6 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     StagedRowsDiffer as well, since only the next try of the batch checks the target again. Raises any other
     retryable error.
     """
-
     pipeline = task.pipeline
     postgres = PostgresAccess(task.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
     try:

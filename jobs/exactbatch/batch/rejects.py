@@ -119,7 +119,7 @@ def too_many_rejects(
 ) -> TooManyRejects:
     """Return the error for more rejects than the pipeline allows.
 
-    `where` opens the message, `written` says what has been written, and `first` describes the first rejects.
+    `where` opens the message, `written` continues it after the counts, and `first` describes the first rejects.
     """
     return TooManyRejects(
         f"{where}: {pipeline.too_many_rejects(rejected, records)}{written} The first: {'; '.join(first)}. "
