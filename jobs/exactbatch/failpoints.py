@@ -27,7 +27,7 @@ DriverFailpoint = Literal[
     "job.after_ranges",
     "transform.after_read",
     "publish.after_advance",
-    "publish.after_take_back",
+    "publish.after_retract",
     "publish.after_insert",
     "publish.before_commit",
     "publish.after_commit",

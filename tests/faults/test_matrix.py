@@ -13,7 +13,7 @@ from support.faults.victims import NotExact, Victims
 
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
-    "upsert: SIGKILL at publish.after_take_back, replay",
+    "upsert: SIGKILL at publish.after_retract, replay",
     "append: SIGKILL at job.after_stage",
     "append: SIGKILL at publish.after_insert",
     "append: SIGKILL at publish.before_commit",

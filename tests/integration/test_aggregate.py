@@ -622,9 +622,7 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
     assert world.is_exact(wider)
 
 
-@pytest.mark.parametrize(
-    "point", ["publish.after_take_back", "publish.after_insert", "publish.before_commit"]
-)
+@pytest.mark.parametrize("point", ["publish.after_retract", "publish.after_insert", "publish.before_commit"])
 def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
     world: BatchRunner,
     make_topic: MakeTopic,
@@ -658,7 +656,7 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
         before, batch_id = everything(), plan()
         assert batch_id is not None
         monkeypatch.setitem(failpoints.actions, point, "error")
-        if not (point == "publish.after_take_back" and plan is advance):
+        if not (point == "publish.after_retract" and plan is advance):
             with pytest.raises(RuntimeError, match=point):
                 world.process(right, batch_id)
             assert everything() == before

@@ -68,7 +68,7 @@ class Job:
                 "partition.before_batch_commit",
                 "partition.after_batch_commit",
             )
-        first = "publish.after_advance" if self.kind == "advance" else "publish.after_take_back"
+        first = "publish.after_advance" if self.kind == "advance" else "publish.after_retract"
         return ("job.before_stage", "job.after_stage", first, *_PUBLISH)
 
     @property

@@ -75,8 +75,8 @@ def publish(
             _advance(ledger, pipeline, batch, ranges)
             failpoint("publish.after_advance")
         else:
-            _take_back(cursor, ledger, pipeline, batch, ranges)
-            failpoint("publish.after_take_back")
+            _retract(cursor, ledger, pipeline, batch, ranges)
+            failpoint("publish.after_retract")
         _check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
         _check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
         rows = pipeline.sink.insert_staged(
@@ -129,7 +129,7 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
             )
 
 
-def _take_back(
+def _retract(
     cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
 ) -> None:
     """Remove the earlier results of the ranges: rows, rejects and coverage."""

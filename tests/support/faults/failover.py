@@ -38,7 +38,7 @@ STAGED: Final = (
     "publish.before_commit",
     "publish.after_commit",
 )
-REPLAYED: Final = tuple(moment.replace("after_advance", "after_take_back") for moment in STAGED)
+REPLAYED: Final = tuple(moment.replace("after_advance", "after_retract") for moment in STAGED)
 BY_RANGE: Final = (
     "job.before_ranges",
     "partition.before_locks",

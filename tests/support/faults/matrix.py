@@ -46,7 +46,7 @@ FAILPOINTS: Final = (
     Moment("stage.after_copy_commit", "worker", ("append", "transform")),
     Moment("job.after_stage", "driver", ("append", "transform")),
     Moment("publish.after_advance", "publish", BATCH_SINKS),
-    Moment("publish.after_take_back", "publish", BATCH_SINKS, replay=True),
+    Moment("publish.after_retract", "publish", BATCH_SINKS, replay=True),
     Moment("publish.after_insert", "publish", BATCH_SINKS),
     Moment("publish.before_commit", "publish", BATCH_SINKS),
     Moment("publish.after_commit", "publish", BATCH_SINKS),

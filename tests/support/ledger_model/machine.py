@@ -539,7 +539,7 @@ class LedgerMachine(RuleBasedStateMachine):
             ),
             crash,
         )
-        before_staged = "publish.after_advance" if batch.kind == "advance" else "publish.after_take_back"
+        before_staged = "publish.after_advance" if batch.kind == "advance" else "publish.after_retract"
         if isinstance(found, Crash) and (
             expected == "committed" or (expected == "staged rows differ" and crash == before_staged)
         ):

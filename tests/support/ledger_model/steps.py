@@ -54,7 +54,7 @@ PUBLISH_CRASHES = st.sampled_from(
     (
         *(None,) * 20,
         "publish.after_advance",
-        "publish.after_take_back",
+        "publish.after_retract",
         "publish.after_insert",
         "publish.before_commit",
         "publish.after_commit",
