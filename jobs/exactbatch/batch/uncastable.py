@@ -119,7 +119,7 @@ def _rules(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_
         rules += [
             RejectRule(
                 sql.SQL("{} is null").format(sql.Identifier(name)),
-                sql.Literal(f"column {name!r}: expected the key of the row, found null"),
+                sql.Literal(f"column {name!r}: the key is null"),
             )
             for name in pipeline.sink.key_columns
         ]
