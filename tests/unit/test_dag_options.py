@@ -55,17 +55,20 @@ def test_default_args_tags_params_and_texts_are_merged() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"catchup": True}, "takes no catchup: a run takes all that is new"),
-        ({"max_active_runs": 3}, "takes no max_active_runs: one run moves the pipeline forward"),
+        ({"catchup": True}, "takes no catchup: a run processes everything that is new"),
+        (
+            {"max_active_runs": 3},
+            "takes no max_active_runs: only one run at a time moves the pipeline forward",
+        ),
         ({"dag_id": "x"}, "takes no dag_id: it is the pipeline's name"),
         ({"default_args": {"trigger_rule": "all_done"}}, "default_args of its DAG take no trigger_rule"),
-        ({"default_args": {"pool": "x"}}, "take no pool: give pipeline_dag pool and replay_pool"),
-        ({"params": {"ranges": 1}}, "has parameters of the names ranges already"),
-        ({"default_args": {"params": {"start": 1}}}, "has parameters of the names start already"),
+        ({"default_args": {"pool": "x"}}, "take no pool: pass pool and replay_pool to pipeline_dag"),
+        ({"params": {"ranges": 1}}, "already has parameters of the names ranges"),
+        ({"default_args": {"params": {"start": 1}}}, "already has parameters of the names start"),
         ({"no_such_argument": 1}, "Airflow refuses its DAG: .*no_such_argument"),
         ({"schedule": 5}, "Airflow refuses its DAG: .*schedule"),
         *(
-            ({"schedule": text}, f"the schedule {re.escape(repr(text))} is no cron text")
+            ({"schedule": text}, f"the schedule {re.escape(repr(text))} is no cron expression")
             for text in ("", "None", "@never", "0 25 * * *", "* * *", "every day")
         ),
     ],

@@ -96,7 +96,7 @@ def test_a_backfill_asks_for_its_interval_and_nothing_else() -> None:
     assert request is not None
     assert request.window == (datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 5, 1, tzinfo=UTC))
     assert request.available_only
-    with pytest.raises(ConfigurationError, match="expected a backfill without ranges"):
+    with pytest.raises(ConfigurationError, match="the backfill has ranges, start, end or batch_ids"):
         replay_of(run(conf={"batch_ids": [1]}), {})
     for hours in (0, None):
         with pytest.raises(ConfigurationError, match="expected a data interval"):

@@ -1,4 +1,4 @@
-"""What a user gives to a pipeline's DAG beside the pipeline: merged with what the DAG needs, or refused. Pure."""
+"""The DAG arguments that a user may give: merged with those of the pipeline's DAG, or refused. Pure."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -9,32 +9,32 @@ from airflow.sdk import CronDataIntervalTimetable
 from exactbatch.airflow.parameters import parameters
 from exactbatch.errors import ConfigurationError
 
-# Airflow's words for schedules that are no cron text.
-_NO_CRON: Final = ("@once", "@continuous")
+# Airflow's names for schedules without a cron expression.
+_WITHOUT_CRON: Final = ("@once", "@continuous")
 _PRESETS: Final = ("@hourly", "@daily", "@weekly", "@monthly", "@quarterly", "@yearly")
 # Arguments of a DAG that pipeline_dag decides, and why.
 _DECIDED: Final = {
-    "dag_id": "it is the pipeline's name, by which the ledger knows the runs",
-    "catchup": "a run takes all that is new, so there is nothing to catch up with; to process past intervals "
-    "again, start a backfill",
-    "max_active_runs": "one run moves the pipeline forward at a time, and a newer plan supersedes an older one; "
-    "backfills are counted apart, and have a limit of their own",
-    "timetable": "give it as schedule",
+    "dag_id": "it is the pipeline's name, which identifies the runs in the ledger",
+    "catchup": "a run processes everything that is new, so there is nothing to catch up with. To process past "
+    "intervals again, start a backfill",
+    "max_active_runs": "only one run at a time moves the pipeline forward, and a newer plan supersedes an older one. "
+    "A backfill has a separate limit",
+    "timetable": "pass it as schedule",
 }
-# Of default_args, what would reach all tasks.
-_DECIDED_OF_TASKS: Final = {
-    "trigger_rule": "the tasks of a batch depend on each other as they do",
-    "pool": "give pipeline_dag pool and replay_pool",
-    "task_id": "the tasks have their names",
+# Arguments of tasks that pipeline_dag decides, and why; default_args would reach all tasks.
+_DECIDED_FOR_TASKS: Final = {
+    "trigger_rule": "the DAG sets how its tasks depend on each other",
+    "pool": "pass pool and replay_pool to pipeline_dag",
+    "task_id": "the DAG names its tasks",
 }
 
 
 def checked_schedule(pipeline: str, schedule: Any) -> Any:
-    """A schedule as Airflow's DAG takes it; a cron text has data intervals, in UTC.
+    """Return a schedule for Airflow's DAG. A cron expression becomes a timetable with data intervals, in UTC.
 
-    Raises ConfigurationError for a text that is neither cron nor one of Airflow's words.
+    Raises ConfigurationError for text that is neither a cron expression nor one of Airflow's names.
     """
-    if not isinstance(schedule, str) or schedule in _NO_CRON:
+    if not isinstance(schedule, str) or schedule in _WITHOUT_CRON:
         return schedule
     if schedule not in _PRESETS:
         from croniter import CroniterError, croniter  # Airflow's own parser
@@ -43,9 +43,9 @@ def checked_schedule(pipeline: str, schedule: Any) -> Any:
             croniter(schedule)
         except CroniterError as error:
             raise ConfigurationError(
-                f"pipeline {pipeline!r}: the schedule {schedule!r} is no cron text: {str(error).rstrip('.')}. "
-                f"Write five fields, as '*/5 * * * *', one of {', '.join((*_PRESETS, *_NO_CRON))}, or None for a "
-                f"DAG that is only triggered."
+                f"pipeline {pipeline!r}: the schedule {schedule!r} is no cron expression: "
+                f"{str(error).rstrip('.')}. Write five fields, such as '*/5 * * * *', one of "
+                f"{', '.join((*_PRESETS, *_WITHOUT_CRON))}, or None for a DAG that is only triggered."
             ) from None
     return CronDataIntervalTimetable(schedule, timezone="UTC")
 
@@ -53,34 +53,34 @@ def checked_schedule(pipeline: str, schedule: Any) -> Any:
 def dag_options(
     pipeline: str, given: Mapping[str, Any], *, retries: int, retry_delay: timedelta, documentation: str
 ) -> dict[str, Any]:
-    """The arguments of a pipeline's DAG: those that are given, merged with its own.
+    """Merge the given arguments of a pipeline's DAG with its own.
 
-    Of default_args the given ones count; tags and params are added to the DAG's own, and doc_md to its text.
+    Given default_args take precedence, tags and params are added, and doc_md comes before the DAG's own text.
 
-    Raises ConfigurationError for what cannot be given.
+    Raises ConfigurationError for arguments that pipeline_dag decides.
     """
     for name, why in _DECIDED.items():
         if name in given:
-            raise ConfigurationError(f"pipeline {pipeline!r}: its DAG takes no {name}: {why}. Remove it.")
+            raise ConfigurationError(f"pipeline {pipeline!r}: its DAG takes no {name}: {why}. Remove {name}.")
     default_args, params = dict(given.get("default_args") or {}), dict(given.get("params") or {})
-    for name, why in _DECIDED_OF_TASKS.items():
+    for name, why in _DECIDED_FOR_TASKS.items():
         if name in default_args:
             raise ConfigurationError(
-                f"pipeline {pipeline!r}: the default_args of its DAG take no {name}: {why}. Remove it."
+                f"pipeline {pipeline!r}: the default_args of its DAG take no {name}: {why}. Remove {name}."
             )
-    # As Airflow does, which would let them replace the DAG's own.
+    # As in Airflow, but Airflow would let them replace the DAG's own.
     params = {**dict(default_args.pop("params", None) or {}), **params}
     own = parameters()
     if taken := sorted(own.keys() & params.keys()):
         raise ConfigurationError(
-            f"pipeline {pipeline!r}: its DAG has parameters of the names {', '.join(taken)} already. Rename yours."
+            f"pipeline {pipeline!r}: its DAG already has parameters of the names {', '.join(taken)}. Rename yours."
         )
     doc_md = given.get("doc_md")
     return {
         **given,
         "catchup": False,
-        # One advance at a time: a newer plan supersedes an older one that has not committed. Backfills are
-        # counted apart.
+        # One advance at a time: a newer plan supersedes an older one that has not committed. Airflow counts the
+        # runs of a backfill separately.
         "max_active_runs": 1,
         "default_args": {"retries": retries, "retry_delay": retry_delay, **default_args},
         "params": {**own, **params},

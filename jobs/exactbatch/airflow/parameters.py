@@ -1,4 +1,4 @@
-"""What a run's form asks for: the parameters of a DAG, and the replay that a run wants."""
+"""The parameters of a pipeline's DAG, and the replay that a run requests with them."""
 
 import logging
 from collections.abc import Collection
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_OF_AIRFLOW: Final = "airflow/"  # keys of a run's configuration that Airflow has for itself
+_AIRFLOW_PREFIX: Final = "airflow/"  # of keys in a run's configuration that Airflow itself adds
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
 def parameters() -> dict[str, Param]:
-    """The typed form of Airflow's trigger dialog. Every default is valid, and together they ask for nothing."""
+    """Return the typed form of Airflow's trigger dialog. The defaults are valid, and request no replay."""
     return {
         "ranges": Param(
             [],
@@ -44,7 +44,7 @@ def parameters() -> dict[str, Param]:
             type=["null", "string"],
             format="date-time",
             title="Time window: start",
-            description_md="Process again what was sent from this time on, by message timestamp. The window is "
+            description_md="Process again the records from this time on, by message timestamp. The window is "
             "an offset range: from the first record at or after its start to the first at or after its end.",
             section=_SECTION,
         ),
@@ -53,7 +53,7 @@ def parameters() -> dict[str, Param]:
             type=["null", "string"],
             format="date-time",
             title="Time window: end",
-            description_md="Where the window ends; not included.",
+            description_md="End of the window; not included.",
             section=_SECTION,
         ),
         "batch_ids": Param(
@@ -61,26 +61,26 @@ def parameters() -> dict[str, Param]:
             type="array",
             items={"type": "integer", "minimum": 1},
             title="Batch ids",
-            description_md="Committed batches whose exact ranges are to be processed again, for example "
-            "`[17, 18]`. `exactbatch status` lists them.",
+            description_md="Committed batches whose exact ranges to process again, for example `[17, 18]`. "
+            "`exactbatch status` lists batches.",
             section=_SECTION,
         ),
         "available_only": Param(
             False,
             type="boolean",
             title="Only what the log still holds",
-            description_md="Where retention has removed a part of what is asked for, or `exactbatch compact` "
-            "has dropped changes of it, process the rest and keep the results of that part. Without it such a "
-            "run fails and changes nothing.",
+            description_md="If retention has removed a part of the offsets, or `exactbatch compact` has dropped "
+            "changes of them, process the rest and keep the results of that part. Without this option, such a run "
+            "fails and changes nothing.",
             section=_SECTION,
         ),
     }
 
 
 def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "ReplayRequest | None":
-    """The replay that a run wants: a backfill its data interval, any other what its parameters say.
+    """Return the replay that a run requests: a backfill its data interval, any other run what its parameters name.
 
-    Airflow takes keys that no parameter has, and does not check times: both are checked here. `others` are the
+    Airflow accepts keys without a parameter and does not check times; this function checks both. `others` are the
     names of parameters that the DAG's author has added.
 
     Raises ConfigurationError.
@@ -91,7 +91,7 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
     given = {
         name: value
         for name, value in given.items()
-        if name not in others and not name.startswith(_OF_AIRFLOW)
+        if name not in others and not name.startswith(_AIRFLOW_PREFIX)
     }
     if dag_run.run_type != "backfill":
         request = request_of(given)
@@ -100,30 +100,30 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
         return request
     if any(given.get(name) for name in ("ranges", "start", "end", "batch_ids")):
         raise ConfigurationError(
-            "expected a backfill without ranges, start, end or batch_ids, for each of its runs processes its "
-            "own data interval; found some. Trigger a single run to process them again."
+            "the backfill has ranges, start, end or batch_ids, but each of its runs processes its data interval. To "
+            "process ranges, a window or batches again, trigger a single run."
         )
     start, end = dag_run.data_interval_start, dag_run.data_interval_end
     if start is None or end is None or start >= end:
         raise ConfigurationError(
-            f"expected a data interval, as a backfill's runs have under a schedule that is a cron text, found "
-            f"{start} to {end}. Give pipeline_dag a cron text or a timetable with data intervals."
+            f"expected a data interval, which runs of a backfill have if the schedule is a cron expression, found "
+            f"{start} to {end}. Give pipeline_dag a cron expression or a timetable with data intervals."
         )
     return request_of({**given, "start": start.isoformat(), "end": end.isoformat()})
 
 
 def _check_no_interval(dag_run: Any) -> None:
-    """Raise ConfigurationError for a data interval that was given to a manual run, which does not use it.
+    """Raise ConfigurationError if a manual run, which uses no data interval, was triggered with one.
 
-    Airflow derives one from the logical date where none is given, and that ends at the logical date or before.
+    Without one, Airflow derives an interval from the logical date, which ends at that date or before.
     """
     start, end, at = dag_run.data_interval_start, dag_run.data_interval_end, dag_run.logical_date
     if start is None or end is None or start >= end:
         return
     if at is not None and end > at:
         raise ConfigurationError(
-            f"the run was triggered with the data interval {start} to {end}, and a run that is triggered "
-            f"processes what is new. To process the interval again, trigger with "
+            f"the run was triggered with the data interval {start} to {end}, but a triggered run processes what is "
+            f"new. To process the interval again, trigger with "
             f'{{"start": "{start.isoformat()}", "end": "{end.isoformat()}"}}, or start a backfill.'
         )
-    log.info("the run processes what is new, whatever its data interval, %s to %s", start, end)
+    log.info("the run ignores its data interval, %s to %s, and processes what is new", start, end)

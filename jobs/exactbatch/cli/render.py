@@ -1,9 +1,9 @@
-"""Plans, states and audits as tables that fit a terminal."""
+"""Tables of plans, states and audits for a terminal."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich import box
 from rich.markup import escape
@@ -11,31 +11,30 @@ from rich.table import Table
 from rich.text import Text
 
 from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeOffset
-from exactbatch.model import LogPartition, Plan, StoredOffset
-from exactbatch.offsets import OffsetRange
+from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.status import Status
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.window import beyond_text
 
 if TYPE_CHECKING:
-    from exactbatch.audit.report import AuditReport, Finding, PartitionAudit
-    from exactbatch.operations.compact import CompactedPartition, Compaction
+    from exactbatch.audit.report import AuditReport, Finding
+    from exactbatch.operations.compact import Compaction
     from exactbatch.planning.freeze_replay import Preview
 
 _BATCHES_SHOWN = 4
 _REASON_SHOWN = 200  # characters
 
 
-def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> Table:
-    """What the next run would do; `left` counts the offsets that limits leave for later runs."""
+def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition]) -> Table:
+    """Show what the next run would do. `remaining` counts the offsets that limits leave to later runs."""
     total = sum(map(len, plan.ranges))
-    what = f"{total} offsets" if plan.ranges else "nothing new, the run would be skipped"
+    size = f"{total} offsets" if plan.ranges else "nothing new, the run would be skipped"
     table = _table(
-        f"next batch of {pipeline.name}: {what}",
-        text=("partition", "what"),
-        numbers=("from", "until", "offsets", "left"),
+        f"next batch of {pipeline.name}: {size}",
+        text=("partition", "action"),
+        numbers=("from", "until", "offsets", "remaining"),
     )
-    stable = {(each.topic, each.partition): each.last_stable for each in log}
+    last_stable = {(partition.topic, partition.partition): partition.last_stable for partition in partitions}
     starts = defaultdict(
         lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
     )
@@ -45,45 +44,45 @@ def plan_table(pipeline: Pipeline, plan: Plan, log: Sequence[LogPartition]) -> T
         table.add_row(
             _partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
         )
-    for each in plan.ranges:
-        left = stable[each.topic, each.partition] - each.until_offset
-        numbers = (each.from_offset, each.until_offset, len(each), left)
-        table.add_row(_partition(each), "processes", *map(str, numbers))
+    for range_ in plan.ranges:
+        remaining = last_stable[range_.topic, range_.partition] - range_.until_offset
+        numbers = (range_.from_offset, range_.until_offset, len(range_), remaining)
+        table.add_row(_partition(range_), "processes", *map(str, numbers))
     return table
 
 
 def replay_table(pipeline: Pipeline, preview: "Preview") -> Table:
-    """What a replay would take back and write again, range by range."""
+    """Show the results that a replay would retract, range by range."""
     total = sum(map(len, preview.plan.ranges))
-    what = f"{total} offsets, {preview.rows} rows to take back" if total else "nothing to process again"
+    size = f"{total} offsets, {preview.rows} rows to retract" if total else "nothing to process again"
     table = _table(
-        f"replay of {pipeline.name} → {pipeline.sink.target}: {what}",
+        f"replay of {pipeline.name} → {pipeline.sink.target}: {size}",
         text=("partition",),
-        numbers=("from", "until", "offsets", "rows taken back", "rejects taken back"),
+        numbers=("from", "until", "offsets", "rows retracted", "rejects retracted"),
     )
     table.add_column("of batches", overflow="fold")
-    for each in preview.taken_back:
-        rows = "–" if each.rows is None else str(each.rows)
-        numbers = (each.range.from_offset, each.range.until_offset, len(each.range), rows, each.rejects)
-        table.add_row(_partition(each.range), *map(str, numbers), _batch_ids(each.batch_ids))
+    for part in preview.taken_back:
+        rows = "–" if part.rows is None else str(part.rows)
+        numbers = (part.range.from_offset, part.range.until_offset, len(part.range), rows, part.rejects)
+        table.add_row(_partition(part.range), *map(str, numbers), _batch_ids(part.batch_ids))
     return table
 
 
 def replay_notes(preview: "Preview") -> list[str]:
-    """What else one should know of a replay: what it leaves out, and what it takes in."""
+    """Name the ranges that a replay leaves out, those that it adds, and a missing index."""
     notes = [
-        f"{each}: removed from the log by retention; its results stay as they are"
-        for each in preview.plan.removed
+        f"{range_}: retention has removed it from the log; its results stay as they are"
+        for range_ in preview.plan.removed
     ]
     notes += [
-        f"{each}: below the horizon of exactbatch compact; its results stay as they are"
-        for each in preview.plan.compacted
+        f"{range_}: below the horizon of exactbatch compact; its results stay as they are"
+        for range_ in preview.plan.compacted
     ]
     if preview.plan.beyond:
         notes.append(f"{beyond_text(preview.plan.beyond)}. They are for the next advance")
     notes += [
-        f"{each.range}: taken in, because batch {each.batch_id} can only be replayed as a whole (lineage='batch')"
-        for each in preview.plan.widened
+        f"{widened.range}: added, because batch {widened.batch_id} can only be replayed as a whole (lineage='batch')"
+        for widened in preview.plan.widened
     ]
     if preview.missing_index is not None:
         notes.append(index_note(preview.missing_index))
@@ -91,60 +90,63 @@ def replay_notes(preview: "Preview") -> list[str]:
 
 
 def index_note(statement: str) -> str:
-    """What to do so that replays need not read a whole table."""
-    return f"no index finds the rows of a replay, so it reads the whole table; to create one: {statement}"
+    """Recommend the index without which a replay reads the whole table."""
+    return f"without an index on lineage, a replay reads the whole table. To create one: {statement}"
 
 
 def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeOffset]) -> Table:
-    """The offsets that times were resolved to."""
+    """Show the offsets that times were resolved to."""
     table = _table(
-        f"times of {pipeline.name} that are resolved: {len(boundaries)}",
+        f"resolved times of {pipeline.name}: {len(boundaries)}",
         text=("time (UTC)", "partition"),
         numbers=("offset", "resolved (UTC)"),
     )
-    for each in boundaries:
-        at, resolved = (f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for when in (each.at, each.resolved_at))
-        table.add_row(at, escape(f"{each.topic}[{each.partition}]"), str(each.offset), resolved)
+    for boundary in boundaries:
+        at, resolved = (
+            f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for time in (boundary.at, boundary.resolved_at)
+        )
+        table.add_row(at, _partition(boundary), str(boundary.offset), resolved)
     return table
 
 
 def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
-    """The changes that are dropped and kept below the horizon of each partition."""
+    """Show how many changes below the horizon of each partition are dropped and kept."""
     table = _table(
         f"changes of {pipeline.name} → {pipeline.sink.target}: {compaction.dropped} to drop, "
         f"{compaction.kept} to keep below the horizons",
         text=("partition",),
-        numbers=("horizon before", "horizon", "dropped", "kept below it"),
+        numbers=("old horizon", "horizon", "dropped", "kept below it"),
     )
-    for each in compaction.partitions:
-        before = str(each.previous_horizon) if each.previous_horizon else "–"
-        table.add_row(_partition(each), before, *map(str, (each.horizon, each.dropped, each.kept)))
+    for partition in compaction.partitions:
+        previous = str(partition.previous_horizon) if partition.previous_horizon else "–"
+        numbers = (partition.horizon, partition.dropped, partition.kept)
+        table.add_row(_partition(partition), previous, *map(str, numbers))
     return table
 
 
-def reasons_table(pipeline: Pipeline, found: RejectReasons) -> Table:
-    """Why records were rejected."""
+def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
+    """Show why records were rejected, and how many for each reason."""
     table = _table(
-        f"rejected records of {pipeline.name}: {found.records}",
+        f"rejected records of {pipeline.name}: {reasons.records}",
         text=("reason", "first"),
         numbers=("records",),
     )
-    for each in found.shown:
-        table.add_row(escape(_short(each.reason)), escape(each.first), str(each.records))
-    if more := found.reasons - len(found.shown):
-        rest = found.records - sum(each.records for each in found.shown)
-        table.add_row(f"{more} more reasons", "", str(rest))
+    for reason in reasons.shown:
+        table.add_row(escape(_short(reason.reason)), escape(reason.first), str(reason.records))
+    if more := reasons.reasons - len(reasons.shown):
+        others = reasons.records - sum(reason.records for reason in reasons.shown)
+        table.add_row(f"{more} more reasons", "", str(others))
     return table
 
 
 def rejects_table(rejects: Sequence[Reject]) -> Table:
-    """Rejected records, one a line."""
+    """Show rejected records, one per line."""
     table = _table(f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch"))
     table.add_column("reason", overflow="fold")
-    for each in rejects:
-        size = "null" if each.bytes is None else str(each.bytes)
-        where = escape(f"{each.topic}[{each.partition}]")
-        table.add_row(where, str(each.offset), size, str(each.batch_id), escape(_short(each.reason)))
+    for reject in rejects:
+        size = "null" if reject.bytes is None else str(reject.bytes)
+        numbers = (str(reject.offset), size, str(reject.batch_id))
+        table.add_row(_partition(reject), *numbers, escape(_short(reject.reason)))
     return table
 
 
@@ -153,41 +155,41 @@ def _short(text: str) -> str:
 
 
 def status_table(status: Status) -> Table:
-    """Where the pipeline stands in each partition; its horizons where it has some."""
-    horizon = ("horizon",) if any(each.horizon is not None for each in status.partitions) else ()
+    """Show the stored offset and the log of each partition, and horizons if there are any."""
+    horizon = ("horizon",) if any(partition.horizon is not None for partition in status.partitions) else ()
     table = _table(
         f"pipeline {status.pipeline.name} → {status.pipeline.sink.target}",
         text=("partition",),
         numbers=("stored", "last stable", "high watermark", "lag", "earliest", *horizon, "committed (UTC)"),
     )
-    for each in status.partitions:
-        log, stored = each.log, str(each.stored.next_offset) if each.stored else "–"
-        numbers = (log.last_stable, log.high_watermark, each.lag, log.earliest)
-        shown = ["–" if each.horizon is None else str(each.horizon) for _ in horizon]
-        table.add_row(_partition(log), stored, *map(str, numbers), *shown, _time(each.committed_at))
+    for partition in status.partitions:
+        log, stored = partition.log, str(partition.stored.next_offset) if partition.stored else "–"
+        numbers = (log.last_stable, log.high_watermark, partition.lag, log.earliest)
+        horizons = ["–" if partition.horizon is None else str(partition.horizon) for _ in horizon]
+        table.add_row(_partition(log), stored, *map(str, numbers), *horizons, _time(partition.committed_at))
     return table
 
 
 def batches_table(status: Status) -> Table:
-    """The newest batches."""
+    """Show the newest batches."""
     table = _table(
         "newest batches",
         text=("batch", "kind", "origin", "status"),
         numbers=("records", "rows", "rejected", "planned (UTC)"),
     )
-    partly = {each.batch_id: each for each in status.partly_committed}
-    for each in status.batches:
-        counted, state = partly.get(each.batch_id, each), str(each.status)
+    partly = {batch.batch_id: batch for batch in status.partly_committed}
+    for batch in status.batches:
+        counted, state = partly.get(batch.batch_id, batch), str(batch.status)
         if isinstance(counted, PartlyCommitted):
             state += f", {counted.committed} of {counted.ranges} ranges committed"
         counts = (counted.records, counted.rows, counted.rejected)
-        shown = ["–" if count is None else str(count) for count in counts]
-        table.add_row(str(each.batch_id), each.kind, each.origin, state, *shown, _time(each.planned_at))
+        cells = ["–" if count is None else str(count) for count in counts]
+        table.add_row(str(batch.batch_id), batch.kind, batch.origin, state, *cells, _time(batch.planned_at))
     return table
 
 
 def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
-    """The comparison of log and target. Columns that are usually zero are left out if they are."""
+    """Show the comparison of log and target. Columns that are usually zero appear only if they are not."""
     usual = ("records", "rows")
     rare = tuple(
         name
@@ -210,7 +212,7 @@ def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
 
 
 def verdict(report: "AuditReport") -> Text:
-    """The audit in a few lines: exact, or where it differs."""
+    """Summarize an audit: exact, or the differences."""
     differences = ", ".join(
         f"{count} {kind}" for kind, count in report.findings.items() if _is_shown(report, kind)
     )
@@ -240,7 +242,7 @@ def _at(finding: "Finding") -> str:
 
 
 def _batch_ids(batch_ids: Sequence[int]) -> str:
-    """The first few, and how many more."""
+    """List the first few, and count the others."""
     shown = ", ".join(map(str, batch_ids[:_BATCHES_SHOWN]))
     more = len(batch_ids) - _BATCHES_SHOWN
     return f"{shown} and {more} more" if more > 0 else shown or "none: not covered yet"
@@ -250,18 +252,23 @@ def _finding(finding: "Finding") -> str:
     return f"[bold red]{finding.count}[/]" if finding.count else "0"
 
 
-def _partition(
-    each: "LogPartition | OffsetRange | StoredOffset | PartitionAudit | CompactedPartition",
-) -> str:
-    return escape(f"{each.topic}[{each.partition}]")
+class _InPartition(Protocol):
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
 
 
-def _time(when: datetime | None) -> str:
-    return f"{when:%m-%d %H:%M}" if when else "–"
+def _partition(located: _InPartition) -> str:
+    return escape(f"{located.topic}[{located.partition}]")
+
+
+def _time(time: datetime | None) -> str:
+    return f"{time:%m-%d %H:%M}" if time else "–"
 
 
 def _table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
-    """A table that fits 80 characters: no frame, and headers that may break at a space."""
+    """Create a table that fits 80 characters: without a frame, and with headers that may break at a space."""
     table = Table(
         title=escape(title),
         title_justify="left",
