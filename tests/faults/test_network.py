@@ -278,7 +278,7 @@ def test_a_broker_that_is_out_of_reach_fails_the_plan_and_nothing_is_planned(net
             ("direct", Stall()),
             ("direct", Cut()),
             ("partition", Refuse()),
-            ("transformed", Stall(("to_client",))),
+            ("transformed", Refuse()),
         }
     ),
 )

@@ -326,11 +326,11 @@ def restart(server: Any, number: signal.Signals) -> None:
 
 # (sink, moment, signal, whether the batch was committed)
 RESTARTS: Final = [
-    ("append", "publish.before_commit", signal.SIGQUIT, False),
+    ("append", "job.after_stage", signal.SIGKILL, False),
     ("upsert", "publish.after_commit", signal.SIGKILL, True),
+    ("append", "publish.before_commit", signal.SIGQUIT, False),
     ("aggregate", "publish.after_insert", signal.SIGKILL, False),
     ("partition", "partition.before_commit", signal.SIGQUIT, False),
-    ("append", "job.after_stage", signal.SIGQUIT, False),
     ("append", "publish.after_commit", signal.SIGQUIT, True),
     ("upsert", "publish.after_insert", signal.SIGQUIT, False),
     ("aggregate", "publish.before_commit", signal.SIGQUIT, False),
