@@ -65,9 +65,7 @@ def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
     return {**seen, "state": airflow.wait_for_run("flights", run_id), "run_id": run_id}
 
 
-def test_a_killed_driver_is_tried_again_and_the_result_is_exact(
-    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
-) -> None:
+def test_a_killed_driver_is_tried_again_and_the_result_is_exact(airflow, killed_run, settings):
     batch = _newest_batch(settings)
     assert killed_run["state"] == "success"
     assert airflow.task_states("flights", batch.run_id)["process_batch"] == ("success", 2)
@@ -77,9 +75,7 @@ def test_a_killed_driver_is_tried_again_and_the_result_is_exact(
     assert (batch.records, batch.rows, batch.rejected) == (SENT, SENT, 0)
 
 
-def test_the_asset_event_holds_the_ranges(
-    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
-) -> None:
+def test_the_asset_event_holds_the_ranges(airflow, killed_run, settings):
     assert killed_run["state"] == "success"
     events = airflow.request("GET", "/assets/events")["asset_events"]
     batch = _newest_batch(settings)
@@ -104,13 +100,8 @@ KILLED = [
 @pytest.mark.long
 @pytest.mark.parametrize(("victims", "tries"), KILLED)
 def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
-    airflow: LocalAirflow,
-    killed_run: dict[str, Any],
-    settings: Settings,
-    hold: Path,
-    victims: tuple[str, ...],
-    tries: int,
-) -> None:
+    airflow, killed_run, settings, hold, victims, tries
+):
     """The driver goes on as an orphan and commits, and the next try finds that it did."""
     assert killed_run["state"] == "success"
     held = Path(f"{hold}.held")
@@ -167,9 +158,7 @@ def _parts_above(driver: psutil.Process, scheduler: int) -> dict[str, psutil.Pro
     return {"task": above[at - 2], "supervisor": above[at - 1], "scheduler": above[at]}
 
 
-def test_a_run_with_nothing_new_is_skipped_without_a_jvm(
-    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
-) -> None:
+def test_a_run_with_nothing_new_is_skipped_without_a_jvm(airflow, killed_run, settings):
     assert killed_run["state"] == "success"
     before = _newest_batch(settings)
     run_id = airflow.trigger("flights")
@@ -180,9 +169,7 @@ def test_a_run_with_nothing_new_is_skipped_without_a_jvm(
     assert _newest_batch(settings) == before
 
 
-def test_a_terminal_error_ends_the_task_after_one_try_and_names_the_record(
-    airflow: LocalAirflow, killed_run: dict[str, Any], settings: Settings
-) -> None:
+def test_a_terminal_error_ends_the_task_after_one_try_and_names_the_record(airflow, killed_run, settings):
     assert killed_run["state"] == "success"
     offset = SENT // 4
     send(settings.kafka, "flights", [b"not json"], partitions=1)
@@ -199,8 +186,8 @@ def test_a_terminal_error_ends_the_task_after_one_try_and_names_the_record(
 
 
 def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_page(
-    airflow: LocalAirflow, killed_run: dict[str, Any], stack: LocalStack, event_log: Path
-) -> None:
+    airflow, killed_run, stack, event_log
+):
     assert killed_run["state"] == "success"
     assert any("process_batch.py" in " ".join(each or ()) for each in killed_run["arguments"])
     assert "spark.app.name" in killed_run["spark_ui"]
@@ -244,9 +231,7 @@ def refused(
         }
 
 
-def test_a_wrong_password_ends_the_run_with_a_message_that_does_not_hold_it(
-    airflow: LocalAirflow, settings: Settings, refused: dict[str, str]
-) -> None:
+def test_a_wrong_password_ends_the_run_with_a_message_that_does_not_hold_it(airflow, settings, refused):
     runs = {}
     for dag in refused:
         register(settings, replace(HOURLY, name=dag))
@@ -302,9 +287,7 @@ MAY = {
 
 
 @pytest.mark.parametrize("role", MAY)
-def test_who_may_see_trigger_and_replay_is_what_airflow_permits(
-    airflow: LocalAirflow, killed_run: dict[str, Any], role: str | None
-) -> None:
+def test_who_may_see_trigger_and_replay_is_what_airflow_permits(airflow, killed_run, role):
     run_id = killed_run["run_id"]
     dag = "/dags/flights"
     requests = {
@@ -332,7 +315,7 @@ def test_who_may_see_trigger_and_replay_is_what_airflow_permits(
     assert airflow.request("GET", f"{dag}/dagRuns", params=manual)["total_entries"] == before
 
 
-def test_exactbatch_adds_no_route_to_airflow(airflow: LocalAirflow) -> None:
+def test_exactbatch_adds_no_route_to_airflow(airflow):
     """So there is none that Airflow's permissions do not guard."""
     plugins = airflow.request("GET", "/plugins")["plugins"]
     assert not [each for each in plugins if each.get("fastapi_apps") and "exactbatch" in json.dumps(each)]

@@ -97,9 +97,7 @@ def advanced(airflow: LocalAirflow, settings: Settings) -> str:
     return run_id
 
 
-def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(
-    airflow: LocalAirflow, advanced: str, settings: Settings, expected: dict[int, list[int]]
-) -> None:
+def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(airflow, advanced, settings, expected):
     """With a replay and an advance that are triggered while it runs."""
     before = _checksum(settings)
     airflow.command("backfill", "create", "--dag-id", "hourly", "--max-active-runs", "3", *_dates())
@@ -126,9 +124,7 @@ def test_a_backfill_of_a_day_tiles_it_and_runs_beside_others(
 
 
 @pytest.mark.long
-def test_a_backfill_backwards_over_completed_runs_gives_the_same(
-    airflow: LocalAirflow, advanced: str, settings: Settings, expected: dict[int, list[int]]
-) -> None:
+def test_a_backfill_backwards_over_completed_runs_gives_the_same(airflow, advanced, settings, expected):
     before, newest = _checksum(settings), _batches(settings)[-1]["batch_id"]
     # Airflow refuses a backfill while it still tidies up the one before.
     tenacity.Retrying(
@@ -153,8 +149,8 @@ def test_a_backfill_backwards_over_completed_runs_gives_the_same(
 
 
 def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_says_so(
-    airflow: LocalAirflow, advanced: str, settings: Settings
-) -> None:
+    airflow, advanced, settings
+):
     batches, before = _batches(settings), _checksum(settings)
     first, *_ = [each for each in batches if each["run_id"] == advanced]
     _clear(airflow, advanced, "process_batch", downstream=False)
@@ -167,9 +163,7 @@ def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_sa
     assert (_batches(settings), _checksum(settings)) == (batches, before)
 
 
-def test_clearing_a_committed_run_processes_its_exact_ranges_again(
-    airflow: LocalAirflow, advanced: str, settings: Settings
-) -> None:
+def test_clearing_a_committed_run_processes_its_exact_ranges_again(airflow, advanced, settings):
     first, *_ = [each for each in _batches(settings) if each["run_id"] == advanced]
     before = _checksum(settings)
     _clear(airflow, advanced, "plan_batch", downstream=True)
@@ -181,9 +175,7 @@ def test_clearing_a_committed_run_processes_its_exact_ranges_again(
     _assert_exact(settings)
 
 
-def test_a_run_that_was_deleted_and_created_again_is_a_new_one(
-    airflow: LocalAirflow, advanced: str, settings: Settings
-) -> None:
+def test_a_run_that_was_deleted_and_created_again_is_a_new_one(airflow, advanced, settings):
     before = [each for each in _batches(settings) if each["run_id"] == "by_hand"]
     airflow.request("DELETE", "/dags/hourly/dagRuns/by_hand")
     _send_one(settings)
@@ -194,9 +186,7 @@ def test_a_run_that_was_deleted_and_created_again_is_a_new_one(
     assert (last["kind"], last["records"]) == ("advance", 1)
 
 
-def test_a_replay_that_was_marked_as_success_is_not_announced(
-    airflow: LocalAirflow, advanced: str, settings: Settings, hold: Path
-) -> None:
+def test_a_replay_that_was_marked_as_success_is_not_announced(airflow, advanced, settings, hold):
     held = Path(f"{hold}.held")
     hold.unlink()
     held.unlink(missing_ok=True)
@@ -236,9 +226,7 @@ def _wait_until_announced(connection: Any, batch_id: int) -> None:
         time.sleep(0.2)
 
 
-def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced(
-    airflow: LocalAirflow, advanced: str, settings: Settings
-) -> None:
+def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced(airflow, advanced, settings):
     newest = _batches(settings)[-1]
     connection = connect(settings.postgres, application="tests")
     with transaction(connection) as cursor:
@@ -283,9 +271,7 @@ def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_mistake_in_the_form_ends_the_run_at_once_with_its_reason(
-    airflow: LocalAirflow, advanced: str, settings: Settings, conf: dict[str, Any], said: str
-) -> None:
+def test_a_mistake_in_the_form_ends_the_run_at_once_with_its_reason(airflow, advanced, settings, conf, said):
     before = _batches(settings)
     run_id = airflow.trigger("hourly", conf)
     assert airflow.wait_for_run("hourly", run_id) == "failed"
@@ -294,7 +280,7 @@ def test_a_mistake_in_the_form_ends_the_run_at_once_with_its_reason(
     assert _batches(settings) == before
 
 
-def test_what_the_form_itself_can_check_is_refused_by_airflow(airflow: LocalAirflow, advanced: str) -> None:
+def test_what_the_form_itself_can_check_is_refused_by_airflow(airflow, advanced):
     with pytest.raises(httpx.HTTPStatusError) as caught:
         airflow.trigger("hourly", {"ranges": [{"topic": "hourly", "partition": -1}]})
     assert caught.value.response.status_code == httpx.codes.BAD_REQUEST

@@ -148,9 +148,7 @@ def chosen(statements: Sequence[Asked], shift: int) -> Iterator[tuple[int, list[
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )
 @pytest.mark.timeout(36_000 if LONG else 600)
-def test_every_answer_to_every_statement_is_an_error_of_ours(
-    case: AnsweredBatches, flow: Callable[[AnsweredBatches], Any]
-) -> None:
+def test_every_answer_to_every_statement_is_an_error_of_ours(case, flow):
     work = flow(case)
     case.answers.refuse(None)
     work()

@@ -5,14 +5,14 @@ The master, two workers and the driver are real; all of these settings are on at
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
 
 from exactbatch.errors import StagedRowsDiffer, TasksFailed
 from support.environment import LONG
-from support.faults.cases import SINKS, Case
+from support.faults.cases import SINKS
 from support.faults.cluster import SparkCluster
 from support.waiting import wait_for
 
@@ -58,9 +58,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 
 @pytest.mark.parametrize("sink", SINKS if LONG else ["append", "partition"])
-def test_two_attempts_of_a_task_at_the_same_time_count_once(
-    make_case: Callable[..., Case], sink: str
-) -> None:
+def test_two_attempts_of_a_task_at_the_same_time_count_once(make_case, sink):
     """Speculation: both attempts of both tasks have read their range, and go on at the same moment."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -72,9 +70,7 @@ def test_two_attempts_of_a_task_at_the_same_time_count_once(
 
 
 @pytest.mark.parametrize("sink", SINKS if LONG else ["append"])
-def test_executors_that_end_between_batches_and_within_one_are_started_again(
-    make_case: Callable[..., Case], cluster: SparkCluster, sink: str
-) -> None:
+def test_executors_that_end_between_batches_and_within_one_are_started_again(make_case, cluster, sink):
     """Dynamic allocation: none is left where nothing is to do, and the next batch gets new ones."""
     case = make_case(sink)
     assert case.process(case.plan()).wrote
@@ -88,9 +84,7 @@ def test_executors_that_end_between_batches_and_within_one_are_started_again(
 
 
 @pytest.mark.long
-def test_blocks_that_end_with_an_idle_executor_are_noticed(
-    make_case: Callable[..., Case], cluster: SparkCluster
-) -> None:
+def test_blocks_that_end_with_an_idle_executor_are_noticed(make_case, cluster):
     """A transform that had no task for a while would read its records again."""
     case = make_case("transform")
     batch_id = case.plan()
@@ -103,9 +97,7 @@ def test_blocks_that_end_with_an_idle_executor_are_noticed(
 
 
 @pytest.mark.parametrize("sink", SINKS if LONG else ["append"])
-def test_a_task_that_fails_once_ends_the_batch_and_the_retry_is_exact(
-    make_case: Callable[..., Case], cluster: SparkCluster, sink: str
-) -> None:
+def test_a_task_that_fails_once_ends_the_batch_and_the_retry_is_exact(make_case, cluster, sink):
     """spark.task.maxFailures is 1."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -120,8 +112,8 @@ def test_a_task_that_fails_once_ends_the_batch_and_the_retry_is_exact(
 @pytest.mark.long
 @pytest.mark.parametrize("sink", SINKS)
 def test_executors_that_are_decommissioned_finish_their_tasks_or_lose_them_to_others(
-    make_case: Callable[..., Case], cluster: SparkCluster, sink: str
-) -> None:
+    make_case, cluster, sink
+):
     """As a cloud takes its cheap machines away: a signal first, then the end."""
     case = make_case(sink)
     batch_id = case.plan()

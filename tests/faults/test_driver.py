@@ -5,7 +5,6 @@ The fault matrix kills drivers and workers (test_matrix.py).
 
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,15 +15,13 @@ from exactbatch import Pipeline
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from support.faults.drivers import SECRET, BatchLauncher, MakeLoaded, load
+from support.faults.drivers import SECRET, BatchLauncher, load
 from support.topics import Topic
 from support.waiting import wait_for
 
 
 @pytest.mark.long
-def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
-    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
-) -> None:
+def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(world, make_loaded, tmp_path):
     pipeline = make_loaded()
     batch_id = world.plan(pipeline)
     gates = [tmp_path / "one", tmp_path / "two"]
@@ -48,9 +45,7 @@ def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(
     assert world.staged() == 0
 
 
-def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(
-    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
-) -> None:
+def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make_loaded, tmp_path):
     pipeline = make_loaded()
     batch_id = world.plan(pipeline)
     gate = tmp_path / "gate"
@@ -68,8 +63,8 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(
 
 
 def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_long(
-    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
-) -> None:
+    world, make_loaded, tmp_path
+):
     """One driver is held back until its successor has committed; another one hangs inside publish."""
     late, hung = make_loaded(), make_loaded(publish_timeout=3)
     late_id, hung_id = world.plan(late), world.plan(hung)
@@ -111,8 +106,8 @@ def _state(pid: int) -> str:
 
 @pytest.mark.long
 def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
-    world: BatchLauncher, make_loaded: MakeLoaded, tmp_path: Path
-) -> None:
+    world, make_loaded, tmp_path
+):
     """Its Python worker waits before its locks; meanwhile a newer plan takes the batch's place."""
     # Long enough that Postgres does not end the transaction that is held open.
     pipeline: Pipeline = make_loaded(commit="partition", publish_timeout=100)
@@ -131,9 +126,7 @@ def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_a
     world.assert_exact(pipeline, rows=30, rejected=2)
 
 
-def test_a_driver_tells_by_its_status_whether_a_retry_can_help(
-    world: BatchLauncher, make_loaded: MakeLoaded, make_topic: Callable[..., Topic]
-) -> None:
+def test_a_driver_tells_by_its_status_whether_a_retry_can_help(world, make_loaded, make_topic):
     """And by one line of its log what happened."""
     nowhere = world.start(["--pipeline", "pipelines.flihgts:flights", "--batch-id", "1"], {})
     unset = world.start(

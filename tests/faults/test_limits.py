@@ -67,8 +67,8 @@ def watching(look: Callable[[], None]) -> Iterator[None]:
 
 @pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
 def test_connections_are_capped_however_many_partitions_and_slots_there_are(
-    world: BatchLauncher, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
-) -> None:
+    world, make_topic, make_pipeline, commit
+):
     """Many more ranges than slots, each with 100 records of 1 kB."""
     topic = make_topic(PARTITIONS)
     for partition in range(PARTITIONS):
@@ -109,9 +109,7 @@ def test_connections_are_capped_however_many_partitions_and_slots_there_are(
 
 
 @pytest.mark.long
-def test_memory_does_not_grow_with_the_batch(
-    world: BatchLauncher, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline]
-) -> None:
+def test_memory_does_not_grow_with_the_batch(world, make_topic, make_pipeline):
     """Ten times as many records, 160 MB instead of 16, and the same peaks of driver and Python workers."""
     world.settings = replace(
         world.settings, kafka={**world.settings.kafka, "queued.max.messages.kbytes": 4096}
@@ -183,9 +181,7 @@ def works_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
-def test_a_worker_holds_few_rejects_however_many_there_are(
-    world: BatchLauncher, make_topic: MakeTopic, make_pipeline: Callable[..., Pipeline], commit: str
-) -> None:
+def test_a_worker_holds_few_rejects_however_many_there_are(world, make_topic, make_pipeline, commit):
     """One range in which no record decodes; a reject has all of its record."""
     kafka = {**world.settings.kafka, "queued.max.messages.kbytes": 4_096}
     world.settings = replace(world.settings, kafka=kafka)
@@ -273,16 +269,8 @@ SMALL_FETCHES: Final = {"fetch.message.max.bytes": 32_768, "queued.max.messages.
     ],
 )
 def test_the_memory_of_a_worker_has_a_bound(
-    world: BatchLauncher,
-    make_topic: MakeTopic,
-    make_pipeline: Callable[..., Pipeline],
-    request: pytest.FixtureRequest,
-    values: Callable[[int], Iterator[bytes]],
-    megabytes: int,
-    partitions: int,
-    properties: dict[str, int],
-    bound: float,
-) -> None:
+    world, make_topic, make_pipeline, request, values, megabytes, partitions, properties, bound
+):
     """`bound` in MB, with these properties of the Kafka connection and all other settings at their defaults."""
     world.settings = replace(world.settings, kafka={**world.settings.kafka, **properties})
     topic = make_topic(partitions, max_message_bytes=str(10 * MB))

@@ -4,7 +4,7 @@ Two workers of a standalone cluster run one executor each. SIGKILL ends the exec
 ended by its parent, or lives on where that parent was killed as well, and goes on with what it did.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -13,7 +13,6 @@ from exactbatch import failpoints
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.local.process import wait_until_ended
 from support.environment import LONG
-from support.faults.cases import Case
 from support.faults.cluster import SparkCluster
 from support.waiting import wait_for
 
@@ -74,13 +73,8 @@ READ_AGAIN: Final = {("transform", "stage.before_copy_commit"), ("transform", "s
 
 @pytest.mark.parametrize(("sink", "moment", "orphans", "how_many"), LOST if LONG else LOST[:1])
 def test_tasks_of_a_lost_executor_are_done_again_and_the_result_is_exact(
-    make_case: Callable[..., Case],
-    cluster: SparkCluster,
-    sink: str,
-    moment: str,
-    orphans: bool,
-    how_many: int,
-) -> None:
+    make_case, cluster, sink, moment, orphans, how_many
+):
     """Where the Python worker lives on, it commits what nobody counts, or finds its range committed."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -96,9 +90,7 @@ def test_tasks_of_a_lost_executor_are_done_again_and_the_result_is_exact(
     case.assert_exact()
 
 
-def test_a_block_that_is_lost_with_its_executor_is_noticed_and_the_retry_is_exact(
-    make_case: Callable[..., Case], cluster: SparkCluster
-) -> None:
+def test_a_block_that_is_lost_with_its_executor_is_noticed_and_the_retry_is_exact(make_case, cluster):
     """Spark reads it again without a word, as another task attempt."""
     case = make_case("transform")
     batch_id = case.plan()

@@ -95,9 +95,7 @@ CONNECTING: Final = [("append", "job.before_stage"), ("partition", "job.before_r
 
 
 @pytest.mark.parametrize(("sink", "moment"), CONNECTING if LONG else CONNECTING[:1])
-def test_a_server_without_connections_is_named_and_the_retry_is_exact(
-    make_case: MakeCase, sink: str, moment: str
-) -> None:
+def test_a_server_without_connections_is_named_and_the_retry_is_exact(make_case, sink, moment):
     """For the driver at its start, and for tasks whose driver came in time."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -112,7 +110,7 @@ def test_a_server_without_connections_is_named_and_the_retry_is_exact(
     case.assert_exact()
 
 
-def test_rejects_that_find_no_connection_left_are_named_and_the_retry_is_exact(make_case: MakeCase) -> None:
+def test_rejects_that_find_no_connection_left_are_named_and_the_retry_is_exact(make_case):
     """A record that does not fit the target is staged as a reject by the driver, after the tasks."""
     case = make_case("append", max_rejects=1)
     assert case.process(case.plan()).wrote
@@ -173,9 +171,7 @@ FULL: Final = [
 
 
 @pytest.mark.parametrize(("sink", "moment", "error"), FULL if LONG else FULL[:2])
-def test_a_full_disk_is_named_and_the_retry_is_exact(
-    make_case: MakeCase, small_disk: Path, sink: str, moment: str, error: type[ExactbatchError]
-) -> None:
+def test_a_full_disk_is_named_and_the_retry_is_exact(make_case, small_disk, sink, moment, error):
     """It fills up before tasks stage their rows, or between staging and publish."""
     case = make_case(sink, tablespace="small")
     batch_id = case.plan()
@@ -227,13 +223,8 @@ TIMEOUTS: Final = [
 
 @pytest.mark.parametrize(("sink", "moment", "timeouts", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:2])
 def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact(
-    make_case: MakeCase,
-    sink: str,
-    moment: str,
-    timeouts: dict[str, float],
-    error: type[ExactbatchError],
-    words: str,
-) -> None:
+    make_case, sink, moment, timeouts, error, words
+):
     """The lock_timeout or the statement_timeout of the pipeline; that of a login does not count."""
     case = make_case(sink, **{"publish_timeout": 60, **timeouts})
     batch_id = case.plan()
@@ -247,7 +238,7 @@ def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact
     case.assert_exact()
 
 
-def test_a_deadlock_with_another_writer_is_named_and_the_retry_is_exact(make_case: MakeCase) -> None:
+def test_a_deadlock_with_another_writer_is_named_and_the_retry_is_exact(make_case):
     """Publish writes rows in the order of their keys, and another session in the reverse order."""
     case = make_case("upsert")
     case.process(case.plan())
@@ -292,9 +283,7 @@ TASKS: Final = [
 
 
 @pytest.mark.parametrize(("sink", "moment"), TASKS if LONG else TASKS[:1])
-def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(
-    make_case: MakeCase, sink: str, moment: str
-) -> None:
+def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(make_case, sink, moment):
     """In the middle of COPY, and before the transaction of the COPY commits; Spark does it."""
     case = make_case(sink)
     with case.held(case.plan(), moment) as batch:
@@ -305,7 +294,7 @@ def test_tasks_whose_connection_is_ended_before_their_commit_are_tried_again(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sink", ["append", "partition"])
-def test_a_copy_may_take_longer_than_the_login_lets_a_statement(make_case: MakeCase, sink: str) -> None:
+def test_a_copy_may_take_longer_than_the_login_lets_a_statement(make_case, sink):
     case = make_case(sink)
     with case.held(case.plan(), "read.after_records", statement_timeout="4s") as batch:
         time.sleep(4.5)
@@ -344,8 +333,8 @@ RESTARTS: Final = [
 
 @pytest.mark.parametrize(("sink", "moment", "number", "committed"), RESTARTS if LONG else RESTARTS[:2])
 def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
-    make_case: MakeCase, server: Any, sink: str, moment: str, number: signal.Signals, committed: bool
-) -> None:
+    make_case, server, sink, moment, number, committed
+):
     """Spark tries tasks again, but the driver has lost its connection, and the staging tables are empty."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -362,9 +351,7 @@ def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
     case.assert_exact()
 
 
-def test_a_server_that_takes_no_writes_is_named_and_the_retry_is_exact(
-    make_case: MakeCase, server: Any
-) -> None:
+def test_a_server_that_takes_no_writes_is_named_and_the_retry_is_exact(make_case, server):
     """As a standby does, or a server whose provider has closed it because its disk is full."""
     case = make_case("append")
     batch_id = case.plan()
@@ -447,8 +434,8 @@ STOPS: Final = [
 
 @pytest.mark.parametrize(("sink", "moment", "replan"), STOPS if LONG else STOPS[:1])
 def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_trace(
-    make_case: MakeCase, tmp_path: Path, sink: str, moment: str, replan: bool
-) -> None:
+    make_case, tmp_path, sink, moment, replan
+):
     """Its transaction is ended by the server after publish_timeout, and its locks go with it."""
     case = make_case(sink, publish_timeout=3)
     batch_id = case.plan()
@@ -469,7 +456,7 @@ def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_tra
 
 
 @pytest.mark.long
-def test_workers_that_are_stopped_with_their_locks_hold_nobody_up_for_long(make_case: MakeCase) -> None:
+def test_workers_that_are_stopped_with_their_locks_hold_nobody_up_for_long(make_case):
     """A newer plan takes the batch's place once the server has ended their transactions; then they go on."""
     case = make_case("partition", publish_timeout=3)
     batch_id = case.plan()

@@ -18,7 +18,6 @@ from exactbatch.cli import pipeline as cli_pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import (
     ConfigurationError,
-    ExactbatchError,
     RetryableError,
     StatementRefused,
     TargetMismatch,
@@ -79,9 +78,7 @@ REFUSALS: list[tuple[str, str, Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("case", "change", "flow", "said"), REFUSALS, indirect=["case"])
-def test_a_delete_that_the_database_refuses_is_terminal_and_quoted(
-    case: AnsweredBatches, change: str, flow: Callable[[AnsweredBatches], Any], said: list[str]
-) -> None:
+def test_a_delete_that_the_database_refuses_is_terminal_and_quoted(case, change, flow, said):
     with_target(change)(case)
     if "note" in change:
         execute(case, "insert into public.note values (0)")
@@ -102,9 +99,7 @@ def reasons(case: AnsweredBatches) -> str:
 
 @pytest.mark.parametrize("case", ["append"], indirect=True)
 @pytest.mark.parametrize(("change", "said"), [(DOMAIN, "null"), (RAISING, "n0 is not to be judged")])
-def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(
-    case: AnsweredBatches, change: str, said: str
-) -> None:
+def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(case, change, said):
     with_target("delete from TARGET")(case)
     with_target(change)(case)
     case.topic.produce(b'{"id": 5}')
@@ -114,7 +109,7 @@ def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(
 
 
 @pytest.mark.parametrize("case", ["append"], indirect=True)
-def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(case: AnsweredBatches) -> None:
+def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(case):
     columns = ", ".join(f"c{number} int" for number in range(1597))
     case.pipeline = replace(case.pipeline, value=Json(columns), evolve="add")
     message = refused(case, process)
@@ -123,9 +118,7 @@ def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(c
 
 @pytest.mark.parametrize(("code", "ends"), [("54000", StatementRefused), ("40001", TasksFailed)])
 @pytest.mark.parametrize("case", ["append"], indirect=True)
-def test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again(
-    case: AnsweredBatches, code: str, ends: type[ExactbatchError]
-) -> None:
+def test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again(case, code, ends):
     case.answers.refuse(None)
     process(case)()
     copies = [each.text.startswith('COPY "exactbatch_staging"') for each in case.answers.asked]
@@ -141,7 +134,7 @@ def test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_
 
 
 @pytest.mark.parametrize("wrong", [{"dbname": "nowhere"}, {"user": "nobody_here"}])
-def test_a_database_or_role_that_is_not_there_is_terminal(database: str, wrong: dict[str, str]) -> None:
+def test_a_database_or_role_that_is_not_there_is_terminal(database, wrong):
     with pytest.raises(ConfigurationError, match=r"does not exist \(SQLSTATE (3D000|28000)\)"):
         connect(make_dsn(database, **wrong), application="tests")
 
@@ -165,13 +158,7 @@ def failing(error: Exception) -> Callable[[str], None]:
 
 
 @pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
-def test_a_command_and_the_job_end_with_one_message_and_a_status(
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    error: Exception,
-    status: int,
-    said: str,
-) -> None:
+def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, caplog, error, status, said):
     monkeypatch.setattr(cli_pipeline, "load_pipeline", failing(error))
     done = CliRunner().invoke(app, ["plan", "flights"])
     assert done.exit_code == status
@@ -185,9 +172,7 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(
 
 
 @pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
-def test_a_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(
-    error: Exception, status: int, said: str
-) -> None:
+def test_a_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(error, status, said):
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
     from exactbatch.airflow.errors import airflow_errors

@@ -13,7 +13,7 @@ SEED = 7
 
 
 @pytest.mark.timeout(600)
-def test_every_record_is_accounted_for_under_random_faults() -> None:
+def test_every_record_is_accounted_for_under_random_faults():
     seed = int(os.environ.get("EXACTBATCH_SEED", SEED))
     soak = Soak(HOME, f"test-{os.getpid()}-soak", seed=seed, seconds=25, rate=150, every=2.5)
     report = soak.run()

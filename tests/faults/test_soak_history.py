@@ -21,12 +21,12 @@ def found(*events: list[Event], ended: float = 300.0) -> list[str]:
     return troubles([*chain(*events)], slots=2, began=0.0, ended=ended)
 
 
-def test_drivers_that_work_under_faults_are_no_trouble() -> None:
+def test_drivers_that_work_under_faults_are_no_trouble():
     failed: list[Event] = [Failed(at, 0, "PostgresUnavailable") for at in range(5, 300, 10)]
     assert found(working(0, 0, 300), working(1, 0, 300), faults(0, 300), failed) == []
 
 
-def test_a_driver_that_lost_its_jvm_and_went_on_failing_is_found() -> None:
+def test_a_driver_that_lost_its_jvm_and_went_on_failing_is_found():
     """As a soak of 5 minutes was, whose end was exact: 2,592 errors, and 5 batches in 90 seconds."""
     failed: list[Event] = [
         Failed(181 + number * 91 / 2592, number % 2, "TasksFailed") for number in range(2592)
@@ -39,13 +39,13 @@ def test_a_driver_that_lost_its_jvm_and_went_on_failing_is_found() -> None:
     assert len(said) == 2
 
 
-def test_a_driver_that_never_commits_is_found() -> None:
+def test_a_driver_that_never_commits_is_found():
     assert found(working(0, 0, 300)) == [
         "the driver of slot 1 committed nothing from 0 s to 300 s, 300 s of it outside of any fault"
     ]
 
 
-def test_the_time_of_a_fault_and_of_a_start_does_not_count() -> None:
+def test_the_time_of_a_fault_and_of_a_start_does_not_count():
     rest = working(0, 0, 300)
     long: list[Event] = [Fault(100, 190, "stall")]
     around = [*working(1, 0, 100), *working(1, 200, 300)]
@@ -55,7 +55,7 @@ def test_the_time_of_a_fault_and_of_a_start_does_not_count() -> None:
     assert len(found(rest, around, [Started(100, 190, 0)])) == 1
 
 
-def test_overlapping_faults_are_counted_once() -> None:
+def test_overlapping_faults_are_counted_once():
     twice: list[Event] = [Fault(100, 110, "stall"), Fault(105, 115, "broker")]
     around = [*working(1, 0, 100), *working(1, 98 + 20 + QUIET_S, 300)]
     assert len(found(working(0, 0, 300), around, twice)) == 1
@@ -63,7 +63,7 @@ def test_overlapping_faults_are_counted_once() -> None:
     assert found(working(0, 0, 300), around, twice) == []
 
 
-def test_long_faults_explain_more_errors() -> None:
+def test_long_faults_explain_more_errors():
     failed: list[Event] = [Failed(100 + number / 10, 0, "KafkaUnavailable") for number in range(100)]
     both = [*working(0, 0, 300), *working(1, 0, 300)]
     assert len(found(both, failed)) == 1

@@ -29,15 +29,13 @@ def names(frame: DataFrame, *, by_record: bool = True) -> list[str]:
 
 
 @pytest.mark.parametrize("query", ONE_AT_A_TIME)
-def test_what_looks_at_one_record_at_a_time_is_allowed(spark: Any, records: DataFrame, query: str) -> None:
+def test_what_looks_at_one_record_at_a_time_is_allowed(spark, records, query):
     assert names(spark.sql(query)) == []
     assert names(spark.sql(query), by_record=False) == []
 
 
 @pytest.mark.parametrize(("query", "expected"), SEVERAL)
-def test_rows_of_several_records_are_allowed_by_batch_alone(
-    spark: Any, records: DataFrame, query: str, expected: list[str]
-) -> None:
+def test_rows_of_several_records_are_allowed_by_batch_alone(spark, records, query, expected):
     assert names(spark.sql(query)) == expected
     assert names(spark.sql(query), by_record=False) == []
 
@@ -99,9 +97,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("query", "expected"), NEVER)
-def test_what_gives_another_result_each_time_is_refused_by_name(
-    spark: Any, records: DataFrame, query: str, expected: list[str]
-) -> None:
+def test_what_gives_another_result_each_time_is_refused_by_name(spark, records, query, expected):
     assert sorted(names(spark.sql(query))) == sorted(expected)
     assert sorted(names(spark.sql(query), by_record=False)) == sorted(expected)
 
@@ -127,8 +123,8 @@ UNORDERED = [
 
 @pytest.mark.parametrize(("aggregates", "expected"), UNORDERED)
 def test_aggregates_that_depend_on_the_order_of_rows_are_refused_by_name(
-    spark: Any, records: DataFrame, aggregates: str, expected: list[str]
-) -> None:
+    spark, records, aggregates, expected
+):
     found = set(names(spark.sql(f"select {aggregates} from records"), by_record=False))
     assert set(expected) <= found, found
     # Some are computed by others, which are named beside them.
@@ -147,9 +143,7 @@ def test_aggregates_that_depend_on_the_order_of_rows_are_refused_by_name(
         ("sum(id) over (order by id rows between 1 preceding and current row)", "rows between"),
     ],
 )
-def test_window_functions_with_ties_are_refused_by_name(
-    spark: Any, records: DataFrame, function: str, expected: str
-) -> None:
+def test_window_functions_with_ties_are_refused_by_name(spark, records, function, expected):
     frame = spark.sql(f"select *, {function} as x from records")
     assert names(frame, by_record=False) == [expected]
     assert sorted(names(frame)) == sorted([expected, "window"])
@@ -210,9 +204,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_functions_of_the_user_are_judged_by_how_many_rows_they_get(
-    spark: Any, records: DataFrame, kind: str
-) -> None:
+def test_functions_of_the_user_are_judged_by_how_many_rows_they_get(spark, records, kind):
     transform, expected = FUNCTIONS[kind]
     try:
         assert sorted(names(transform(records))) == sorted(expected)
@@ -220,7 +212,7 @@ def test_functions_of_the_user_are_judged_by_how_many_rows_they_get(
         spark.catalog.clearCache()
 
 
-def test_a_function_of_a_catalog_is_not_known(spark: Any, records: DataFrame) -> None:
+def test_a_function_of_a_catalog_is_not_known(spark, records):
     spark.sql("create or replace temporary function doubled(n int) returns int return n * 2")
     spark.sql("create or replace temporary function clocked(n int) returns timestamp return timestamp 'now'")
     assert names(spark.sql("select *, doubled(id) as d from records")) == []
@@ -229,9 +221,7 @@ def test_a_function_of_a_catalog_is_not_known(spark: Any, records: DataFrame) ->
     spark.sql("drop temporary function clocked")
 
 
-def test_an_expression_that_is_on_no_list_is_refused(
-    spark: Any, records: DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expression_that_is_on_no_list_is_refused(spark, records, monkeypatch):
     """As one of a later version of Spark is, or of an extension."""
     frame = spark.sql("select *, soundex(name) as sound from records")
     assert names(frame) == []

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Pipeline
@@ -40,9 +40,7 @@ def topic(make_topic: MakeTopic) -> Topic:
     return topic
 
 
-def test_a_target_that_holds_what_the_log_holds_is_exact(
-    make_world: Callable[..., AuditedTarget], topic: Topic
-) -> None:
+def test_a_target_that_holds_what_the_log_holds_is_exact(make_world, topic):
     world = make_world(topic)
     world.load()
     found = world.audit()
@@ -51,7 +49,7 @@ def test_a_target_that_holds_what_the_log_holds_is_exact(
     assert (only.from_offset, only.until_offset, only.records, only.rows) == (0, 30, 30, 30)
 
 
-def test_each_fault_is_found_and_named(make_world: Callable[..., AuditedTarget], topic: Topic) -> None:
+def test_each_fault_is_found_and_named(make_world, topic):
     """Each is planted in a sound target and taken back again."""
     world = make_world(topic)
     first = world.load()
@@ -135,9 +133,7 @@ def test_each_fault_is_found_and_named(make_world: Callable[..., AuditedTarget],
     assert findings(world.audit()) == {}
 
 
-def test_tombstones_and_rejects_are_accounted_for(
-    make_world: Callable[..., AuditedTarget], make_topic: MakeTopic
-) -> None:
+def test_tombstones_and_rejects_are_accounted_for(make_world, make_topic):
     topic = make_topic()
     topic.produce(record(0), None, b"bad", None, record(4), *[None] * 10, record(15))
     world = make_world(topic)
@@ -150,9 +146,7 @@ def test_tombstones_and_rejects_are_accounted_for(
     assert findings(world.audit()) == {"duplicated": (1, [4]), "unexpected": (1, [20]), **COUNT}
 
 
-def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
-    make_world: Callable[..., AuditedTarget], make_topic: MakeTopic
-) -> None:
+def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(make_world, make_topic):
     topic = make_topic()
     topic.transaction(record(0), record(1))  # 2 is the marker
     topic.transaction(record(3), record(4), end="abort")  # 5 is the marker
@@ -167,8 +161,8 @@ def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(
 
 
 def test_records_that_retention_removed_after_they_were_processed_prove_nothing_and_break_nothing(
-    make_world: Callable[..., AuditedTarget], topic: Topic, admin: AdminClient
-) -> None:
+    make_world, topic, admin
+):
     world = make_world(topic)
     world.load()
     for future in admin.delete_records([TopicPartition(topic.name, 0, 10)]).values():
@@ -180,9 +174,7 @@ def test_records_that_retention_removed_after_they_were_processed_prove_nothing_
     assert findings(world.audit()) == {"missing": (1, [15]), **COUNT}
 
 
-def test_a_row_in_offsets_that_were_lost_is_found(
-    make_world: Callable[..., AuditedTarget], topic: Topic, admin: AdminClient
-) -> None:
+def test_a_row_in_offsets_that_were_lost_is_found(make_world, topic, admin):
     world = make_world(topic, on_loss="record")
     world.load()
     topic.produce(*map(record, range(20)))
@@ -196,9 +188,7 @@ def test_a_row_in_offsets_that_were_lost_is_found(
     assert findings(world.audit()) == {"unexpected": (1, [33]), **COUNT}
 
 
-def test_holes_that_compaction_made_break_nothing(
-    make_world: Callable[..., AuditedTarget], make_topic: MakeTopic, admin: AdminClient
-) -> None:
+def test_holes_that_compaction_made_break_nothing(make_world, make_topic, admin):
     """On a compacted topic a row without a record was right when it was written."""
     topic = make_topic()
     topic.transaction(
@@ -219,9 +209,7 @@ def test_holes_that_compaction_made_break_nothing(
     assert findings(world.audit()) == {"missing": (1, [11]), **COUNT}
 
 
-def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(
-    make_world: Callable[..., AuditedTarget], topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(make_world, topic, make_pipeline):
     world = make_world(topic)
     world.load()
     other = AuditedTarget(
@@ -234,9 +222,7 @@ def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(
     assert world.audit().rows == 30
 
 
-def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(
-    make_world: Callable[..., AuditedTarget], topic: Topic
-) -> None:
+def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(make_world, topic):
     world = make_world(topic)
     world.load()
     world.execute(f"{FORGE} update exactbatch.stored_offset set topic_id = %s", UUID(int=1))
@@ -244,9 +230,7 @@ def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(
         world.audit()
 
 
-def test_batches_that_commit_during_an_audit_do_not_disturb_it(
-    make_world: Callable[..., AuditedTarget], topic: Topic
-) -> None:
+def test_batches_that_commit_during_an_audit_do_not_disturb_it(make_world, topic):
     world = make_world(topic)
     world.load()
     topic.produce(*map(record, range(5)))
@@ -262,7 +246,7 @@ def test_batches_that_commit_during_an_audit_do_not_disturb_it(
     assert found.rows == 30
 
 
-def test_an_audit_tells_how_far_it_is(make_world: Callable[..., AuditedTarget], topic: Topic) -> None:
+def test_an_audit_tells_how_far_it_is(make_world, topic):
     world = make_world(topic)
     world.load()
     told: list[tuple[int, int]] = []
@@ -270,17 +254,13 @@ def test_an_audit_tells_how_far_it_is(make_world: Callable[..., AuditedTarget], 
     assert told == [(7, 30), (14, 30), (21, 30), (28, 30), (30, 30)]
 
 
-def test_a_pipeline_without_a_target_has_nothing_to_audit(
-    settings: Settings, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_pipeline_without_a_target_has_nothing_to_audit(settings, make_topic, make_pipeline):
     pipeline = make_pipeline(make_topic())
     with pytest.raises(TargetMismatch, match=r'the table "public"."\w+" does not exist: either no batch'):
         audit.audit(pipeline, settings)
 
 
-def test_rows_are_found_wherever_they_claim_to_be(
-    make_world: Callable[..., AuditedTarget], topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_rows_are_found_wherever_they_claim_to_be(make_world, topic, make_pipeline):
     """Under another topic's name, in a partition that there is not, below zero, with another pipeline's batch."""
     world = make_world(topic)
     first = world.load()
@@ -314,9 +294,7 @@ def test_rows_are_found_wherever_they_claim_to_be(
     assert findings(elsewhere.audit()) == {}
 
 
-def test_rows_from_before_exactbatch_are_told_and_are_no_fault(
-    make_world: Callable[..., AuditedTarget], topic: Topic
-) -> None:
+def test_rows_from_before_exactbatch_are_told_and_are_no_fault(make_world, topic):
     world = make_world(topic)
     world.load()
     world.execute(
@@ -332,9 +310,7 @@ def test_rows_from_before_exactbatch_are_told_and_are_no_fault(
     assert findings(world.audit()) == {"misplaced": (2, [])}
 
 
-def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
-    make_world: Callable[..., AuditedTarget], topic: Topic, admin: AdminClient
-) -> None:
+def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(make_world, topic, admin):
     """An unlogged table that a crash has emptied, after retention has removed the records."""
     world = make_world(topic)
     world.load()
@@ -347,9 +323,7 @@ def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(
     assert found.target.notes == ["batch 1: the ledger has 30 rows, its table 0"]
 
 
-def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(
-    make_world: Callable[..., AuditedTarget], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_topic_that_was_taken_out_of_the_pipeline_is_no_fault(make_world, topic, make_topic, make_pipeline):
     other = make_topic()
     other.produce(*map(record, range(5)))
     both = make_world(topic, topics=(topic.name, other.name))
@@ -365,9 +339,7 @@ def findings_of(results: AuditReport) -> set[str]:
     return {kind for kind, count in results.findings.items() if count}
 
 
-def test_a_ledger_that_contradicts_itself_is_found(
-    make_world: Callable[..., AuditedTarget], topic: Topic
-) -> None:
+def test_a_ledger_that_contradicts_itself_is_found(make_world, topic):
     world = make_world(topic)
     batch_id = world.load()
     forged = [
@@ -397,9 +369,7 @@ def test_a_ledger_that_contradicts_itself_is_found(
     assert findings(world.audit()) == {}
 
 
-def test_tables_that_cannot_keep_what_is_committed_are_named(
-    make_world: Callable[..., AuditedTarget], topic: Topic
-) -> None:
+def test_tables_that_cannot_keep_what_is_committed_are_named(make_world, topic):
     world = make_world(topic)
     world.load()
     world.execute("alter table {t} set unlogged")
@@ -408,9 +378,7 @@ def test_tables_that_cannot_keep_what_is_committed_are_named(
     assert found.target.notes == [f"{topic.name} is unlogged: a crash of the server empties it"]
 
 
-def test_a_foreign_partition_is_named(
-    make_world: Callable[..., AuditedTarget], topic: Topic, database: str
-) -> None:
+def test_a_foreign_partition_is_named(make_world, topic, database):
     world = make_world(topic)
     far = parse_dsn(database)
     columns = (
@@ -453,9 +421,7 @@ def reader(
 
 
 @pytest.mark.parametrize("table", ["{t}", "exactbatch.coverage"])
-def test_rows_that_a_login_cannot_see_are_no_lost_ones(
-    reader: tuple[AuditedTarget, Settings], table: str
-) -> None:
+def test_rows_that_a_login_cannot_see_are_no_lost_ones(reader, table):
     world, settings = reader
     assert findings(audit.audit(world.pipeline, settings)) == {}
     world.execute(
@@ -467,7 +433,7 @@ def test_rows_that_a_login_cannot_see_are_no_lost_ones(
     assert findings(world.audit()) == {}
 
 
-def test_a_privilege_that_is_missing_is_named(reader: tuple[AuditedTarget, Settings]) -> None:
+def test_a_privilege_that_is_missing_is_named(reader):
     world, settings = reader
     name = parse_dsn(settings.postgres)["dbname"]
     world.execute(f"revoke temporary on database {name} from public")
@@ -480,8 +446,8 @@ def test_a_privilege_that_is_missing_is_named(reader: tuple[AuditedTarget, Setti
 
 
 def test_two_pipelines_that_share_a_target_see_each_others_faults_only_where_they_are(
-    make_world: Callable[..., AuditedTarget], topic: Topic, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+    make_world, topic, make_topic, make_pipeline
+):
     """Over topics that overlap; each row is the fault of the pipeline whose batch it names."""
     more = make_topic()
     more.produce(*map(record, range(5)))

@@ -324,9 +324,7 @@ def found_after(pipeline: Pipeline, settings: Settings, statement: str) -> dict[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_planted_is_found(
-    world: BatchRunner, make_sound: Callable[[str], Pipeline], kind: str
-) -> None:
+def test_what_is_planted_is_found(world, make_sound, kind):
     pipeline = make_sound(kind)
     assert found_after(pipeline, world.settings, "select 1") == {}
     wrong = {
@@ -338,9 +336,7 @@ def test_what_is_planted_is_found(
 
 
 @pytest.mark.parametrize("kind", ["Append", "Upsert", "Aggregate"])
-def test_what_a_login_and_a_database_have_set_decides_nothing(
-    world: BatchRunner, make_sound: Callable[[str], Pipeline], kind: str
-) -> None:
+def test_what_a_login_and_a_database_have_set_decides_nothing(world, make_sound, kind):
     """An audit of sound results is exact whatever the settings are."""
     name = f"{parse_dsn(world.settings.postgres)['dbname']}_copy"
     pipeline = make_sound(kind)
@@ -348,16 +344,14 @@ def test_what_a_login_and_a_database_have_set_decides_nothing(
     assert found_after(pipeline, world.settings, statement) == {}
 
 
-def test_a_column_that_the_schema_has_lost_is_not_compared(
-    world: BatchRunner, make_sound: Callable[[str], Pipeline]
-) -> None:
+def test_a_column_that_the_schema_has_lost_is_not_compared(world, make_sound):
     """The target keeps its old values, and newer changes have none."""
     pipeline = replace(make_sound("Upsert"), value=Json("id int, name text"))
     assert found_after(pipeline, world.settings, "update {c} set word = null, price = null") == {}
     assert found_after(pipeline, world.settings, "update {t} set name = 'x'") == {"stale": 2}
 
 
-def test_the_documentation_has_what_is_found() -> None:
+def test_the_documentation_has_what_is_found():
     lines = [
         f"| {kind} | {planted.what} | {', '.join(f'{count} {name}' for name, count in planted.found.items())} |"
         for kind, (_, all_planted, _) in KINDS.items()

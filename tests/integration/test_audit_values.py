@@ -1,6 +1,5 @@
 """The auditor finds what is planted in the results of every sink, wrong values too, where it is asked to."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -92,7 +91,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_whatever_is_planted_is_found(play: Callable[[str], Play], kind: str) -> None:
+def test_whatever_is_planted_is_found(play, kind):
     """Each fault is planted in sound tables and taken back. Wrong values show only where they are looked for."""
     played = play(kind)
     for step in ("produce", "tombstones", "bad", "advance", "produce", "advance"):
@@ -120,7 +119,7 @@ def test_whatever_is_planted_is_found(play: Callable[[str], Play], kind: str) ->
     assert _findings(played) == set()
 
 
-def test_values_that_only_spark_can_tell_are_not_compared(play: Callable[[str], Play]) -> None:
+def test_values_that_only_spark_can_tell_are_not_compared(play):
     played = play("append")
     played.produce(1)
     played.advance()
@@ -140,8 +139,8 @@ SINKS = {
 
 @pytest.mark.parametrize("kind", SINKS)
 def test_values_are_compared_without_a_loop_over_the_rows_for_each_row(
-    world: Any, make_topic: Any, make_pipeline: Any, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+    world, make_topic, make_pipeline, monkeypatch, kind
+):
     """Nobody has analyzed the tables of a batch that has just run."""
     topic = make_topic(1)
     topic.produce(*(record(number, f"n{number % 100}") for number in range(2000)), b"{")

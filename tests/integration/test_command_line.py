@@ -7,9 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import typer
@@ -52,9 +50,7 @@ def pipeline(make_topic: MakeTopic, make_pipeline: MakePipeline) -> Pipeline:
     return make_pipeline(topic)
 
 
-def test_a_newer_ledger_gets_no_pipeline_of_an_older_program(
-    pipeline: Pipeline, command: Command, connection: Any
-) -> None:
+def test_a_newer_ledger_gets_no_pipeline_of_an_older_program(pipeline, command, connection):
     with transaction(connection) as cursor:
         cursor.execute("insert into exactbatch.schema_version values (99)")
     for name in ("init", "status"):
@@ -65,9 +61,7 @@ def test_a_newer_ledger_gets_no_pipeline_of_an_older_program(
 
 
 @pytest.mark.parametrize("table", ['public."x[/b]"', 'public."x[red]"', 'public."x[/]"'])
-def test_names_are_no_markup(
-    pipeline: Pipeline, command: Command, connection: Any, monkeypatch: pytest.MonkeyPatch, table: str
-) -> None:
+def test_names_are_no_markup(pipeline, command, connection, monkeypatch, table):
     monkeypatch.setenv("COLUMNS", "200")
     named = replace(pipeline, name="named", sink=Append(table))
     for name, *options in (
@@ -81,7 +75,7 @@ def test_names_are_no_markup(
     assert "already" in command(named, "init", charset="latin-1").stdout  # it has no arrow
 
 
-def test_json_is_printed_of_nothing_too(pipeline: Pipeline, command: Command, connection: Any) -> None:
+def test_json_is_printed_of_nothing_too(pipeline, command, connection):
     with transaction(connection) as cursor:
         cursor.execute(
             "insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, topic_id) "
@@ -97,7 +91,7 @@ def _topic_id(command: Command, pipeline: Pipeline) -> str:
     return str(json.loads(command(pipeline, "plan", "--json").stdout)["ranges"][0]["topic_id"])
 
 
-def test_reasons_are_limited_as_rejects_are(pipeline: Pipeline, command: Command, connection: Any) -> None:
+def test_reasons_are_limited_as_rejects_are(pipeline, command, connection):
     """A reason may tell the value: then there are as many as records."""
     Batches(connection, replace(pipeline, topics=("t",), name="r", sink=Append("public.r"))).run((1, "x"))
     with transaction(connection) as cursor:
@@ -116,7 +110,7 @@ def test_reasons_are_limited_as_rejects_are(pipeline: Pipeline, command: Command
     assert "46 more reasons" in shown
 
 
-def test_mistakes_in_what_is_asked_for_are_told(pipeline: Pipeline, command: Command) -> None:
+def test_mistakes_in_what_is_asked_for_are_told(pipeline, command):
     done = command(pipeline, "boundaries", "--forget", "2026-01-06", "2026-01-05")
     assert (done.exit_code, "TO is earlier" in " ".join(done.stderr.split())) == (42, True)
     done = command(pipeline, "init", "--rename", pipeline.name)
@@ -136,8 +130,8 @@ print(json.dumps(list(sys.modules)))
 
 
 def test_commands_import_neither_spark_nor_airflow_nor_the_local_stack(
-    make_topic: MakeTopic, make_pipeline: MakePipeline, settings: Settings, tmp_path: Path
-) -> None:
+    make_topic, make_pipeline, settings, tmp_path
+):
     topic = make_topic()  # empty, so that `run` only plans
     make_pipeline(topic)
     (tmp_path / "pipeline_of_test.py").write_text(
@@ -163,7 +157,7 @@ class _Person(io.StringIO):
         return True
 
 
-def test_a_question_is_no_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_question_is_no_output(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", _Person("y\nn\n"))
     confirm("Go on?")
     with pytest.raises(typer.Abort):
@@ -172,7 +166,7 @@ def test_a_question_is_no_output(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert (written.out.strip(), written.err.count("Go on?")) == ("", 2)
 
 
-def test_a_reader_that_has_enough_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_has_enough_is_no_error(monkeypatch):
     end, start = os.pipe()
     os.close(end)
     with os.fdopen(start, "w") as stdout:

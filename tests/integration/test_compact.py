@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from exactbatch import Append, Pipeline, failpoints
@@ -27,9 +26,9 @@ from exactbatch.operations.compact import Compaction, compact_changes, preview_c
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.topics import Topic
-from support.upserts import MakeUpsert, WrongKeys, change, changes, key_of, replayed, state
+from support.upserts import WrongKeys, change, changes, key_of, replayed, state
 from support.waiting import wait_for
 
 HOUR = timedelta(hours=1)
@@ -89,8 +88,8 @@ def audited(world: BatchRunner, pipeline: Pipeline) -> PartitionAudit:
 
 
 def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+    world, make_topic, make_upsert, compacted
+):
     topic = make_topic()
     topic.produce(*[change(n % 3, f"a{n}") for n in range(20)])
     pipeline = make_upsert(topic)
@@ -116,8 +115,8 @@ def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
 
 
 def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+    world, make_topic, make_upsert, compacted
+):
     topic = make_topic(2)
     topic.produce(*[change(n % 3, f"a{n}") for n in range(10)])
     pipeline = make_upsert(topic)
@@ -153,8 +152,8 @@ def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
 
 
 def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_light(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+    world, make_topic, make_upsert, compacted
+):
     topic = make_topic()
     topic.produce(change(1, "old"), change(1, "below"), change(2, "two"))
     right = make_upsert(topic)
@@ -175,8 +174,8 @@ def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_
 
 
 def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, compacted: Compact
-) -> None:
+    world, make_topic, make_pipeline, compacted
+):
     from exactbatch import Debezium, Upsert
 
     def event(op: str, number: int, name: str, lsn: int) -> bytes:
@@ -201,9 +200,7 @@ def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
     assert [(each.compacted, each.tombstones) for each in found.partitions] == [(1, 1), (0, 0)]
 
 
-def test_without_a_version_a_delete_goes_with_all_that_it_deleted(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+def test_without_a_version_a_delete_goes_with_all_that_it_deleted(world, make_topic, make_upsert, compacted):
     topic = make_topic(2)
     pipeline = make_upsert(topic)
     topic.produce(change(1, "a"), change(2, "b"))
@@ -231,8 +228,8 @@ def test_without_a_version_a_delete_goes_with_all_that_it_deleted(
 
 
 def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+    world, make_topic, make_upsert, compacted
+):
     """As they may be there from when the pipeline had a version."""
     topic = make_topic(2, retention_ms="-1")
     topic.produce(*[change(9, f"n{n}") for n in range(5)], timestamp=at(0))
@@ -252,12 +249,8 @@ def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
 
 
 def test_times_become_offsets_below_which_nothing_is_from_then_or_later(
-    world: BatchRunner,
-    make_topic: MakeTopic,
-    make_upsert: MakeUpsert,
-    compacted: Compact,
-    admin: AdminClient,
-) -> None:
+    world, make_topic, make_upsert, compacted, admin
+):
     topic = make_topic(3, retention_ms="-1")
     pipeline = make_upsert(topic, max_rejects=9)
     for hours in (0, 1, 2, 5, 3):  # the last is late
@@ -291,9 +284,7 @@ def test_times_become_offsets_below_which_nothing_is_from_then_or_later(
     assert audit(pipeline, world.settings).is_exact
 
 
-def test_a_replay_that_was_planned_before_does_not_publish(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+def test_a_replay_that_was_planned_before_does_not_publish(world, make_topic, make_upsert, compacted):
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
     pipeline = make_upsert(topic)
@@ -360,12 +351,8 @@ def command(world: BatchRunner, tmp_path: Path) -> Callable[..., subprocess.Pope
 
 
 def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
-    world: BatchRunner,
-    make_topic: MakeTopic,
-    make_upsert: MakeUpsert,
-    command: Callable[..., subprocess.Popen[str]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    world, make_topic, make_upsert, command, monkeypatch
+):
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
     pipeline = make_upsert(topic)
@@ -383,13 +370,7 @@ def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
     assert world.is_exact(pipeline)
 
 
-def test_a_publish_waits_for_a_compaction_and_then_goes_on(
-    world: BatchRunner,
-    make_topic: MakeTopic,
-    make_upsert: MakeUpsert,
-    command: Callable[..., subprocess.Popen[str]],
-    tmp_path: Path,
-) -> None:
+def test_a_publish_waits_for_a_compaction_and_then_goes_on(world, make_topic, make_upsert, command, tmp_path):
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
     pipeline = make_upsert(topic, publish_timeout=60)
@@ -416,9 +397,7 @@ def test_a_publish_waits_for_a_compaction_and_then_goes_on(
     assert audited(world, pipeline).compacted == 8
 
 
-def test_the_auditor_still_finds_what_is_wrong(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert, compacted: Compact
-) -> None:
+def test_the_auditor_still_finds_what_is_wrong(world, make_topic, make_upsert, compacted):
     topic = make_topic()
     topic.produce(*[change(n % 2, f"a{n}") for n in range(10)])
     pipeline = make_upsert(topic)
@@ -469,13 +448,8 @@ def test_the_auditor_still_finds_what_is_wrong(
 
 
 def test_the_command_shows_asks_and_drops(
-    world: BatchRunner,
-    make_topic: MakeTopic,
-    make_upsert: MakeUpsert,
-    make_pipeline: MakePipeline,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    world, make_topic, make_upsert, make_pipeline, tmp_path, monkeypatch
+):
     topic = make_topic(retention_ms="-1")
     topic.produce(change(1, "a"), b"bad", change(1, "b"), timestamp=at(0))
     pipeline = make_upsert(topic, max_rejects=1)

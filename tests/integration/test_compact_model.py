@@ -157,7 +157,7 @@ class Target:
 
 
 @pytest.mark.parametrize("versioned", [True, False])
-def test_any_history_of_advances_replays_and_compactions(connection: Any, versioned: bool) -> None:
+def test_any_history_of_advances_replays_and_compactions(connection, versioned):
     for seed in range(HISTORIES):
         chance = random.Random(seed)
         model = Model(chance, versioned)

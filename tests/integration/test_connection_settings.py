@@ -2,7 +2,7 @@
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,8 +19,6 @@ from exactbatch.postgres import session_settings
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.postgres.session_settings import SessionSettings
-from exactbatch.settings import Settings
-from support.batch_runner import MakePipeline
 from support.topics import Topic
 
 OPENERS: Final = (connect, connect_arrow)
@@ -52,7 +50,7 @@ def set_for_all(database: str, **settings: str) -> Iterator[None]:
             cursor.execute(f"alter database {name} reset all")
 
 
-def test_every_setting_that_a_client_can_change_is_decided_on(connection: Any) -> None:
+def test_every_setting_that_a_client_can_change_is_decided_on(connection):
     """New ones come with each version of Postgres: then docs/settings.md says what becomes of them."""
     patterns = [name for line in documented().splitlines() for name in re.findall(r"`([\w.*]+)`", line)]
     names = [
@@ -63,7 +61,7 @@ def test_every_setting_that_a_client_can_change_is_decided_on(connection: Any) -
     assert unknown == []
 
 
-def test_the_documentation_names_each_setting_with_its_value() -> None:
+def test_the_documentation_names_each_setting_with_its_value():
     for setting in session_settings._FIXED:
         name = setting.name
         if setting.scope == "server" and name != "client_encoding":
@@ -73,9 +71,7 @@ def test_the_documentation_names_each_setting_with_its_value() -> None:
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_a_function_that_changes_the_session_changes_one_transaction(
-    database: str, opener: Callable[..., Any]
-) -> None:
+def test_a_function_that_changes_the_session_changes_one_transaction(database, opener):
     with closing(opener(database, application="tests")) as connection:
         for _ in range(2):
             assert asked(connection, "select current_setting('timezone')") == [("UTC",)]
@@ -87,7 +83,7 @@ def test_a_function_that_changes_the_session_changes_one_transaction(
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_the_users_own_options_stay_where_they_do_no_harm(database: str, opener: Callable[..., Any]) -> None:
+def test_the_users_own_options_stay_where_they_do_no_harm(database, opener):
     own = "-c timezone=Asia/Tokyo -c work_mem=123kB -c search_path=public"
     with closing(opener(make_dsn(database, options=own), application="tests")) as connection:
         names = ("timezone", "work_mem", "search_path")
@@ -105,7 +101,7 @@ def test_the_users_own_options_stay_where_they_do_no_harm(database: str, opener:
         ("public, pg_catalog", "public"),
     ],
 )
-def test_pg_catalog_comes_first(database: str, opener: Callable[..., Any], path: str, expected: str) -> None:
+def test_pg_catalog_comes_first(database, opener, path, expected):
     with set_for_all(database, search_path=path), closing(psycopg2.connect(database)) as other:
         with other, other.cursor() as cursor:
             cursor.execute('create schema if not exists "A b"')
@@ -118,7 +114,7 @@ def test_pg_catalog_comes_first(database: str, opener: Callable[..., Any], path:
 @pytest.mark.parametrize(
     ("level", "expected"), [("off", "on"), ("local", "local"), ("remote_apply", "remote_apply")]
 )
-def test_a_commit_is_waited_for(database: str, opener: Callable[..., Any], level: str, expected: str) -> None:
+def test_a_commit_is_waited_for(database, opener, level, expected):
     with (
         set_for_all(database, synchronous_commit=level),
         closing(opener(database, application="tests")) as connection,
@@ -127,7 +123,7 @@ def test_a_commit_is_waited_for(database: str, opener: Callable[..., Any], level
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_rows_that_a_policy_hides_are_an_error(database: str, opener: Callable[..., Any]) -> None:
+def test_rows_that_a_policy_hides_are_an_error(database, opener):
     login = f"tenant_{psycopg2.extensions.parse_dsn(database)['dbname']}"
     with closing(psycopg2.connect(database)) as superuser:
         superuser.autocommit = True
@@ -155,8 +151,8 @@ def test_rows_that_a_policy_hides_are_an_error(database: str, opener: Callable[.
 
 
 def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
-    connection: Any, settings: Settings, make_pipeline: MakePipeline
-) -> None:
+    connection, settings, make_pipeline
+):
     pipeline = make_pipeline(Topic("launches", {}), publish_timeout=0.3)
     tables = StagingTables(1, 1111)
     with (
@@ -173,7 +169,7 @@ def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
         assert tuple(cursor.fetchone()) == (False,)
 
 
-def test_the_settings_of_one_connection_differ_in_their_times_alone() -> None:
+def test_the_settings_of_one_connection_differ_in_their_times_alone():
     times = SessionSettings(lock_timeout=1, statement_timeout=2, idle_in_transaction=3)
     assert {field.name for field in fields(times)} == {
         "lock_timeout",

@@ -3,12 +3,11 @@
 A scenario is a list of steps, as data. The fault matrix does such steps while processes are killed.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from support.scenarios import KINDS, Play
+from support.scenarios import KINDS
 
 # What the log has beside events, and then how it is processed.
 SCENARIOS: Final = {
@@ -26,7 +25,7 @@ SCENARIOS: Final = {
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_target_is_what_the_log_makes_it(play: Callable[[str], Play], kind: str, scenario: str) -> None:
+def test_the_target_is_what_the_log_makes_it(play, kind, scenario):
     played = play(kind)
     for step in SCENARIOS[scenario]:
         getattr(played, step)()

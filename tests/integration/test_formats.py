@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 
 from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError, TasksFailed
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 
 # Executors cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -88,9 +88,7 @@ def reasons(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     )
 
 
-def test_avro_bodies_are_loaded_exactly(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_avro_bodies_are_loaded_exactly(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(*map(body, range(500)), b"\x02", *map(body, range(500, 510)))
     pipeline = make_pipeline(topic, value=Avro(json.dumps(SCHEMA)), max_rejects=1)
@@ -101,9 +99,7 @@ def test_avro_bodies_are_loaded_exactly(
     assert world.is_exact(pipeline)
 
 
-def test_avro_with_a_registry_is_loaded_exactly(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, registry: str
-) -> None:
+def test_avro_with_a_registry_is_loaded_exactly(world, make_topic, make_pipeline, registry):
     topic = make_topic()
     topic.produce(*(b"\0\0\0\0\7" + body(number) for number in range(100)), b"\0\0\0\0\10", b"{}")
     value = Avro(registry=registry, columns="id bigint, note text, amount numeric(10,2)")
@@ -123,9 +119,7 @@ def test_avro_with_a_registry_is_loaded_exactly(
     assert world.is_exact(pipeline)
 
 
-def test_csv_is_loaded_exactly(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_csv_is_loaded_exactly(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(*(f'{number},"a ""b""\n{number}",\n'.encode() for number in range(300)))
     topic.produce(b"1,2", b'1,"x', b"300,,2024-02-29")
@@ -150,9 +144,7 @@ def halves(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
     return rows, dict.fromkeys(index.filter(pc.invert(good)).to_pylist(), "expected number/text")
 
 
-def test_a_function_of_the_users_own_is_loaded_exactly(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_function_of_the_users_own_is_loaded_exactly(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(*(f"{number}/x{number}".encode() for number in range(200)), b"x", None, b"200/")
     pipeline = make_pipeline(topic, value=Custom(halves, "id int, name text"), max_rejects=1)
@@ -163,9 +155,7 @@ def test_a_function_of_the_users_own_is_loaded_exactly(
     assert world.is_exact(pipeline)
 
 
-def test_a_mistake_in_a_function_ends_the_batch(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_mistake_in_a_function_ends_the_batch(world, make_topic, make_pipeline):
     def loses_one(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Mapping[int, str]]:
         rows, rejects = halves(batch)
         return rows.slice(1), rejects
@@ -180,9 +170,7 @@ def test_a_mistake_in_a_function_ends_the_batch(
     assert target(world, pipeline) == []
 
 
-def test_key_and_headers_are_loaded_exactly(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_key_and_headers_are_loaded_exactly(world, make_topic, make_pipeline):
     topic = make_topic()
     for number in range(50):
         headers = [("trace", b"old"), ("trace", f"t{number}".encode()), ("raw", b"\xff\0"), ("none", None)]
@@ -209,9 +197,7 @@ def test_key_and_headers_are_loaded_exactly(
     assert world.is_exact(pipeline)
 
 
-def test_an_upsert_takes_its_key_from_the_message(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_an_upsert_takes_its_key_from_the_message(world, make_topic, make_pipeline):
     topic = make_topic()
     for number, name in ((1, "a"), (2, "b"), (1, "c"), (3, "d")):
         topic.produce(
@@ -229,9 +215,7 @@ def test_an_upsert_takes_its_key_from_the_message(
     assert world.is_exact(pipeline)
 
 
-def test_arrays_and_moments_as_numbers_are_loaded_exactly(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_arrays_and_moments_as_numbers_are_loaded_exactly(world, make_topic, make_pipeline):
     topic = make_topic()
     values = [
         {
@@ -256,8 +240,8 @@ def test_arrays_and_moments_as_numbers_are_loaded_exactly(
 
 
 def test_a_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raised(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+    world, make_topic, make_pipeline
+):
     def asks(_: Any) -> Any:
         raise OSError("net.example is away")
 
@@ -268,9 +252,7 @@ def test_a_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raise
     assert "asks of the format Custom raised OSError: net.example is away. Nothing was written" in message
 
 
-def test_a_mistake_of_ours_is_told_with_its_type_and_text(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_mistake_of_ours_is_told_with_its_type_and_text(world, make_topic, make_pipeline):
     class Broken(Raw):
         def decode(self, values: Any) -> Any:
             raise LookupError("no such thing. " + "x" * 2000)

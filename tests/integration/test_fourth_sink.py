@@ -26,7 +26,7 @@ from exactbatch.sinks.null_safe_groups import column_list
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.target import TargetTable
 from exactbatch.sinks.target_definition import Evolve, prepare_table
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner, MakePipeline
 from support.topics import Topic, record
 
 _PLACE = (Column("kafka_topic", "text"), Column("kafka_partition", "integer"))
@@ -131,9 +131,7 @@ def state(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     return world.rows(f"select kafka_partition, id, name from {table} order by 1")
 
 
-def test_a_sink_of_another_file_runs_a_batch_a_replay_and_an_audit(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_sink_of_another_file_runs_a_batch_a_replay_and_an_audit(world, make_topic, make_pipeline):
     topic = make_topic(2)
     pipeline = make(topic, make_pipeline, max_rejects=1)
     assert isinstance(pipeline.sink, Sink)
@@ -169,9 +167,7 @@ def test_a_sink_of_another_file_runs_a_batch_a_replay_and_an_audit(
         ("update {records} set name = 'x' where kafka_offset = 0", "changed"),
     ],
 )
-def test_an_audit_finds_what_was_altered(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, statement: str, finding: str
-) -> None:
+def test_an_audit_finds_what_was_altered(world, make_topic, make_pipeline, statement, finding):
     topic = make_topic(2)
     pipeline = make(topic, make_pipeline)
     topic.produce(record(1, "a"), record(2, "b"))
@@ -194,9 +190,7 @@ def test_an_audit_finds_what_was_altered(
     assert counts[finding] > 0
 
 
-def test_what_it_cannot_do_is_refused_in_its_own_words(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_what_it_cannot_do_is_refused_in_its_own_words(world, make_topic, make_pipeline):
     topic = make_topic()
     with pytest.raises(ConfigurationError, match="a last row, which only the last range has"):
         make(topic, make_pipeline, commit="partition")
@@ -205,7 +199,7 @@ def test_what_it_cannot_do_is_refused_in_its_own_words(
         compact_changes(world.connection, world.log, pipeline, before=None)
 
 
-def test_tables_of_an_unknown_sink_are_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_of_an_unknown_sink_are_not_guessed(monkeypatch):
     """A pipeline that another version of exactbatch has registered may write to tables that nobody knows here."""
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=LastOfPartition("public.t"))
     assert definition_of(pipeline).tables == {("public", "t"), ("public", "t_record")}

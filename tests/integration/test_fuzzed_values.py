@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Json, Pipeline
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.environment import LONG, draw_seed
 from support.fuzzed_values import COLUMNS, LABELS, Fuzzer
 from support.strict_decoder import SHOWN, Refused, as_expected, rows_of
@@ -27,9 +27,7 @@ PARTITIONS = 4
 Outcomes = dict[tuple[int, int], list[str | None] | bytes]
 
 
-def test_every_fuzzed_value_is_a_row_a_reject_or_a_tombstone(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_every_fuzzed_value_is_a_row_a_reject_or_a_tombstone(world, make_topic, make_pipeline):
     seed = draw_seed()
     values = list(Fuzzer(seed).values(VALUES, fuzzed=FUZZED, long=OF_900_KB))
     topic = make_topic(PARTITIONS)

@@ -20,7 +20,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, request_of
 from exactbatch.postgres.connection import transaction
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner, MakeTopic
 from support.topics import Topic
 
 # Columns; a double quote cannot be in the schema of a format, but in what a transform gives.
@@ -144,9 +144,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_names_and_values_are_names_and_values(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, kind: str
-) -> None:
+def test_hostile_names_and_values_are_names_and_values(world, topic, make_pipeline, kind):
     it = KINDS[kind]
     load(topic, lambda number: json.dumps({ID: number}).encode() if "key" in it.changes else BAD)
     world.execute("create table public.canary (id int)")
@@ -183,9 +181,7 @@ def test_hostile_names_and_values_are_names_and_values(
     assert tables(world) == made | {("public", "canary")}
 
 
-def test_a_target_that_exists_is_altered_cast_into_and_refused_by_its_own_names(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_target_that_exists_is_altered_cast_into_and_refused_by_its_own_names(world, topic, make_pipeline):
     """evolve, casts of text, a check constraint and a unique one."""
     load(topic, lambda number: BAD)
     world.execute("create table public.canary (id int)")
@@ -248,9 +244,7 @@ HOSTILE: Final = "1'; drop table public.canary; --%s {}"
         {HOSTILE: HOSTILE},
     ],
 )
-def test_hostile_parameters_of_a_run_are_refused(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, parameters: dict[str, Any]
-) -> None:
+def test_hostile_parameters_of_a_run_are_refused(world, topic, make_pipeline, parameters):
     world.execute("create table public.canary (id int)")
     topic.produce(b"{}")
     pipeline = make_pipeline(topic)
@@ -261,9 +255,7 @@ def test_hostile_parameters_of_a_run_are_refused(
     assert ("public", "canary") in tables(world)
 
 
-def test_a_hostile_range_of_the_command_line_is_no_part_of_the_log(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_hostile_range_of_the_command_line_is_no_part_of_the_log(world, topic, make_pipeline):
     world.execute("create table public.canary (id int)")
     topic.produce(b"{}")
     pipeline = make_pipeline(topic)

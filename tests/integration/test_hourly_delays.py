@@ -5,20 +5,17 @@
 
 import importlib.util
 import zipfile
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window
+from exactbatch import Aggregate, Count, Json, Max, Min, Sum, Window
 from exactbatch.local.demo.flights import COUNT, flights, send
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
-from support.batch_runner import BatchRunner
 from support.environment import LONG
-from support.topics import Topic
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -51,9 +48,7 @@ def by_spark(spark: Any, file: Path) -> dict[tuple[Any, ...], tuple[Any, ...]]:
     return {tuple(row[:2]): tuple(row[2:]) for row in rows}
 
 
-def test_hourly_delays_are_those_of_the_file(
-    world: BatchRunner, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline], file: Path
-) -> None:
+def test_hourly_delays_are_those_of_the_file(world, make_topic, make_pipeline, file):
     expected = by_spark(world.spark, file)
     assert sum(each[0] for each in expected.values()) == FLIGHTS
     topic = make_topic(PARTITIONS, retention_ms="-1")

@@ -8,7 +8,6 @@ EXACTBATCH_SEED repeats a round, and EXACTBATCH_MODEL_ROUNDS says how many there
 
 import os
 from collections import Counter
-from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, seed, settings
@@ -65,9 +64,7 @@ OUTCOMES = (
 
 @pytest.mark.timeout(1200)  # an example that fails is made smaller first
 @pytest.mark.parametrize("lineage", ["record", "batch"])
-def test_the_ledger_is_its_model_after_every_step(
-    connection: Any, lineage: Literal["record", "batch"]
-) -> None:
+def test_the_ledger_is_its_model_after_every_step(connection, lineage):
     number = draw_seed()
     rounds = int(os.environ.get("EXACTBATCH_MODEL_ROUNDS") or ROUNDS)
     with transaction(connection) as cursor:

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 
 import psutil
 import psycopg2
@@ -60,7 +59,7 @@ def consume(stack: LocalStack, count: int) -> list[str]:
 
 
 @pytest.mark.long
-def test_two_stacks_that_start_at_once_take_ports_of_their_own(own: LocalStack) -> None:
+def test_two_stacks_that_start_at_once_take_ports_of_their_own(own):
     other = LocalStack(HOME, f"own-{uuid.uuid4().hex[:8]}")
     try:
         with ThreadPoolExecutor(2) as pool:
@@ -71,7 +70,7 @@ def test_two_stacks_that_start_at_once_take_ports_of_their_own(own: LocalStack) 
         other.down(delete=True)
 
 
-def test_up_is_idempotent_and_data_survive_down(own: LocalStack) -> None:
+def test_up_is_idempotent_and_data_survive_down(own):
     assert own.up() is True
     before = own.environment
     pids = [server.pid for server in own.servers]
@@ -93,7 +92,7 @@ def test_up_is_idempotent_and_data_survive_down(own: LocalStack) -> None:
 
 
 @pytest.mark.long
-def test_servers_that_are_killed_keep_what_was_acknowledged(own: LocalStack) -> None:
+def test_servers_that_are_killed_keep_what_was_acknowledged(own):
     own.up()
     environment = own.environment
     execute(own, "create table kept (x int)", "create unlogged table emptied (x int)")
@@ -115,7 +114,7 @@ def test_servers_that_are_killed_keep_what_was_acknowledged(own: LocalStack) -> 
     assert own.environment == environment
 
 
-def test_postgres_whose_postmaster_alone_was_killed_starts_again(own: LocalStack) -> None:
+def test_postgres_whose_postmaster_alone_was_killed_starts_again(own):
     own.postgres.configure({}, None)
     own.postgres.start()
     assert own.postgres.pid is not None
@@ -126,7 +125,7 @@ def test_postgres_whose_postmaster_alone_was_killed_starts_again(own: LocalStack
     assert execute(own, "select 1") == [(1,)]
 
 
-def test_another_servers_port_is_passed_over(own: LocalStack) -> None:
+def test_another_servers_port_is_passed_over(own):
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         taken = first.getsockname()[1], second.getsockname()[1]
         own.up(kafka_port=taken[0], postgres_port=taken[1])
@@ -135,7 +134,7 @@ def test_another_servers_port_is_passed_over(own: LocalStack) -> None:
     assert all(server.up for server in own.status())
 
 
-def test_a_port_that_is_taken_between_stop_and_start_is_an_error(own: LocalStack) -> None:
+def test_a_port_that_is_taken_between_stop_and_start_is_an_error(own):
     own.postgres.configure({}, None)
     with (
         socket.create_server(("127.0.0.1", own.postgres.port)),
@@ -144,7 +143,7 @@ def test_a_port_that_is_taken_between_stop_and_start_is_an_error(own: LocalStack
         own.postgres.start()
 
 
-def test_settings_of_the_caller_hold_and_are_remembered(own: LocalStack) -> None:
+def test_settings_of_the_caller_hold_and_are_remembered(own):
     own.up(broker_properties={"num.partitions": "3"}, postgres_settings={"work_mem": "7MB"})
     assert execute(own, "show work_mem") == [("7MB",)]
     assert execute(own, "show fsync") == [("on",)]
@@ -156,13 +155,13 @@ def test_settings_of_the_caller_hold_and_are_remembered(own: LocalStack) -> None
     assert "num.partitions=3" in (own.folder / "kafka" / "server.properties").read_text()
 
 
-def test_a_server_that_ends_at_once_shows_its_last_words_and_leaves_nothing(own: LocalStack) -> None:
+def test_a_server_that_ends_at_once_shows_its_last_words_and_leaves_nothing(own):
     with pytest.raises(LocalStackError, match=r"(?s)Postgres to run on .*ended at once.*no_such_setting"):
         own.up(postgres_settings={"no_such_setting": "1"})
     assert [server.pid for server in own.servers] == [None, None]
 
 
-def test_two_stacks_at_once(own: LocalStack) -> None:
+def test_two_stacks_at_once(own):
     other = LocalStack(HOME, f"{own.name}-2")
     try:
         own.postgres.configure({}, None)
@@ -176,7 +175,7 @@ def test_two_stacks_at_once(own: LocalStack) -> None:
         other.down(delete=True)
 
 
-def test_the_commands(own: LocalStack) -> None:
+def test_the_commands(own):
     where = ["--home", str(HOME), "--name", own.name]
     run = CliRunner().invoke
     assert run(app, ["status", *where]).exit_code == 3
@@ -200,7 +199,7 @@ def test_the_commands(own: LocalStack) -> None:
     assert not own.folder.exists()
 
 
-def test_a_command_that_fails_prints_one_line(tmp_path: Path) -> None:
+def test_a_command_that_fails_prints_one_line(tmp_path):
     failed = CliRunner().invoke(app, ["up", "--home", str(tmp_path), "--name", "NO"])
     assert failed.exit_code == 42
     assert failed.stdout == ""

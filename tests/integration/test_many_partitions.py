@@ -11,7 +11,7 @@ from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.task import StagedBatch
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import MakeTopic
 from support.environment import LONG
 from support.topics import Topic, record
 
@@ -45,9 +45,7 @@ def topic(loaded: dict[str, Topic], make_topic: MakeTopic) -> Topic:
 
 
 @pytest.mark.parametrize("way", WAYS if LONG else ("upsert", "transform"))
-def test_many_partitions_share_few_tasks(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_partitions_share_few_tasks(world, topic, make_pipeline, way, monkeypatch):
     changes = {"name": f"{topic.name}-{way}", "max_connections": 5, **WAYS[way]}
     if "sink" in changes:
         changes["sink"] = changes["sink"](f'public."{topic.name}-{way}"')
@@ -94,9 +92,7 @@ def test_many_partitions_share_few_tasks(
     assert tasks == [5]
 
 
-def test_the_largest_ranges_are_spread_over_the_tasks(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_largest_ranges_are_spread_over_the_tasks(world, make_topic, make_pipeline, monkeypatch):
     topic = make_topic(6)
     for partition, count in enumerate((1, 90, 2, 80, 3, 70)):
         topic.produce(*map(record, range(count)), partition=partition)

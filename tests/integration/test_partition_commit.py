@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
@@ -33,7 +32,7 @@ from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic, recreate
 from support.range_commits import committed, task_of
-from support.replays import Replays, ranges
+from support.replays import ranges
 from support.topics import Topic, record
 
 
@@ -107,9 +106,7 @@ class Held:
         return one, other
 
 
-def test_each_range_is_a_transaction_and_the_batch_has_the_sums(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_each_range_is_a_transaction_and_the_batch_has_the_sums(world, make_topic, make_pipeline):
     topic = make_topic(4, retention_ms="-1")
     topic.produce(record(1, "a"), None, record(2, None), timestamp=1_700_000_000_123)
     topic.produce(b"bad", record(3, "ü"), partition=1)
@@ -155,9 +152,7 @@ def test_each_range_is_a_transaction_and_the_batch_has_the_sums(
     assert world.is_exact(pipeline)
 
 
-def test_a_range_with_too_many_rejects_keeps_the_others_and_the_retry_goes_on_with_it(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_a_range_with_too_many_rejects_keeps_the_others_and_the_retry_goes_on_with_it(world, topic, pipeline):
     batch_id = world.plan(pipeline)
     with pytest.raises(TooManyRejects) as caught:
         world.process(pipeline, batch_id)
@@ -180,9 +175,7 @@ def test_a_range_with_too_many_rejects_keeps_the_others_and_the_retry_goes_on_wi
     assert world.is_exact(pipeline)
 
 
-def test_a_share_of_rejects_holds_for_each_range_by_itself(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_a_share_of_rejects_holds_for_each_range_by_itself(world, topic, pipeline):
     """1 of 4 in the second partition is more than 0.2, although it is less than 0.2 of all 9."""
     batch_id = world.plan(pipeline)
     with pytest.raises(TooManyRejects, match="of the 4 records .* max_rejects=0.2 allows 0"):
@@ -191,9 +184,7 @@ def test_a_share_of_rejects_holds_for_each_range_by_itself(
     assert world.is_exact(pipeline)
 
 
-def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(
-    world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(world, pipeline, monkeypatch):
     """The range with a reject, which is in the ledger once as well."""
     pipeline = tolerant(pipeline)
     task = task_of(world, pipeline, world.plan(pipeline), partition=1)
@@ -211,9 +202,7 @@ def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(
     assert world.is_exact(pipeline)
 
 
-def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(
-    world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(world, pipeline, monkeypatch):
     """It has copied all of its rows by then."""
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
@@ -226,8 +215,8 @@ def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(
 
 
 def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance_goes_on(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline
-) -> None:
+    world, topic, pipeline
+):
     older = half_done(world, pipeline)
     task = task_of(world, tolerant(pipeline), older, partition=1)
     topic.produce(record(8))
@@ -250,9 +239,7 @@ def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance
     assert (first.gaps.count, first.missing.count) == (3, 3)
 
 
-def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(
-    world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(world, pipeline, monkeypatch):
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
     one, newer = held.while_held(
@@ -265,8 +252,8 @@ def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(
 
 
 def test_a_plan_waits_for_a_range_that_is_about_to_commit_and_goes_on_behind_it(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, topic, pipeline, monkeypatch
+):
     older = world.plan(pipeline)
     task = task_of(world, pipeline, older)
     topic.produce(record(8))
@@ -291,9 +278,7 @@ def test_a_plan_waits_for_a_range_that_is_about_to_commit_and_goes_on_behind_it(
     assert world.is_exact(pipeline)
 
 
-def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(
-    world: BatchRunner, replays: Replays, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(world, replays, topic, pipeline):
     older = half_done(world, pipeline)
     assert f"batch {older}: expected a committed batch" in replays.refused(
         ReplayRefused, pipeline, ReplayRequest(batch_ids=(older,))
@@ -322,9 +307,7 @@ def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(
     )
 
 
-def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(
-    world: BatchRunner, replays: Replays, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(world, replays, topic, pipeline):
     batch_id = half_done(world, pipeline)
     replayed = replays.run(pipeline, ranges((1, 3), topic=topic)).batch
     assert (replayed.kind, replayed.rows) == ("replay", 2)
@@ -341,9 +324,7 @@ def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(
     assert world.is_exact(pipeline)
 
 
-def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transaction(
-    world: BatchRunner, pipeline: Pipeline
-) -> None:
+def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transaction(world, pipeline):
     batch_id = half_done(world, pipeline)
     other = replace(tolerant(pipeline), commit="batch")
     with pytest.raises(Fenced, match="expected the stored offset 0, found 5"):
@@ -353,9 +334,7 @@ def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transac
     assert world.is_exact(pipeline)
 
 
-def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(
-    world: BatchRunner, pipeline: Pipeline
-) -> None:
+def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(world, pipeline):
     batch_id = world.plan(pipeline)
     world.execute("update exactbatch.stored_offset set next_offset = 1 where partition = 0")
     with pytest.raises(Fenced, match="expected the stored offset 0, found 1 of topic id"):
@@ -363,7 +342,7 @@ def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(
     assert [row[0] for row in world.target(pipeline, "id")] == [5, 6, 7]
 
 
-def test_a_batch_is_not_committed_before_its_last_range(world: BatchRunner, pipeline: Pipeline) -> None:
+def test_a_batch_is_not_committed_before_its_last_range(world, pipeline):
     batch_id = half_done(world, pipeline)
     with pytest.raises(TasksFailed, match=r"these ranges are not committed: .*\[1\] 0..4"):
         commit_batch(world.connection, pipeline, batch_id, task_of(world, pipeline, batch_id).plan_id)
@@ -394,8 +373,8 @@ def test_a_batch_is_not_committed_before_its_last_range(world: BatchRunner, pipe
     ],
 )
 def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_is_read(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, definition: str, found: str
-) -> None:
+    world, topic, make_pipeline, definition, found
+):
     world.execute(f"create table t ({definition})")
     pipeline = make_pipeline(topic, sink=Append("public.t"), commit="partition")
     message = world.refused(TargetMismatch, pipeline)
@@ -403,9 +382,7 @@ def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_i
     assert re.search(found, message), message
 
 
-def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(world, topic, pipeline):
     """A trigger drops a row of the first partition; then a check and another trigger refuse it. The second
     partition's rows stay."""
     batch_id = world.plan(pipeline)
@@ -444,9 +421,7 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(
     assert world.is_exact(pipeline)
 
 
-def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(world, topic, pipeline):
     """Deferred triggers of the target and of a table that it logs into, and a deferred foreign key."""
     target = pipeline.sink.target
     batch_id = world.plan(pipeline)
@@ -498,9 +473,7 @@ def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(
     assert world.rows("select count(*) from log") == [(8,)]
 
 
-def test_a_truncate_behind_which_the_counts_are_right_is_noticed(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline
-) -> None:
+def test_a_truncate_behind_which_the_counts_are_right_is_noticed(world, topic, pipeline):
     """It takes older rows away, and writes those of the range again."""
     target = pipeline.sink.target
     batch_id = world.plan(pipeline)
@@ -523,9 +496,7 @@ def test_a_truncate_behind_which_the_counts_are_right_is_noticed(
     assert world.target(pipeline, "id") == [(-1,)]
 
 
-def test_a_type_that_is_changed_after_the_check_is_noticed(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_type_that_is_changed_after_the_check_is_noticed(world, topic, pipeline, monkeypatch):
     """A real takes the four bytes of an int for its own: a COPY would put other numbers into it."""
     batch_id = world.plan(pipeline)
 
@@ -543,9 +514,7 @@ def test_a_type_that_is_changed_after_the_check_is_noticed(
     assert world.is_exact(pipeline)
 
 
-def test_a_partitioned_target_with_any_name_takes_ranges(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_partitioned_target_with_any_name_takes_ranges(world, topic, make_pipeline):
     value = Json('id int, "50% ünï; --" text, "select" int')
     target = '"My Schema"."100% ""sure""; drop table x --"'
     pipeline = make_pipeline(topic, value=value, sink=Append(target), commit="partition", max_rejects=1)
@@ -562,13 +531,8 @@ def test_a_partitioned_target_with_any_name_takes_ranges(
 
 
 def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
-    world: BatchRunner,
-    admin: AdminClient,
-    topic: Topic,
-    pipeline: Pipeline,
-    make_topic: MakeTopic,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    world, admin, topic, pipeline, make_topic, monkeypatch
+):
     batch_id = world.plan(pipeline)
 
     def at(moment: str) -> None:
@@ -587,8 +551,8 @@ def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
 
 
 def test_a_batch_all_of_whose_ranges_are_committed_is_finished_or_superseded(
-    world: BatchRunner, topic: Topic, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, topic, pipeline, monkeypatch
+):
     """Its driver failed just before the end: there is nothing to plan, and then there is."""
     pipeline = tolerant(pipeline)
 

@@ -1,7 +1,7 @@
 """Through PgBouncer: what it drops is set all the same or refused, and nothing is left for its other clients."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -15,7 +15,6 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from support.batch_runner import MakePipeline
 from support.bouncer import bouncer
 from support.topics import Topic
 
@@ -64,9 +63,7 @@ def pooled(database: str, mode: str, more: str = DROPPED, size: int = 20, **sett
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("opener", OPENERS)
-def test_pgbouncer_as_it_is_installed_is_refused_with_the_line_that_it_needs(
-    database: str, mode: str, opener: Callable[..., Any]
-) -> None:
+def test_pgbouncer_as_it_is_installed_is_refused_with_the_line_that_it_needs(database, mode, opener):
     with pooled(database, mode, more="") as dsn, pytest.raises(ConfigurationError) as caught:
         opener(dsn, application="tests")
     assert "PgBouncer, refuses the startup parameter `options`" in str(caught.value)
@@ -78,9 +75,7 @@ def test_pgbouncer_as_it_is_installed_is_refused_with_the_line_that_it_needs(
 @pytest.mark.parametrize(
     ("setting", "value"), [("idle_session_timeout", "5min"), ("quote_all_identifiers", "on")]
 )
-def test_what_a_transaction_cannot_set_is_refused_by_its_name(
-    database: str, mode: str, opener: Callable[..., Any], setting: str, value: str
-) -> None:
+def test_what_a_transaction_cannot_set_is_refused_by_its_name(database, mode, opener, setting, value):
     with pooled(database, mode, **{setting: value}) as dsn, pytest.raises(ConfigurationError) as caught:
         opener(dsn, application="tests")
     assert f"the connection to Postgres has {setting} = " in str(caught.value)
@@ -89,7 +84,7 @@ def test_what_a_transaction_cannot_set_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_lock_is_waited_for_no_longer_than_it_may(connection: Any, database: str, mode: str) -> None:
+def test_a_lock_is_waited_for_no_longer_than_it_may(connection, database, mode):
     with (
         pooled(database, mode, **CONTRARY) as dsn,
         closing(connect(dsn, application="w", timeout=0.5)) as waits,
@@ -117,8 +112,8 @@ def hang(connection: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_launch_keeps_its_tables_and_leaves_nothing_on_the_pools_connections(
-    connection: Any, database: str, settings: Settings, make_pipeline: MakePipeline, mode: str
-) -> None:
+    connection, database, settings, make_pipeline, mode
+):
     """Launch after launch, in a pool of few connections, beside other clients of it."""
     pipeline = make_pipeline(Topic("launches", {}))
     with pooled(database, mode, size=4, **CONTRARY) as dsn:
@@ -169,7 +164,7 @@ def seen_by_others(dsn: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_pool_without_a_connection_to_give_is_named(connection: Any, database: str, mode: str) -> None:
+def test_a_pool_without_a_connection_to_give_is_named(connection, database, mode):
     more = "ignore_startup_parameters = options\nquery_wait_timeout = 1"
     with bouncer(database, mode, size=1, more=more) as through:
         held = psycopg2.connect(through)

@@ -15,7 +15,7 @@ from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner, MakeTopic
 from support.topics import Topic, record
 
 
@@ -40,8 +40,8 @@ def replay_all(world: BatchRunner, pipeline: Pipeline) -> int:
 
 
 def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, topic, make_pipeline, monkeypatch
+):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     assert status(world, pipeline).failing == ()
@@ -91,9 +91,7 @@ def said(world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
     return " ".join(result.output.split())
 
 
-def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_transform_that_fails_and_a_replay_that_fails_are_told(world, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     broken = replace(pipeline, sql="select * from records where cast(name as int) > 0")
@@ -114,12 +112,8 @@ def test_a_transform_that_fails_and_a_replay_that_fails_are_told(
 
 
 def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
-    world: BatchRunner,
-    topic: Topic,
-    make_pipeline: MakePipeline,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    world, topic, make_pipeline, monkeypatch, caplog
+):
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"'))
     batch_id = world.plan(pipeline)
     monkeypatch.setitem(failpoints.actions, "job.after_stage", "error")

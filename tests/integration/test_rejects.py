@@ -13,7 +13,7 @@ from exactbatch import Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import TooManyRejects
 from exactbatch.settings import KAFKA, POSTGRES
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.topics import Topic, record
 
 Command = Callable[..., Any]
@@ -55,9 +55,7 @@ class _Same:
         return None
 
 
-def test_a_share_of_the_records_may_be_rejected(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_share_of_the_records_may_be_rejected(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(*[record(n) for n in range(18)], b"bad", b"worse")
     pipeline = make_pipeline(topic, max_rejects=0.09)
@@ -70,9 +68,7 @@ def test_a_share_of_the_records_may_be_rejected(
     assert world.process(replace(pipeline, max_rejects=0.1), batch_id).batch.rejected == 2
 
 
-def test_rejects_are_listed_grouped_and_processed_again(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
-) -> None:
+def test_rejects_are_listed_grouped_and_processed_again(world, make_topic, make_pipeline, command):
     topic = make_topic(2)
     wrong = [b'{"id": "%d", "name": "x"}' % n for n in range(3)]
     topic.produce(record(0), wrong[0], wrong[1], record(3), b"no json")
@@ -107,9 +103,7 @@ def test_rejects_are_listed_grouped_and_processed_again(
     assert world.is_exact(pipeline)
 
 
-def test_nothing_was_rejected(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, command: Command
-) -> None:
+def test_nothing_was_rejected(world, make_topic, make_pipeline, command):
     topic: Topic = make_topic()
     topic.produce(record(0))
     pipeline = make_pipeline(topic)

@@ -19,8 +19,8 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
-from support.replays import Replays, ranges
+from support.batch_runner import MakeTopic
+from support.replays import ranges
 from support.topics import Topic, record
 
 HOUR = timedelta(hours=1)
@@ -50,9 +50,7 @@ def with_another_column(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, value=Json("id int, name text, other text"))
 
 
-def test_only_the_range_changes_and_the_coverage_shows_both_batches(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_only_the_range_changes_and_the_coverage_shows_both_batches(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch
     world.execute(f"alter table public.\"{topic.name}\" add column other text default 'new'")
@@ -79,12 +77,8 @@ def test_only_the_range_changes_and_the_coverage_shows_both_batches(
 
 
 def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
-    world: BatchRunner,
-    replays: Replays,
-    make_topic: MakeTopic,
-    make_pipeline: MakePipeline,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    world, replays, make_topic, make_pipeline, monkeypatch
+):
     """As after a broker was killed that had not removed the offsets for good."""
     topic = make_topic()
     topic.produce(record(0))
@@ -126,9 +120,7 @@ class SlowLog(KafkaBroker):
         return super().partitions(topics)
 
 
-def test_a_replay_names_its_batches_before_it_asks_the_broker(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_replay_names_its_batches_before_it_asks_the_broker(world, replays, topic, make_pipeline):
     """One that commits meanwhile reaches beyond where the pipeline stood, and is one that was planned."""
     pipeline = make_pipeline(topic)
     world.run(pipeline)
@@ -140,9 +132,7 @@ def test_a_replay_names_its_batches_before_it_asks_the_broker(
     assert "found a planned one" in message
 
 
-def test_a_replay_of_a_committed_replay_writes_nothing_twice(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_replay_of_a_committed_replay_writes_nothing_twice(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     batch_id = replays.plan(pipeline, ranges((0, 10), topic=topic))
@@ -153,9 +143,7 @@ def test_a_replay_of_a_committed_replay_writes_nothing_twice(
     assert replays.checksum(pipeline, "true") == before
 
 
-def test_rejects_are_taken_back_and_written_anew(
-    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_rejects_are_taken_back_and_written_anew(world, replays, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(record(0), b'{"id": "one", "name": "x"}', record(2), b"no json", record(4))
     pipeline = make_pipeline(topic, max_rejects=5)
@@ -169,9 +157,7 @@ def test_rejects_are_taken_back_and_written_anew(
     assert world.is_exact(lenient)
 
 
-def test_ranges_of_several_partitions_and_batches_at_once(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_ranges_of_several_partitions_and_batches_at_once(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     topic.produce(*[record(n) for n in range(100, 150)])
@@ -192,9 +178,7 @@ def test_ranges_of_several_partitions_and_batches_at_once(
     assert world.is_exact(pipeline)
 
 
-def test_rows_of_another_pipeline_in_the_same_target_stay(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_rows_of_another_pipeline_in_the_same_target_stay(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     other = make_pipeline(topic, name=f"{topic.name}.other")
     world.run(pipeline)
@@ -206,9 +190,7 @@ def test_rows_of_another_pipeline_in_the_same_target_stay(
     assert world.is_exact(other)
 
 
-def test_an_older_replay_cannot_overwrite_a_newer_ones_result(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_an_older_replay_cannot_overwrite_a_newer_ones_result(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     older = replays.plan(pipeline, ranges((0, 50), topic=topic))
@@ -225,8 +207,8 @@ def test_an_older_replay_cannot_overwrite_a_newer_ones_result(
 
 
 def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+    world, replays, topic, make_pipeline
+):
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
     older = replays.plan(pipeline, ranges((0, 50), topic=topic))
@@ -244,9 +226,7 @@ def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
     assert world.is_exact(pipeline)
 
 
-def test_what_cannot_be_replayed_is_told_before_anything_runs(
-    replays: Replays, world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_what_cannot_be_replayed_is_told_before_anything_runs(replays, world, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     assert "it has processed nothing that could be replayed" in replays.refused(
         ReplayRefused, pipeline, ranges((0, 5), topic=topic)
@@ -273,9 +253,7 @@ def test_what_cannot_be_replayed_is_told_before_anything_runs(
     )
 
 
-def test_batches_are_replayed_by_their_ids(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_batches_are_replayed_by_their_ids(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
     again = replays.run(pipeline, ranges((10, 20), topic=topic)).batch.batch_id
@@ -296,9 +274,7 @@ def delete_below(admin: AdminClient, topic: Topic, offset: int, partition: int =
     done.result(30)
 
 
-def test_what_retention_removed_is_refused_or_left_out_as_asked(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
-) -> None:
+def test_what_retention_removed_is_refused_or_left_out_as_asked(world, replays, topic, make_pipeline, admin):
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
     delete_below(admin, topic, 30)
@@ -317,8 +293,8 @@ def test_what_retention_removed_is_refused_or_left_out_as_asked(
 
 
 def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_late(
-    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+    world, replays, make_topic, make_pipeline
+):
     topic = make_topic(retention_ms="-1")
     for hours in (0, 0.5, 1, 1.5, 2, 2.5):
         topic.produce(record(int(hours * 10)), timestamp=at(hours))
@@ -350,8 +326,8 @@ def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_l
 
 
 def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
-    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+    world, replays, make_topic, make_pipeline
+):
     topic = make_topic()
     topic.produce(record(0), record(1))
     pipeline = make_pipeline(topic)
@@ -366,13 +342,7 @@ def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
     assert replays.plan(pipeline, window(now + HOUR, now + 2 * HOUR)) is None
 
 
-def test_a_time_resolved_after_a_later_one_stays_below_it(
-    world: BatchRunner,
-    replays: Replays,
-    make_topic: MakeTopic,
-    make_pipeline: MakePipeline,
-    admin: AdminClient,
-) -> None:
+def test_a_time_resolved_after_a_later_one_stays_below_it(world, replays, make_topic, make_pipeline, admin):
     """Backwards, and with records that come or go in between: intervals never overlap."""
     topic = make_topic(retention_ms="-1")
     topic.produce(record(0), record(1), timestamp=at(0))
@@ -396,13 +366,7 @@ def test_a_time_resolved_after_a_later_one_stays_below_it(
     ]
 
 
-def test_a_window_whose_beginning_was_removed_is_refused(
-    world: BatchRunner,
-    replays: Replays,
-    make_topic: MakeTopic,
-    make_pipeline: MakePipeline,
-    admin: AdminClient,
-) -> None:
+def test_a_window_whose_beginning_was_removed_is_refused(world, replays, make_topic, make_pipeline, admin):
     topic = make_topic(retention_ms="-1")
     for hours in (0, 0.2, 0.4, 1.5):
         topic.produce(record(1), timestamp=at(hours))
@@ -425,9 +389,7 @@ def test_a_window_whose_beginning_was_removed_is_refused(
     assert "the log starts at offset 4" in message  # nothing is left that could tell
 
 
-def test_history_before_the_first_batch_can_be_filled_in(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_history_before_the_first_batch_can_be_filled_in(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic, start="latest")
     assert freeze_advance(world.connection, world.log, pipeline, origin="cli") is None
     topic.produce(record(100))
@@ -441,9 +403,7 @@ def test_history_before_the_first_batch_can_be_filled_in(
     assert audit(pipeline, world.settings).partitions[0].missing.first == [30]
 
 
-def test_rows_without_offsets_are_replaced_by_whole_batches(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_rows_without_offsets_are_replaced_by_whole_batches(world, replays, topic, make_pipeline):
     sink = Append(f'public."{topic.name}"', lineage="batch")
     pipeline = make_pipeline(topic, sink=sink)
     first = world.run(pipeline).batch
@@ -477,9 +437,7 @@ def test_rows_without_offsets_are_replaced_by_whole_batches(
     assert (found.missing.count, found.missing.first) == (1, [100])
 
 
-def test_a_widening_that_no_longer_holds_is_fenced(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_widening_that_no_longer_holds_is_fenced(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))
     world.run(pipeline)
     topic.produce(*[record(n) for n in range(100, 110)])
@@ -497,8 +455,8 @@ def test_a_widening_that_no_longer_holds_is_fenced(
 
 
 def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline, admin: AdminClient
-) -> None:
+    world, replays, topic, make_pipeline, admin
+):
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))
     first = world.run(pipeline).batch.batch_id
     delete_below(admin, topic, 5, partition=1)
@@ -512,9 +470,7 @@ def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
         assert "The replay is refused" in message
 
 
-def test_what_a_dag_run_gets(
-    world: BatchRunner, replays: Replays, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_what_a_dag_run_gets(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
 
     def planned(run: Run, request: ReplayRequest | None = None, origin: Any = "schedule") -> Any:
@@ -550,9 +506,7 @@ def test_what_a_dag_run_gets(
     assert planned(Run("dag", "scheduled__2", 0, began)) is None
 
 
-def test_a_backfill_asks_for_its_interval_each_time(
-    world: BatchRunner, replays: Replays, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_backfill_asks_for_its_interval_each_time(world, replays, make_topic, make_pipeline):
     topic = make_topic(retention_ms="-1")
     for hours in range(4):
         topic.produce(record(hours), timestamp=at(hours))

@@ -45,7 +45,7 @@ def run(spark: Any, deployment: Deployment, pipeline: Pipeline, request: ReplayR
 
 
 @pytest.mark.parametrize("kind", ["append", "upsert", "partition"])
-def test_each_role_can_do_its_work(spark: Any, deployment: Deployment, topic: Topic, kind: str) -> None:
+def test_each_role_can_do_its_work(spark, deployment, topic, kind):
     sink = Upsert("shop.item", key=("id",)) if kind == "upsert" else Append("shop.item")
     pipeline = Pipeline(
         name=topic.name,
@@ -83,7 +83,7 @@ def committed(spark: Any, deployment: Deployment, topic: Topic) -> Deployment:
     return deployment
 
 
-def test_a_privilege_that_is_missing_is_named(spark: Any, deployment: Deployment, topic: Topic) -> None:
+def test_a_privilege_that_is_missing_is_named(spark, deployment, topic):
     pipeline = Pipeline(
         name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("other.item"), max_rejects=1
     )
@@ -101,9 +101,7 @@ def test_a_privilege_that_is_missing_is_named(spark: Any, deployment: Deployment
         run(spark, deployment, pipeline)
 
 
-def test_what_the_jobs_login_lacks_is_named_with_its_grant(
-    spark: Any, committed: Deployment, topic: Topic
-) -> None:
+def test_what_the_jobs_login_lacks_is_named_with_its_grant(spark, committed, topic):
     pipeline = Pipeline(
         name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("shop.item"), max_rejects=1
     )
@@ -122,7 +120,7 @@ def test_what_the_jobs_login_lacks_is_named_with_its_grant(
         run(spark, committed, pipeline)
 
 
-def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed: Deployment) -> None:
+def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
     past = {
         "update exactbatch.batch set status = 'planned', committed_at = null": "is committed: its row can not",
         "update exactbatch.batch set records = 0": "is committed: its row can not",

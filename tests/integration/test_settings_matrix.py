@@ -362,7 +362,7 @@ def check(place: Place, name: str, sink: str) -> None:
             assert condition.refused in str(caught.value)
 
 
-def test_the_control_is_what_the_records_say(place: Place) -> None:
+def test_the_control_is_what_the_records_say(place):
     """Without it all conditions could be wrong in the same way."""
     with closing(psycopg2.connect(place.dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("select name from exactbatch.pipeline where sink = 'append' order by registered_at")
@@ -403,19 +403,19 @@ def first_append(cursor: Any) -> str:
 
 
 @pytest.mark.parametrize(("name", "sink"), [(name, sink) for name, sinks in SHORT.items() for sink in sinks])
-def test_what_is_set_elsewhere_changes_nothing(place: Place, name: str, sink: str) -> None:
+def test_what_is_set_elsewhere_changes_nothing(place, name, sink):
     check(place, name, sink)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("name", CONDITIONS)
-def test_every_setting_changes_nothing_or_is_refused(place: Place, name: str, sink: str) -> None:
+def test_every_setting_changes_nothing_or_is_refused(place, name, sink):
     check(place, name, sink)
 
 
 @pytest.mark.parametrize("encoding", ["LATIN1", "WIN1252", "EUC_JP", "SQL_ASCII"])
-def test_a_database_that_is_not_utf_8_is_refused(stack: LocalStack, encoding: str) -> None:
+def test_a_database_that_is_not_utf_8_is_refused(stack, encoding):
     """By whatever connects, as `exactbatch init` does first."""
     name = f"d{uuid.uuid4().hex[:12]}"
     execute(

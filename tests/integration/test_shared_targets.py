@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,8 +68,8 @@ REFUSED = {
 @pytest.mark.parametrize("turned", [False, True], ids=["", "the other way round"])
 @pytest.mark.parametrize(("first", "second", "table", "differs"), REFUSED.values(), ids=REFUSED)
 def test_pipelines_whose_values_would_mix_are_refused(
-    connection: Any, ledger: Ledger, first: Any, second: Any, table: str, differs: str, turned: bool
-) -> None:
+    connection, ledger, first, second, table, differs, turned
+):
     """At init; and, where both are registered, before a plan, a batch, an audit and a publish."""
     one, other = pipeline("one", first), pipeline("other", second)
     if turned:
@@ -92,7 +91,7 @@ def test_pipelines_whose_values_would_mix_are_refused(
 
 
 @pytest.mark.parametrize("sink", SINKS, ids=lambda sink: str(sink.kind))
-def test_pipelines_of_one_definition_share_a_target(connection: Any, ledger: Ledger, sink: Any) -> None:
+def test_pipelines_of_one_definition_share_a_target(connection, ledger, sink):
     one, other = pipeline("one", sink), pipeline("other", replace(sink, target='"public"."t"'))
     with transaction(connection):
         for shared in (one, other, pipeline("apart", Append("public.u"))):
@@ -103,13 +102,11 @@ def test_pipelines_of_one_definition_share_a_target(connection: Any, ledger: Led
 
 
 @pytest.mark.parametrize("sink", SINKS, ids=lambda sink: str(sink.kind))
-def test_a_definition_has_all_tables_of_its_sink(sink: Any) -> None:
+def test_a_definition_has_all_tables_of_its_sink(sink):
     assert {table.name for table in sink.tables} <= definition_of(pipeline("p", sink)).tables
 
 
-def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(
-    connection: Any, rows: Callable[[str], list[Row]]
-) -> None:
+def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(connection, rows):
     """One registers while the other has a batch: that does not commit, nor does any before they agree."""
     columns = "id int, v int, w int"
     one = Batches(connection, pipeline("one", UPSERT, columns))
@@ -126,9 +123,7 @@ def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(
     assert rows("select id, v, w from t_change") == [(1, 5, 5)]
 
 
-def test_aggregates_that_share_a_target_get_a_measure_one_after_the_other(
-    connection: Any, ledger: Ledger
-) -> None:
+def test_aggregates_that_share_a_target_get_a_measure_one_after_the_other(connection, ledger):
     wider = replace(HOURLY, aggregates={"n": Count(), "v": Sum("v")})
     with transaction(connection):
         for name in ("one", "other"):
@@ -144,9 +139,7 @@ def test_aggregates_that_share_a_target_get_a_measure_one_after_the_other(
 
 
 @pytest.mark.parametrize(("old", "new"), [("v", "w"), ("w", None), (None, "v")])
-def test_another_version_is_another_identity(
-    connection: Any, ledger: Ledger, old: str | None, new: str | None
-) -> None:
+def test_another_version_is_another_identity(connection, ledger, old, new):
     was, now = (pipeline("p", replace(UPSERT, version=version)) for version in (old, new))
     with transaction(connection):
         ledger.register(was)
@@ -159,7 +152,7 @@ def test_another_version_is_another_identity(
         ledger.check_registered(now)
 
 
-def test_a_batch_does_not_go_on_by_another_version(connection: Any, rows: Callable[[str], list[Row]]) -> None:
+def test_a_batch_does_not_go_on_by_another_version(connection, rows):
     batches = Batches(connection, pipeline("p", UPSERT, "id int, v int, w int"))
     batches.run((1, 5, 5, False), (2, 5, 5, False), (2, 4, 9, False))
     batches.pipeline = replace(batches.pipeline, sink=replace(UPSERT, version="w"))
@@ -169,8 +162,8 @@ def test_a_batch_does_not_go_on_by_another_version(connection: Any, rows: Callab
 
 
 def test_the_version_of_an_older_registration_is_kept_from_the_next_init_on(
-    connection: Any, ledger: Ledger, rows: Callable[[str], list[Row]], tmp_path: Path
-) -> None:
+    connection, ledger, rows, tmp_path
+):
     with transaction(connection) as cursor:
         cursor.execute("drop schema exactbatch cascade; drop schema exactbatch_staging cascade")
     for number, text in migrations()[:7]:
@@ -199,9 +192,7 @@ def test_the_version_of_an_older_registration_is_kept_from_the_next_init_on(
         ledger.check_registered(replace(one, sink=other.sink))
 
 
-def test_upserts_that_share_a_target_write_the_same_columns(
-    connection: Any, rows: Callable[[str], list[Row]]
-) -> None:
+def test_upserts_that_share_a_target_write_the_same_columns(connection, rows):
     """A replay of identical records would leave nulls where the other pipeline's values were."""
     one = Batches(connection, pipeline("one", UPSERT, "id int, v int, name text"))
     one.run((1, 1, "x", False))
@@ -217,9 +208,7 @@ def test_upserts_that_share_a_target_write_the_same_columns(
     assert rows("select id, mail from t order by id") == [(1, "x@x"), (2, "y@y")]
 
 
-def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(
-    connection: Any, rows: Callable[[str], list[Row]]
-) -> None:
+def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(connection, rows):
     alone = Batches(connection, pipeline("alone", UPSERT, "id int, v int"))
     alone.run((1, 1, False))
     with transaction(connection) as cursor:
@@ -228,9 +217,7 @@ def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(
     assert rows("select id from t order by id") == [(1,), (2,)]
 
 
-def test_event_times_that_another_pipeline_needs_stay_however_it_writes_the_target(
-    connection: Any, rows: Callable[[str], list[Row]]
-) -> None:
+def test_event_times_that_another_pipeline_needs_stay_however_it_writes_the_target(connection, rows):
     """A topic is taken out of a pipeline; one that shares its target has processed the topic as well."""
     columns = "carrier text, at timestamptz"
     one = Batches(connection, pipeline("one", HOURLY, columns))

@@ -16,7 +16,7 @@ from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
 from exactbatch.batch.session import PINNED, batch_session, spark_session
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner, MakeTopic
 from support.environment import LONG
 from support.topics import Topic
 
@@ -170,14 +170,7 @@ CONDITIONS: Final = {
 
 @pytest.mark.parametrize("sink", SINKS)
 @pytest.mark.parametrize("changed", CONDITIONS.values(), ids=CONDITIONS)
-def test_rows_are_the_same_under_every_setting(
-    world: BatchRunner,
-    topic: Topic,
-    make_pipeline: MakePipeline,
-    expected: dict[str, Any],
-    sink: str,
-    changed: dict[str, str],
-) -> None:
+def test_rows_are_the_same_under_every_setting(world, topic, make_pipeline, expected, sink, changed):
     options = {"value": Json("id int, name text, at timestamptz"), **SINKS[sink](f'public."{topic.name}"')}
     pipeline = make_pipeline(topic, **options)
     if sink not in expected:
@@ -189,8 +182,8 @@ def test_rows_are_the_same_under_every_setting(
 
 
 def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
-    spark: Any, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    spark, make_topic, make_pipeline, monkeypatch
+):
     monkeypatch.setattr(SparkSession, "__exit__", lambda *_: None)  # it is the tests' own
     before = {name: spark.conf.get(name) for name in PINNED}
     arrow = "spark.sql.execution.pythonUDF.arrow.enabled"
@@ -213,9 +206,7 @@ def test_the_session_that_a_transform_can_ask_for_is_pinned_too(
             spark.conf.set(name, value)
 
 
-def test_python_functions_get_few_large_records_at_a_time(
-    spark: Any, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_python_functions_get_few_large_records_at_a_time(spark, make_topic, make_pipeline):
     def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield pa.RecordBatch.from_arrays([pa.array([batch.nbytes])], ["size"])

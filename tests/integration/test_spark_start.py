@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -86,9 +85,7 @@ IN_SHORT = ("spark.local.dir", "driver memory")
     [value for name, value in REFUSED.items() if LONG or name in IN_SHORT],
     ids=[name for name in REFUSED if LONG or name in IN_SHORT],
 )
-def test_a_setting_with_which_spark_cannot_work_is_named(
-    conf: list[str], environment: dict[str, str], said: str, tmp_path: Path
-) -> None:
+def test_a_setting_with_which_spark_cannot_work_is_named(conf, environment, said, tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -98,6 +95,6 @@ def test_a_setting_with_which_spark_cannot_work_is_named(
 
 
 @pytest.mark.long
-def test_defaults_of_a_site_that_a_batch_does_not_have_do_no_harm(tmp_path: Path) -> None:
+def test_defaults_of_a_site_that_a_batch_does_not_have_do_no_harm(tmp_path):
     (tmp_path / "spark-defaults.conf").write_text("spark.api.mode connect\nspark.sql.caseSensitive true\n")
     assert outcome(SPARK_CONF_DIR=str(tmp_path)) == "OK 1000 false"

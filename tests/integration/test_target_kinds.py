@@ -173,9 +173,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "sink"), CASES)
-def test_a_kind_of_target_is_exact_or_refused(
-    db: Database, batches: MakeBatches, kind: Kind, sink: str
-) -> None:
+def test_a_kind_of_target_is_exact_or_refused(db, batches, kind, sink):
     made = batches("id int, v int", SINKS[sink])
     db.execute("select 1;" + of_sink(kind.sql, sink))
     if (expected := kind.of(sink)) == "exact":
@@ -243,9 +241,9 @@ def table_of_docs() -> str:
     return "\n".join(lines)
 
 
-def test_the_docs_say_what_becomes_of_each_kind() -> None:
+def test_the_docs_say_what_becomes_of_each_kind():
     assert table_of_docs() in DOCS.read_text(encoding="utf-8")
 
 
-def test_there_are_kinds_enough() -> None:
+def test_there_are_kinds_enough():
     assert len({kind.name for kind in KINDS}) >= 25

@@ -8,7 +8,7 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, TargetMismatch, TooManyRejects
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner, MakeTopic
 from support.topics import Topic
 
 Produced = Callable[..., Topic]
@@ -70,14 +70,8 @@ CASES = [
 
 @pytest.mark.parametrize(("actual", "written", "good", "bad"), CASES, ids=[f"{c[1]}->{c[0]}" for c in CASES])
 def test_a_value_is_a_row_where_the_column_can_hold_it_and_else_a_reject(
-    world: BatchRunner,
-    produced: Produced,
-    make_pipeline: MakePipeline,
-    actual: str,
-    written: str,
-    good: list[Any],
-    bad: list[tuple[Any, str]],
-) -> None:
+    world, produced, make_pipeline, actual, written, good, bad
+):
     world.execute("create schema shop; create type shop.mood as enum ('sad', 'glad')")
     world.execute("create domain shop.even as int check (value % 2 = 0)")
     values = [*good, *(value for value, _ in bad)]
@@ -102,9 +96,7 @@ def test_a_value_is_a_row_where_the_column_can_hold_it_and_else_a_reject(
     assert world.is_exact(pipeline)
 
 
-def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(world, make_topic, make_pipeline):
     topic = make_topic(2)
     for partition in (0, 1):  # rows on both sides, and rejects far apart from each other
         values = [
@@ -129,9 +121,7 @@ def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(
     assert world.staging() == []
 
 
-def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(world, produced, make_pipeline):
     topic = produced({"id": "x"}, *({"id": n, "x": "no"} for n in range(5)))
     pipeline = make_pipeline(topic, value=Json("id int, x uuid"), max_rejects=2)
     message = world.refused(TooManyRejects, pipeline)
@@ -142,9 +132,7 @@ def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(
     )
 
 
-def test_an_upsert_checks_values_against_changes_and_target(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_an_upsert_checks_values_against_changes_and_target(world, produced, make_pipeline):
     world.execute("create type public.mood as enum ('sad', 'glad')")
     topic = produced(
         {"id": 1, "u": "00000000-0000-0000-0000-000000000001", "n": 1.5, "m": "glad"},
@@ -194,15 +182,8 @@ REFUSALS = [
     ("restraint", "ids", "reason", "rows", "first"), REFUSALS, ids=[each[0].split()[2] for each in REFUSALS]
 )
 def test_a_constraint_that_fails_names_itself_and_the_offsets(
-    world: BatchRunner,
-    produced: Produced,
-    make_pipeline: MakePipeline,
-    restraint: str,
-    ids: tuple[int | None, ...],
-    reason: str,
-    rows: int,
-    first: int,
-) -> None:
+    world, produced, make_pipeline, restraint, ids, reason, rows, first
+):
     topic = produced(*({"id": each, "name": "x"} for each in ids))
     pipeline = make_pipeline(topic)
     world.execute("create table known (id int primary key); insert into known values (1), (2), (3)")
@@ -221,9 +202,7 @@ def test_a_constraint_that_fails_names_itself_and_the_offsets(
     assert "Nothing was written. Correct the target" in message
 
 
-def test_a_constraint_of_an_upserts_target_names_the_offsets_too(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_a_constraint_of_an_upserts_target_names_the_offsets_too(world, produced, make_pipeline):
     topic = produced({"id": 1, "name": "x"}, {"id": 2, "name": "y"}, {"id": 2, "name": "x"})
     pipeline = make_pipeline(topic, sink=Upsert(f'public."{topic.name}"', key=("id",)))
     world.execute(f"create table {target(pipeline)} (id int primary key, name text check (name <> 'x'))")
@@ -237,9 +216,7 @@ def test_a_constraint_of_an_upserts_target_names_the_offsets_too(
     assert (error.constraint, error.sqlstate) == (f"{topic.name}_name_check", "23514")
 
 
-def test_a_trigger_that_refuses_a_row_is_quoted(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_a_trigger_that_refuses_a_row_is_quoted(world, produced, make_pipeline):
     pipeline = make_pipeline(produced({"id": 1}))
     world.execute(f"create table {target(pipeline)} (id int, name text, {LINEAGE})")
     world.execute(
@@ -252,8 +229,8 @@ def test_a_trigger_that_refuses_a_row_is_quoted(
 
 
 def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_without_one(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+    world, produced, make_pipeline
+):
     topic = produced({"id": 1, "at": "2026-01-31T23:59:59Z"}, {"id": 2, "at": "2026-02-01T00:00:00Z"})
     pipeline = make_pipeline(topic, value=Json("id int, at timestamptz"))
     world.execute(
@@ -273,9 +250,7 @@ def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_with
     assert world.is_exact(pipeline)
 
 
-def test_identity_default_and_generated_columns_are_the_targets_own(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_identity_default_and_generated_columns_are_the_targets_own(world, produced, make_pipeline):
     pipeline = make_pipeline(produced({"id": 4}), sink=Append('"Sho p"."Tab""le"'), value=Json("id int"))
     world.execute('create schema "Sho p"')
     world.execute(
@@ -287,9 +262,7 @@ def test_identity_default_and_generated_columns_are_the_targets_own(
     assert world.is_exact(pipeline)
 
 
-def test_a_generated_column_cannot_be_written(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_a_generated_column_cannot_be_written(world, produced, make_pipeline):
     pipeline = make_pipeline(produced({"id": 4}))
     world.execute(
         f"create table {target(pipeline)} (id int generated always as identity, name text, {LINEAGE})"
@@ -297,9 +270,7 @@ def test_a_generated_column_cannot_be_written(
     assert "column id: the column is generated always" in world.refused(TargetMismatch, pipeline)
 
 
-def test_a_missing_target_gets_the_types_of_the_pipeline(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_a_missing_target_gets_the_types_of_the_pipeline(world, produced, make_pipeline):
     world.execute("create type public.mood as enum ('sad', 'glad')")
     columns = 'u uuid, v varchar(3), m public.mood, n numeric(50,2), "T" time, i interval'
     row = {"u": "00000000-0000-0000-0000-000000000001", "v": "abc", "m": "sad", "T": "12:00", "i": "1 day"}
@@ -312,9 +283,7 @@ def test_a_missing_target_gets_the_types_of_the_pipeline(
 
 
 @pytest.mark.parametrize("kind", ["append", "upsert"])
-def test_new_columns_are_added_where_the_pipeline_says_so(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline, kind: str
-) -> None:
+def test_new_columns_are_added_where_the_pipeline_says_so(world, produced, make_pipeline, kind):
     topic = produced({"id": 1, "name": "a", "size": 7})
     sink = (
         Append(f'public."{topic.name}"')
@@ -334,15 +303,13 @@ def test_new_columns_are_added_where_the_pipeline_says_so(
     assert world.is_exact(evolving)
 
 
-def test_lineage_columns_are_never_added(
-    world: BatchRunner, produced: Produced, make_pipeline: MakePipeline
-) -> None:
+def test_lineage_columns_are_never_added(world, produced, make_pipeline):
     pipeline = make_pipeline(produced({"id": 1}), evolve="add")
     world.execute(f"create table {target(pipeline)} (id int, name text)")
     assert "expected a column kafka_topic of type text, found none" in world.refused(TargetMismatch, pipeline)
 
 
-def test_a_wrong_word_for_evolve_and_json_as_a_key_are_refused() -> None:
+def test_a_wrong_word_for_evolve_and_json_as_a_key_are_refused():
     with pytest.raises(ConfigurationError, match="expected evolve to be 'refuse' or 'add', found 'yes'"):
         Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("t"), evolve="yes")  # type: ignore[arg-type]
     with pytest.raises(

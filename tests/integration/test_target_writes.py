@@ -3,7 +3,6 @@
 import threading
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from psycopg2 import sql
@@ -11,7 +10,7 @@ from psycopg2 import sql
 from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Pipeline, Sum, Upsert
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
-from support.staged_batches import ID, LINEAGE, Batches, Database, MakeBatches, trigger
+from support.staged_batches import ID, LINEAGE, Batches, trigger
 
 ROWS = tuple((number, number * 10) for number in range(5))
 UPSERTS = tuple((number, number * 10, False) for number in range(5))
@@ -36,9 +35,7 @@ KEEPS = {
 
 @pytest.mark.parametrize("way", KEEPS)
 @pytest.mark.parametrize("sink", SINKS)
-def test_a_replay_whose_deletes_are_kept_back_is_refused(
-    db: Database, batches: MakeBatches, sink: str, way: str
-) -> None:
+def test_a_replay_whose_deletes_are_kept_back_is_refused(db, batches, sink, way):
     chosen, table, rows = SINKS[sink]
     made = batches("id int, v int", chosen)
     made.run(*rows)
@@ -51,9 +48,7 @@ def test_a_replay_whose_deletes_are_kept_back_is_refused(
 
 
 @pytest.mark.parametrize("way", KEEPS)
-def test_a_tombstone_whose_delete_is_kept_back_is_refused(
-    db: Database, batches: MakeBatches, way: str
-) -> None:
+def test_a_tombstone_whose_delete_is_kept_back_is_refused(db, batches, way):
     made = batches("id int, v int", Upsert("public.t", key=("id",)))
     made.run(*UPSERTS)
     db.execute(KEEPS[way].replace("{table}", "t"))
@@ -79,9 +74,7 @@ MEDDLES = {
     ("sink", "way"),
     [(sink, way) for sink in SINKS for way in MEDDLES if not (sink == "append" and "update" in way)],
 )
-def test_a_trigger_that_alters_what_is_written_is_refused(
-    db: Database, batches: MakeBatches, sink: str, way: str
-) -> None:
+def test_a_trigger_that_alters_what_is_written_is_refused(db, batches, sink, way):
     chosen, _, rows = SINKS[sink]
     made = batches("id int, v int", chosen)
     made.run(*rows[:3])
@@ -117,9 +110,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("way", OTHERS)
-def test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused(
-    db: Database, batches: MakeBatches, way: str, deferred: bool
-) -> None:
+def test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused(db, batches, way, deferred):
     sink, table, when, body = OTHERS[way]
     if deferred and when.startswith("before"):
         when = "after insert"
@@ -147,7 +138,7 @@ def test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused(
     made.replay()
 
 
-def test_a_trigger_that_empties_a_partition_is_refused(db: Database, batches: MakeBatches) -> None:
+def test_a_trigger_that_empties_a_partition_is_refused(db, batches):
     """What Postgres counts begins anew with a TRUNCATE; the table's file tells."""
     db.execute(
         f"create table t (id int, v int, {LINEAGE}) partition by range (id); "
@@ -167,9 +158,7 @@ def test_a_trigger_that_empties_a_partition_is_refused(db: Database, batches: Ma
 @pytest.mark.parametrize(
     ("action", "counted"), [("cascade", "2 deleted"), ("set null", "1 updated and 1 deleted")]
 )
-def test_a_key_that_references_another_key_of_the_target(
-    db: Database, batches: MakeBatches, action: str, counted: str
-) -> None:
+def test_a_key_that_references_another_key_of_the_target(db, batches, action, counted):
     """Its row would go with the other one, or change, although its own latest change is no delete."""
     db.execute(f"create table t (id int primary key, v int references t on delete {action})")
     made = batches("id int, v int", Upsert("public.t", key=("id",)))
@@ -182,7 +171,7 @@ def test_a_key_that_references_another_key_of_the_target(
     assert db.rows("select * from t") == []
 
 
-def test_tables_with_triggers_need_the_counters_of_postgres(db: Database, batches: MakeBatches) -> None:
+def test_tables_with_triggers_need_the_counters_of_postgres(db, batches):
     made = batches("id int, v int", Append("public.t"))
     db.execute("select set_config('track_counts', 'off', false)")
     made.run((1, 1))
@@ -194,9 +183,7 @@ def test_tables_with_triggers_need_the_counters_of_postgres(db: Database, batche
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_triggers_that_leave_the_columns_of_the_pipeline_alone_are_welcome(
-    db: Database, batches: MakeBatches, sink: str
-) -> None:
+def test_triggers_that_leave_the_columns_of_the_pipeline_alone_are_welcome(db, batches, sink):
     chosen, _, rows = SINKS[sink]
     made = batches("id int, v int", chosen)
     made.run(*rows[:3])
@@ -211,7 +198,7 @@ def test_triggers_that_leave_the_columns_of_the_pipeline_alone_are_welcome(
     assert db.rows("select distinct noted from t") == [("now",)]
 
 
-def test_a_column_that_is_altered_is_named(db: Database, batches: MakeBatches) -> None:
+def test_a_column_that_is_altered_is_named(db, batches):
     db.execute(f"create table t (id int, v int, {LINEAGE})")
     db.execute(
         trigger("t", "before insert", "if new.id < 3 then new.v := 0; end if; return new;", name="audit_row")
@@ -238,9 +225,7 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one(
-    db: Database, batches: MakeBatches, name: str
-) -> None:
+def test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one(db, batches, name):
     type_, old, new = EQUAL[name]
     db.execute("create extension if not exists citext")
     plain = type_.removeprefix("pg_catalog.")
@@ -272,7 +257,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_key_of_any_type_that_can_be_ordered(db: Database, batches: MakeBatches, name: str) -> None:
+def test_a_key_of_any_type_that_can_be_ordered(db, batches, name):
     type_, start, of = KEYS[name]
     db.execute("create extension if not exists citext; create type mood as enum ('m1', 'm2', 'm3')")
     made = batches(f"id {type_}, v int", Upsert("public.t", key=("id",)))
@@ -286,7 +271,7 @@ def test_a_key_of_any_type_that_can_be_ordered(db: Database, batches: MakeBatche
     assert [row[0] for row in db.rows("select v from t order by v")] == [3, 4]
 
 
-def test_a_key_is_written_as_its_latest_change_writes_it(db: Database, batches: MakeBatches) -> None:
+def test_a_key_is_written_as_its_latest_change_writes_it(db, batches):
     made = batches("id numeric, v int", Upsert("public.t", key=("id",)))
     made.run(("1.0", 1, False))
     made.run(("1.00", 1, False))
@@ -295,7 +280,7 @@ def test_a_key_is_written_as_its_latest_change_writes_it(db: Database, batches: 
     assert db.rows("select id::text, v from t") == [("1.00", 1)]
 
 
-def test_json_and_keys_without_order_are_refused_as_keys(db: Database, batches: MakeBatches) -> None:
+def test_json_and_keys_without_order_are_refused_as_keys(db, batches):
     with pytest.raises(ConfigurationError, match="the values of key and version must be comparable"):
         batches("id json, v int", Upsert("public.t", key=("id",)))
     db.execute("create domain place as point")
@@ -304,9 +289,7 @@ def test_json_and_keys_without_order_are_refused_as_keys(db: Database, batches: 
         made.run(("(0,0)", 1, False))
 
 
-def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(
-    db: Database, batches: MakeBatches
-) -> None:
+def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(db, batches):
     measures = {"lo": Min("v"), "hi": Max("v"), "zero": Max("f")}
     made = batches(
         "k numeric, v numeric, f double precision",
@@ -336,9 +319,7 @@ def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(
          "from elsewhere"),
     ],
 )  # fmt: skip
-def test_a_target_that_changes_while_a_batch_runs_is_noticed(
-    db: Database, batches: MakeBatches, change: str, said: str
-) -> None:
+def test_a_target_that_changes_while_a_batch_runs_is_noticed(db, batches, change, said):
     made = batches("id int, v text", Append("public.t"))
     made.run((1, "abc"))
     with pytest.raises((StagedRowsDiffer, TargetMismatch)) as caught:
@@ -347,7 +328,7 @@ def test_a_target_that_changes_while_a_batch_runs_is_noticed(
     assert db.rows("select v from t") == [("abc",)]
 
 
-def test_partitions_may_come_while_a_batch_runs(db: Database, batches: MakeBatches) -> None:
+def test_partitions_may_come_while_a_batch_runs(db, batches):
     db.execute(
         f"create table t (id int, {LINEAGE}) partition by range (id); create table t1 partition of t default"
     )
@@ -358,9 +339,7 @@ def test_partitions_may_come_while_a_batch_runs(db: Database, batches: MakeBatch
         made.run((2,), meanwhile=lambda: db.execute(foreign))
 
 
-def test_two_upserts_that_share_a_target_see_each_other(
-    db: Database, batches: MakeBatches, database: str, connection: Any
-) -> None:
+def test_two_upserts_that_share_a_target_see_each_other(db, batches, database, connection):
     """While one has derived a newer version and not committed, the other waits with the older one."""
     sink = Upsert("public.t", key=("id",), version="version")
     first = batches("id int, name text, version int", sink)
@@ -383,9 +362,7 @@ def test_two_upserts_that_share_a_target_see_each_other(
     assert db.rows("select name from t where id = 1") == [("NEW",)]
 
 
-def test_a_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(
-    db: Database, batches: MakeBatches, database: str
-) -> None:
+def test_a_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(db, batches, database):
     """A long SELECT holds the table: the batch gives up, and a second reader waits for a second at most."""
     db.execute(f"create table t (id int, {LINEAGE})")
     made = batches("id int, v int", Append("public.t"), evolve="add")
@@ -416,7 +393,7 @@ def test_a_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(
     second.close()
 
 
-def test_a_cascade_that_is_allowed_by_name_is_carried_out(db: Database, batches: MakeBatches) -> None:
+def test_a_cascade_that_is_allowed_by_name_is_carried_out(db, batches):
     db.execute(f"create table t (id int primary key, {LINEAGE})")
     db.execute("create table note (id int primary key references t on delete cascade)")
     db.execute("create table reply (id int references note on delete set null)")
@@ -452,9 +429,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("way", OTHERWISE)
-def test_a_key_that_the_target_compares_otherwise_is_refused(
-    db: Database, batches: MakeBatches, way: str
-) -> None:
+def test_a_key_that_the_target_compares_otherwise_is_refused(db, batches, way):
     db.execute("create extension if not exists citext")
     db.execute(
         # Not every build of Postgres has ICU, the only provider of such collations.
@@ -469,7 +444,7 @@ def test_a_key_that_the_target_compares_otherwise_is_refused(
         batches("id text, v int", Upsert("public.t", key=("id",))).run(("bob", 1, False))
 
 
-def test_a_replay_of_many_ranges_reads_the_target_once(db: Database, batches: MakeBatches) -> None:
+def test_a_replay_of_many_ranges_reads_the_target_once(db, batches):
     """100 ranges without an index are one scan, and with one no scan at all."""
     db.execute(f"create table t (id int, {LINEAGE}) with (autovacuum_enabled = off)")
     db.execute(
@@ -495,7 +470,7 @@ def test_a_replay_of_many_ranges_reads_the_target_once(db: Database, batches: Ma
         assert not any("Seq Scan on t" in line for line in plan), plan
 
 
-def test_many_ranges_are_taken_back_at_once(db: Database, batches: MakeBatches) -> None:
+def test_many_ranges_are_taken_back_at_once(db, batches):
     made = batches("id int", Append("public.t"))
     for partition in range(3):
         made.run(*((number,) for number in range(6)), partition=partition)
@@ -524,7 +499,7 @@ def test_many_ranges_are_taken_back_at_once(db: Database, batches: MakeBatches) 
     ]
 
 
-def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db: Database) -> None:
+def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db):
     found = db.rows(
         "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where n.nspname = 'exactbatch' and c.relkind = 'r' and c.relreplident <> 'f' "
@@ -534,9 +509,7 @@ def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db: Da
 
 
 @pytest.mark.parametrize("sink", ["upsert", "aggregate"])
-def test_a_key_whose_operators_the_login_does_not_find_is_refused(
-    db: Database, batches: MakeBatches, sink: str
-) -> None:
+def test_a_key_whose_operators_the_login_does_not_find_is_refused(db, batches, sink):
     """`=` would be that of text: an index of citext takes for equal what it does not."""
     db.execute("create schema ext; create extension citext schema ext")
     chosen = SINKS[sink][0]
@@ -549,9 +522,7 @@ def test_a_key_whose_operators_the_login_does_not_find_is_refused(
     assert db.rows("select count(*) from exactbatch.coverage") == [(0,)]
 
 
-def test_a_key_may_name_its_columns_in_another_order_than_the_schema(
-    db: Database, batches: MakeBatches
-) -> None:
+def test_a_key_may_name_its_columns_in_another_order_than_the_schema(db, batches):
     made = batches("a text, v int, b text", Upsert("public.t", key=("b", "a")))
     made.run(("x", 1, "y", False), ("y", 2, "x", False))
     made.run(("x", 3, "y", False))
@@ -561,7 +532,7 @@ def test_a_key_may_name_its_columns_in_another_order_than_the_schema(
     assert db.rows("select a, v, b from t") == [("x", 3, "y")]
 
 
-def test_values_too_long_for_an_index_are_named_by_their_offsets(db: Database, batches: MakeBatches) -> None:
+def test_values_too_long_for_an_index_are_named_by_their_offsets(db, batches):
     made = batches("id text, v int", Upsert("public.t", key=("id",)))
     digits = "".join(str(number * 7919 % 9973) for number in range(2000))  # what does not compress
     with pytest.raises(
@@ -573,9 +544,7 @@ def test_values_too_long_for_an_index_are_named_by_their_offsets(db: Database, b
     assert made.run(("short", 1, False)).wrote
 
 
-def test_rows_that_exchange_unique_values_need_a_deferrable_constraint(
-    db: Database, batches: MakeBatches
-) -> None:
+def test_rows_that_exchange_unique_values_need_a_deferrable_constraint(db, batches):
     made = batches("id int, seat text", Upsert("public.t", key=("id",)))
     made.run((1, "a", False), (2, "b", False))
     db.execute("alter table t add constraint one_each unique (seat)")
@@ -592,9 +561,7 @@ def test_rows_that_exchange_unique_values_need_a_deferrable_constraint(
     assert db.rows("select id, seat from t order by id") == [(1, "b"), (2, "a")]
 
 
-def test_a_key_without_overlaps_does_not_identify_rows_to_a_publication(
-    db: Database, batches: MakeBatches
-) -> None:
+def test_a_key_without_overlaps_does_not_identify_rows_to_a_publication(db, batches):
     db.execute(
         "create table t (id int, v int, during int4range default 'empty', days daterange default 'empty', "
         f"{LINEAGE}, primary key (during, days without overlaps)); create publication p for table t"
@@ -609,7 +576,7 @@ def test_a_key_without_overlaps_does_not_identify_rows_to_a_publication(
 
 
 @pytest.mark.parametrize("schema", ["information_schema", "pg_catalog", "exactbatch", "exactbatch_staging"])
-def test_nothing_is_created_in_a_schema_of_others(db: Database, batches: MakeBatches, schema: str) -> None:
+def test_nothing_is_created_in_a_schema_of_others(db, batches, schema):
     made = batches("id int", Append(f"{schema}.loaded"))
     with pytest.raises(TargetMismatch, match="keeps its own tables in this schema"):
         made.run((1,))
@@ -618,9 +585,7 @@ def test_nothing_is_created_in_a_schema_of_others(db: Database, batches: MakeBat
     ) == [(True,)]
 
 
-def test_a_triggers_function_that_is_replaced_while_a_batch_runs_is_noticed(
-    db: Database, batches: MakeBatches
-) -> None:
+def test_a_triggers_function_that_is_replaced_while_a_batch_runs_is_noticed(db, batches):
     """Its rows were checked against the table with the function as it was."""
     made = batches("id int, v int", Append("public.t"))
     made.run((0, 0))
@@ -634,7 +599,7 @@ def test_a_triggers_function_that_is_replaced_while_a_batch_runs_is_noticed(
 
 
 @pytest.mark.parametrize("body", ["return null;", "new.offsets := '[0,1)'; return new;"])
-def test_coverage_that_a_trigger_alters_is_noticed(db: Database, batches: MakeBatches, body: str) -> None:
+def test_coverage_that_a_trigger_alters_is_noticed(db, batches, body):
     made = batches("id int, v int", Append("public.t"))
     db.execute(trigger("exactbatch.coverage", "before insert", body))
     with pytest.raises(TargetMismatch, match="exactbatch.coverage does not hold what was written into it"):

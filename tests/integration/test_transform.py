@@ -24,7 +24,7 @@ from exactbatch.errors import (
 )
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner, MakeTopic
 from support.topics import Topic
 from support.transform_queries import LINEAGE
 
@@ -55,9 +55,7 @@ def even(records: DataFrame) -> DataFrame:
     return records.where("id % 2 = 0").withColumn("double", F.col("id") * 2).drop("name")
 
 
-def test_records_that_a_transform_drops_are_counted(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_records_that_a_transform_drops_are_counted(world, topic, make_pipeline):
     topic.produce(b"no json", None)
     pipeline = make_pipeline(topic, transform=even, max_rejects=1)
     published = world.run(pipeline)
@@ -86,9 +84,7 @@ def by_the_clock(records: DataFrame) -> DataFrame:
     )
 
 
-def test_a_transform_gives_the_same_rows_in_every_time_zone(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transform_gives_the_same_rows_in_every_time_zone(world, make_topic, make_pipeline, monkeypatch):
     topic = make_topic()
     for number, at in enumerate(("2026-01-01T18:00:00Z", "2026-01-01T19:30:00Z")):
         topic.produce(record(number, at=at))
@@ -124,9 +120,7 @@ def test_a_transform_gives_the_same_rows_in_every_time_zone(
     assert world.target(pipeline, "hash") == hashes
 
 
-def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(world, topic, make_pipeline):
     query = f"select id, explode(sequence(1, id % 4)) as part, {LINEAGE} from records where id % 4 > 0"
     pipeline = make_pipeline(topic, sql=query)
     batch = world.run(pipeline).batch
@@ -146,9 +140,7 @@ def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(
 
 
 @pytest.mark.parametrize("damage", ["delete", "insert", "both"])
-def test_the_audit_finds_a_row_that_is_missing_or_there_again(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, damage: str
-) -> None:
+def test_the_audit_finds_a_row_that_is_missing_or_there_again(world, topic, make_pipeline, damage):
     pipeline = make_pipeline(topic, transform=even)
     world.run(pipeline)
     assert world.is_exact(pipeline)
@@ -160,9 +152,7 @@ def test_the_audit_finds_a_row_that_is_missing_or_there_again(
     assert not world.is_exact(pipeline)
 
 
-def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(world, topic, make_pipeline):
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
     message = world.refused(TransformRefused, make_pipeline(topic, sql=query))
     assert (
@@ -171,9 +161,7 @@ def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(
     assert "lineage='batch'" in message
 
 
-def test_a_transform_that_puts_records_together_is_replayed_by_batch(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_transform_that_puts_records_together_is_replayed_by_batch(world, topic, make_pipeline):
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
     pipeline = make_pipeline(topic, sql=query, sink=Append(f'public."{topic.name}"', lineage="batch"))
     batch = world.run(pipeline).batch
@@ -207,20 +195,14 @@ def test_a_transform_that_puts_records_together_is_replayed_by_batch(
          "udf", "subquery", "literal", "window"],
 )  # fmt: skip
 def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
-    world: BatchRunner,
-    topic: Topic,
-    make_pipeline: MakePipeline,
-    transform: Callable[[DataFrame], DataFrame],
-    name: str,
-) -> None:
+    world, topic, make_pipeline, transform, name
+):
     message = world.refused(TransformRefused, make_pipeline(topic, transform=transform))
     assert f"the transform may return other rows when it is retried: {name} " in message
     assert f"allow_nondeterministic=({name!r},)" in message
 
 
-def test_what_is_allowed_by_name_is_done(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_what_is_allowed_by_name_is_done(world, topic, make_pipeline):
     pipeline = make_pipeline(
         topic, sql=f"select id, now() as at, {LINEAGE} from records", allow_nondeterministic=("now",)
     )
@@ -236,9 +218,7 @@ DEDUPLICATED = f"""
 """
 
 
-def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(world, topic, make_pipeline):
     message = world.refused(TransformRefused, make_pipeline(topic, sql=DEDUPLICATED))
     assert (
         "window combines records of a batch, and a replay of a part of the batch does not have all of them"
@@ -263,9 +243,7 @@ def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(
     assert world.rows(f"select id from {sink.target} order by 1") == before
 
 
-def test_a_query_with_subqueries_over_another_source_runs(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_query_with_subqueries_over_another_source_runs(world, topic, make_pipeline):
     other = "(select id from values (2), (3), (4) as t (id))"
     query = f"""
         select id, {LINEAGE} from records
@@ -278,9 +256,7 @@ def test_a_query_with_subqueries_over_another_source_runs(
     assert world.target(pipeline, "id") == [(3,)]
 
 
-def test_a_batch_shares_no_view_with_the_session_that_it_was_given(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_batch_shares_no_view_with_the_session_that_it_was_given(world, topic, make_pipeline):
     world.spark.sql("select 'mine' as name").createOrReplaceTempView("records")
     try:
         pipeline = make_pipeline(topic, sql=f"select id, {LINEAGE} from records")
@@ -290,9 +266,7 @@ def test_a_batch_shares_no_view_with_the_session_that_it_was_given(
         world.spark.catalog.dropTempView("records")
 
 
-def test_an_error_names_the_record_that_it_is_raised_for(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_an_error_names_the_record_that_it_is_raised_for(world, topic, make_pipeline):
     inverse = F.udf(lambda number: 1 / (number - 13), "double")
     pipeline = make_pipeline(topic, transform=lambda records: records.withColumn("inverse", inverse("id")))
     message = world.refused(TransformFailed, pipeline)
@@ -305,9 +279,7 @@ def test_an_error_names_the_record_that_it_is_raised_for(
     assert "CAST_INVALID_INPUT" in str(caught.value)
 
 
-def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(world, topic, make_pipeline):
     message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
     assert "`idd`" in message
     assert f"The columns that it can use are id, name, {LINEAGE}." in message
@@ -318,17 +290,13 @@ def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(
         world.process(no_frame, world.plan(no_frame))
 
 
-def test_lineage_that_a_transform_has_changed_is_refused(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_lineage_that_a_transform_has_changed_is_refused(world, topic, make_pipeline):
     moved = make_pipeline(topic, transform=lambda r: r.withColumn("kafka_offset", F.col("kafka_offset") + 5))
     message = world.refused(TransformRefused, moved)
     assert "the transform computes kafka_offset, as (kafka_offset + " in message
 
 
-def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(world, topic, make_pipeline):
     query = f"select id, explode(array(id, id * 2500)) as n, {LINEAGE} from records where id >= 10"
     pipeline = make_pipeline(topic, sql=query, max_rejects=9)
     world.execute(
@@ -343,9 +311,7 @@ def test_a_row_that_does_not_fit_makes_its_whole_record_a_reject(
     assert world.is_exact(pipeline)
 
 
-def test_rows_of_no_record_that_do_not_fit_fail_the_batch(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_rows_of_no_record_that_do_not_fit_fail_the_batch(world, topic, make_pipeline):
     sink = Append(f'public."{topic.name}"', lineage="batch")
     pipeline = make_pipeline(
         topic, sql="select sum(id) * 100000000L as n from records", sink=sink, max_rejects=9
@@ -358,9 +324,7 @@ def test_rows_of_no_record_that_do_not_fit_fail_the_batch(
         world.process(pipeline, world.plan(pipeline))
 
 
-def test_nested_values_become_jsonb_and_arrays_arrays(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_nested_values_become_jsonb_and_arrays_arrays(world, topic, make_pipeline):
     query = (
         "select id, named_struct('a', id, 'b', array(1, 2)) as s, map('k', name) as m, array(id, 7) as a, "
         f"array(named_struct('x', id)) as sa, cast(id as decimal(10,2)) as d, {LINEAGE} from records where id < 3"
@@ -373,9 +337,7 @@ def test_nested_values_become_jsonb_and_arrays_arrays(
     assert world.is_exact(pipeline)
 
 
-def test_u0000_that_a_transform_makes_is_a_reject(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline
-) -> None:
+def test_u0000_that_a_transform_makes_is_a_reject(world, topic, make_pipeline):
     query = f"select if(id = 4, concat(name, char(0)), name) as name, {LINEAGE} from records"
     message = world.refused(TooManyRejects, make_pipeline(topic, sql=query))
     assert (
@@ -384,9 +346,7 @@ def test_u0000_that_a_transform_makes_is_a_reject(
     )
 
 
-def test_an_upsert_is_transformed_with_its_deletes(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_an_upsert_is_transformed_with_its_deletes(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(record(1, name="a"), record(2, name="b"), record(30, name="c"), b'{"name": "no key"}')
     topic.produce(None, key=b'{"id": 1}')
@@ -417,9 +377,7 @@ def test_an_upsert_is_transformed_with_its_deletes(
         world.process(without, world.plan(without))
 
 
-def test_records_that_spark_has_read_again_meanwhile_are_noticed(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_that_spark_has_read_again_meanwhile_are_noticed(world, topic, make_pipeline, monkeypatch):
     pipeline = make_pipeline(topic, transform=even)
     stage_rows = TransformStager._stage_rows
 
@@ -436,7 +394,7 @@ def test_records_that_spark_has_read_again_meanwhile_are_noticed(
     assert world.is_exact(pipeline)
 
 
-def test_a_function_and_a_query_at_once_are_refused(topic: Topic, make_pipeline: MakePipeline) -> None:
+def test_a_function_and_a_query_at_once_are_refused(topic, make_pipeline):
     with pytest.raises(ConfigurationError, match="expected a transform or sql, found both"):
         make_pipeline(topic, transform=even, sql="select 1")
 
@@ -450,9 +408,7 @@ def test_a_function_and_a_query_at_once_are_refused(topic: Topic, make_pipeline:
         "execute immediate 'select * from records'",
     ],
 )
-def test_a_script_or_a_command_is_no_transform(
-    spark: Any, topic: Topic, make_pipeline: MakePipeline, text: str
-) -> None:
+def test_a_script_or_a_command_is_no_transform(spark, topic, make_pipeline, text):
     with pytest.raises(
         TransformRefused, match="expected sql to be one query over records, found: .*PARSE_SYNTAX"
     ):

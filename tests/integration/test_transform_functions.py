@@ -210,16 +210,14 @@ def judged(spark: Any, variants: Variants, infos: list[Any]) -> tuple[dict[str, 
     return reasons, allowed
 
 
-def test_the_page_names_each_function_that_spark_has(spark: Any) -> None:
+def test_the_page_names_each_function_that_spark_has(spark):
     page = DOC.read_text()
     missing = [each.getName() for each in builtin(spark) if _listed([each.getName()]) not in page]
     assert missing == []
     assert f"Spark {pyspark.__version__}" in page
 
 
-def test_functions_that_are_allowed_give_the_same_however_records_are_cut(
-    spark: Any, variants: Variants
-) -> None:
+def test_functions_that_are_allowed_give_the_same_however_records_are_cut(spark, variants):
     infos = builtin(spark)
     by_group = defaultdict(list)
     for info in infos:
@@ -235,9 +233,7 @@ def test_functions_that_are_allowed_give_the_same_however_records_are_cut(
 
 
 @pytest.mark.long
-def test_every_function_that_is_allowed_gives_the_same_however_records_are_cut(
-    spark: Any, variants: Variants
-) -> None:
+def test_every_function_that_is_allowed_gives_the_same_however_records_are_cut(spark, variants):
     reasons, allowed = judged(spark, variants, builtin(spark))
     compared = Comparison(variants)
     compared.compare(allowed)
@@ -260,9 +256,7 @@ def test_every_function_that_is_allowed_gives_the_same_however_records_are_cut(
         ("group", "sum(fraction * 0.1d)"),
     ],
 )
-def test_the_comparison_sees_what_depends_on_the_cut(
-    spark: Any, variants: Variants, kind: Any, expression: str
-) -> None:
+def test_the_comparison_sees_what_depends_on_the_cut(spark, variants, kind, expression):
     frame = spark.range(1).select(F.lit(1).alias("x"))
     ending = "group by small" if kind == "group" else ""
     columns = "" if kind == "group" else "id, "
@@ -273,21 +267,19 @@ def test_the_comparison_sees_what_depends_on_the_cut(
 
 
 @pytest.mark.parametrize("query", ONE_AT_A_TIME[::4])
-def test_operators_give_the_same_however_records_are_cut(spark: Any, query: str) -> None:
+def test_operators_give_the_same_however_records_are_cut(spark, query):
     check_operator(spark, query)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("query", ONE_AT_A_TIME)
-def test_every_operator_gives_the_same_however_records_are_cut(spark: Any, query: str) -> None:
+def test_every_operator_gives_the_same_however_records_are_cut(spark, query):
     check_operator(spark, query)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("query", "_names"), SEVERAL)
-def test_every_operator_over_a_batch_gives_the_same_however_it_is_cut(
-    spark: Any, query: str, _names: list[str]
-) -> None:
+def test_every_operator_over_a_batch_gives_the_same_however_it_is_cut(spark, query, _names):
     variants = Variants(spark, VALUES)
     assert variants.rows(query, "run") == variants.rows(query, "again")
 

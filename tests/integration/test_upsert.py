@@ -4,7 +4,6 @@ import base64
 import json
 import random
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,13 +13,10 @@ from pyspark import cloudpickle
 from exactbatch import Debezium, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ConfigurationError, KeyOnTwoPartitions, TargetMismatch, TooManyRejects
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
-from support.upserts import MakeUpsert, WrongKeys, change, changes, key_of, replayed, state
+from support.upserts import WrongKeys, change, changes, key_of, replayed, state
 
 
-def test_the_last_change_of_a_key_is_its_row(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_the_last_change_of_a_key_is_its_row(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
     pipeline = make_upsert(topic)
@@ -34,9 +30,7 @@ def test_the_last_change_of_a_key_is_its_row(
     assert world.is_exact(pipeline)
 
 
-def test_a_null_value_deletes_the_row_of_its_key(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_a_null_value_deletes_the_row_of_its_key(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(1, "a"), change(2, "b"))
     topic.produce(None, key=key_of(1))
@@ -68,9 +62,7 @@ def test_a_null_value_deletes_the_row_of_its_key(
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(101, "not to be deleted"), change(1, "a"), change(2, "b"))
     topic.produce(None, key=key_of(1))
@@ -93,9 +85,7 @@ def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(
     assert state(world, wrong) == {1: "a", 2: "b", 3: "later"}
 
 
-def test_late_and_repeated_changes_do_not_overwrite_newer_ones(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_late_and_repeated_changes_do_not_overwrite_newer_ones(world, make_topic, make_upsert):
     topic = make_topic(2)
     pipeline = make_upsert(topic, version="version")
     topic.produce(change(1, "v5", 5), change(2, "v1", 1))
@@ -111,9 +101,7 @@ def test_late_and_repeated_changes_do_not_overwrite_newer_ones(
     assert world.is_exact(pipeline)
 
 
-def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(world, make_topic, make_upsert):
     topic = make_topic(2)
     topic.produce(change(1, "a"), change(2, "b"))
     topic.produce(change(3, "c"), partition=1)
@@ -129,9 +117,7 @@ def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(
     assert len(changes(world, pipeline)) == 3
 
 
-def test_a_key_that_is_not_known_is_a_reject(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_a_key_that_is_not_known_is_a_reject(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(1, "a"), change(None, "nobody"))
     topic.produce(None)
@@ -152,9 +138,7 @@ def test_a_key_that_is_not_known_is_a_reject(
         world.run(without)
 
 
-def test_a_target_without_the_key_as_a_constraint_is_refused(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_a_target_without_the_key_as_a_constraint_is_refused(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(1, "a"))
     table = f'public."{topic.name}"'
@@ -178,15 +162,13 @@ def test_a_target_without_the_key_as_a_constraint_is_refused(
         (lambda: Upsert("t", key=("id",), version="id"), "is the version and part of the key"),
     ],
 )
-def test_a_key_that_cannot_be_one_is_told(sink: Callable[[], Upsert], said: str) -> None:
+def test_a_key_that_cannot_be_one_is_told(sink, said):
     with pytest.raises(ConfigurationError) as caught:
         Pipeline(name="p", topics=("t",), value=Json("id int, name text"), sink=sink())
     assert said in str(caught.value)
 
 
-def test_the_auditor_finds_a_row_that_is_not_the_latest(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_the_auditor_finds_a_row_that_is_not_the_latest(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(1, "a"), change(2, "b"), change(1, "c"))
     pipeline = make_upsert(topic)
@@ -202,9 +184,7 @@ def test_the_auditor_finds_a_row_that_is_not_the_latest(
         assert world.is_exact(pipeline)
 
 
-def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(
-    world: BatchRunner, make_topic: MakeTopic, make_upsert: MakeUpsert
-) -> None:
+def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(world, make_topic, make_upsert):
     """Two partitions, versions out of order, deletes, bad records, batches of any size, replays in between."""
     chance = random.Random(11)
     topic = make_topic(2)
@@ -239,7 +219,7 @@ def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(
     assert world.is_exact(pipeline)
 
 
-def test_debezium_in_one_line(world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline) -> None:
+def test_debezium_in_one_line(world, make_topic, make_pipeline):
     """Events of a key over two partitions, out of order: source.lsn tells."""
     topic = make_topic(2)
 

@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any
@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from exactbatch import Json, Pipeline, Upsert
+from exactbatch import Json, Upsert
 from exactbatch.local.demo.flights import COUNT, flights
-from support.batch_runner import BatchRunner
 from support.environment import LONG
-from support.topics import Topic
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -41,9 +39,7 @@ def events() -> Iterator[tuple[datetime, dict[str, Any]]]:
                 yield arrived, {**known, "state": "arrived", "delay": flight["arr_delay"]}
 
 
-def test_one_row_for_each_flight_with_its_last_state(
-    world: BatchRunner, make_topic: Callable[..., Topic], make_pipeline: Callable[..., Pipeline]
-) -> None:
+def test_one_row_for_each_flight_with_its_last_state(world, make_topic, make_pipeline):
     topic = make_topic(PARTITIONS, retention_ms="-1")
     producer = Producer({**topic.properties, "linger.ms": 50, "queue.buffering.max.messages": 500_000})
     expected: dict[tuple[Any, ...], tuple[Any, ...]] = {}

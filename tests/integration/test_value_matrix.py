@@ -14,7 +14,6 @@ from exactbatch.batch.storable_rows import storable_rows
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.target import TargetTable
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 from support.transform_queries import LINEAGE
 from support.value_matrix import (
     AS_TEXT,
@@ -56,7 +55,7 @@ def wrong(results: dict[tuple[str, str], Result]) -> list[str]:
     ]
 
 
-def test_the_core_of_the_matrix_is_exact_rejected_or_refused(matrix: Matrix) -> None:
+def test_the_core_of_the_matrix_is_exact_rejected_or_refused(matrix):
     results = {
         (source.written, kind.title): matrix.append(source, kind)
         for source in SOURCES
@@ -73,7 +72,7 @@ def test_the_core_of_the_matrix_is_exact_rejected_or_refused(matrix: Matrix) -> 
 
 
 @pytest.mark.long
-def test_the_whole_matrix_of_an_append_is_exact_and_the_page_shows_it(matrix: Matrix) -> None:
+def test_the_whole_matrix_of_an_append_is_exact_and_the_page_shows_it(matrix):
     results = {
         (source.written, kind.title): matrix.append(source, kind) for source in SOURCES for kind in KINDS
     }
@@ -82,7 +81,7 @@ def test_the_whole_matrix_of_an_append_is_exact_and_the_page_shows_it(matrix: Ma
 
 
 @pytest.mark.long
-def test_the_whole_matrix_of_an_upsert_is_exact(matrix: Matrix) -> None:
+def test_the_whole_matrix_of_an_upsert_is_exact(matrix):
     results = {
         (source.written, kind.title): matrix.upsert(source, kind)
         for source in (*SOURCES, *AS_TEXT, *AS_TEXT_ARRAYS)
@@ -92,7 +91,7 @@ def test_the_whole_matrix_of_an_upsert_is_exact(matrix: Matrix) -> None:
 
 
 @pytest.mark.long
-def test_every_type_of_a_pipeline_fits_the_tables_that_its_sink_makes(matrix: Matrix) -> None:
+def test_every_type_of_a_pipeline_fits_the_tables_that_its_sink_makes(matrix):
     results = {}
     for source in (*SOURCES, *AS_TEXT, *AS_TEXT_ARRAYS):
         kind = matrix.kind_of(source)
@@ -104,7 +103,7 @@ def test_every_type_of_a_pipeline_fits_the_tables_that_its_sink_makes(matrix: Ma
     assert wrong(results) == [], summary(list(results.values()))
 
 
-def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reason(matrix: Matrix) -> None:
+def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reason(matrix):
     [text] = [source for source in SOURCES if source.written == "text"]
     kinds = {kind.declared: kind for kind in KINDS if not kind.options}
     picky = matrix.append(text, kinds["picky"])
@@ -119,7 +118,7 @@ def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reas
     matrix.judged(raising, Append("public.picked"))
 
 
-def test_what_an_upsert_would_keep_as_another_type_on_the_way_is_refused(matrix: Matrix) -> None:
+def test_what_an_upsert_would_keep_as_another_type_on_the_way_is_refused(matrix):
     sources = {source.written: source for source in AS_TEXT}
     kinds = {kind.declared: kind for kind in KINDS if not kind.options}
     refused = matrix.upsert(sources["inet"], kinds["text"]).refused
@@ -129,7 +128,7 @@ def test_what_an_upsert_would_keep_as_another_type_on_the_way_is_refused(matrix:
     assert (same.wrong, same.refused) == ([], None)
 
 
-def test_a_cast_is_equal_to_one_of_later_unless_a_type_has_changed(connection: Any) -> None:
+def test_a_cast_is_equal_to_one_of_later_unless_a_type_has_changed(connection):
     columns = (Column("id", "bigint"), Column("x", "text"))
     table = TargetTable("public.t")
     changes = (
@@ -166,9 +165,7 @@ select id, named_struct(
 """
 
 
-def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(b'{"id": 1, "at": "2026-01-01T10:00:00.123456Z"}')
     world.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
@@ -207,7 +204,7 @@ def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(
     assert row[3:] == ('{"2026-01-01 10:00:00.123456+00",NULL}', "{1.10,NULL}")
 
 
-def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record() -> None:
+def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record():
     lineage = {
         "kafka_topic": pa.array(["t", "t"]),
         "kafka_partition": pa.array([0, 0], pa.int32()),

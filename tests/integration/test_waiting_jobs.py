@@ -38,7 +38,7 @@ def full(spark: Any) -> Any:
     assert not thread.is_alive()
 
 
-def test_a_job_that_gets_no_slot_is_given_up(full: Any) -> None:
+def test_a_job_that_gets_no_slot_is_given_up(full):
     context = full.sparkContext
     context.setLocalProperty("spark.job.description", "as it was")
     began = time.monotonic()

@@ -26,14 +26,14 @@ STOPS: Final = [
 ]
 
 
-def test_a_batch_has_at_most_ten_stops_and_passes_each_file_once() -> None:
+def test_a_batch_has_at_most_ten_stops_and_passes_each_file_once():
     assert [stop.number for stop in STOPS] == list(range(1, len(STOPS) + 1))
     assert 5 <= len(STOPS) <= 10
     assert len({stop.file for stop in STOPS}) == len(STOPS)
 
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: stop.function)
-def test_a_stop_exists_and_is_called_where_the_page_says(stop: Stop) -> None:
+def test_a_stop_exists_and_is_called_where_the_page_says(stop):
     definitions = [
         node.name
         for node in ast.parse((ROOT / stop.file).read_text()).body
@@ -48,7 +48,7 @@ def test_a_stop_exists_and_is_called_where_the_page_says(stop: Stop) -> None:
     assert used
 
 
-def test_the_folders_are_those_of_the_package() -> None:
+def test_the_folders_are_those_of_the_package():
     named = set(re.findall(r"^\| `(\w+)/` \|", PAGE, re.MULTILINE))
     package = ROOT / "jobs" / "exactbatch"
     assert named == {path.parent.name for path in package.glob("*/__init__.py")}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -136,14 +135,14 @@ MOMENT = datetime(2024, 2, 29, 10, 0, 0, 123000, UTC)
         ({"type": "string", "avro.java.string": "String"}, "x", "x", "text"),
     ],
 )
-def test_a_field_becomes_a_column(type_: Any, value: Any, there: Any, column: str | None) -> None:
+def test_a_field_becomes_a_column(type_, value, there, column):
     found, its = value_of(type_, value)
     assert found == there
     assert column is None or its == column
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_what_is_no_number_of_json_is_a_reject_and_never_null(number: float) -> None:
+def test_what_is_no_number_of_json_is_a_reject_and_never_null(number):
     type_ = {"type": "map", "values": ["null", "double"]}
     avro = Avro(json.dumps({"type": "record", "name": "R", "fields": [{"name": "x", "type": type_}]}))
     good, bad = (
@@ -155,7 +154,7 @@ def test_what_is_no_number_of_json_is_a_reject_and_never_null(number: float) -> 
     assert decoded.rejects == ((1, f"column 'x', jsonb: JSON has no number {number}"),)
 
 
-def test_a_named_type_stands_for_itself_wherever_it_is_used() -> None:
+def test_a_named_type_stands_for_itself_wherever_it_is_used():
     for namespace in ({}, {"namespace": "a.b"}):
         fields = [{"name": "e", "type": ENUM}, {"name": "f", "type": ["null", "E"]}]
         fields.append({"name": "g", "type": {"type": "array", "items": "E"}})
@@ -164,18 +163,18 @@ def test_a_named_type_stands_for_itself_wherever_it_is_used() -> None:
         assert rows(Avro(json.dumps(schema)), body(schema, value)) == [value]
 
 
-def test_a_schema_that_refers_to_itself_is_jsonb() -> None:
+def test_a_schema_that_refers_to_itself_is_jsonb():
     schema = record(("n", "int"), ("next", ["null", "R"]))
     value = {"n": 1, "next": {"n": 2, "next": None}}
     assert rows(Avro(json.dumps(schema)), body(schema, value)) == [{"n": 1, "next": '{"n":2,"next":null}'}]
 
 
-def test_a_schema_that_is_no_record_is_one_column() -> None:
+def test_a_schema_that_is_no_record_is_one_column():
     assert rows(Avro('"long"'), body("long", 5)) == [{"value": 5}]
     assert rows(Avro('["null", "string"]', columns="k text"), b"\0", b"\2\2x") == [{"k": None}, {"k": "x"}]
 
 
-def test_columns_are_chosen_and_may_be_wider_or_checked() -> None:
+def test_columns_are_chosen_and_may_be_wider_or_checked():
     schema = record(("a", "long"), ("b", "string"), ("c", "float"))
     avro = Avro(json.dumps(schema), columns="b uuid, c float8, a smallint")
     decoded = decode(avro, *(body(schema, {"a": a, "b": "x", "c": 1.5}) for a in (1, 40_000)))
@@ -199,12 +198,12 @@ def test_columns_are_chosen_and_may_be_wider_or_checked() -> None:
         ({"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2}, "float8"),
     ],
 )
-def test_a_field_that_does_not_fit_its_column_is_refused_at_once(type_: Any, column: str) -> None:
+def test_a_field_that_does_not_fit_its_column_is_refused_at_once(type_, column):
     with pytest.raises(ConfigurationError, match="expected a field whose values fit, found"):
         Avro(json.dumps(record(("a", type_))), columns=f"a {column}")
 
 
-def test_what_is_no_schema_is_refused_at_once(tmp_path: Path) -> None:
+def test_what_is_no_schema_is_refused_at_once(tmp_path):
     (tmp_path / "wrong.avsc").write_text("{")
     for wrong, match in (
         ({"schema": "{}"}, "Invalid Avro schema"),
@@ -228,7 +227,7 @@ def test_what_is_no_schema_is_refused_at_once(tmp_path: Path) -> None:
         assert "s3cret" not in str(refused.value)
 
 
-def test_a_schema_may_stand_in_a_file(tmp_path: Path) -> None:
+def test_a_schema_may_stand_in_a_file(tmp_path):
     schema = record(("a", "int"))
     (path := tmp_path / "r.avsc").write_text(json.dumps(schema))
     for written in (path, str(path)):
@@ -243,7 +242,7 @@ AVRO = Avro(json.dumps(SCHEMA))
 GOOD = [body(SCHEMA, {"a": a, "b": b}) for a, b in ((1, "x"), (None, ""), (-5, "é" * 70))]
 
 
-def test_what_does_not_decode_or_leaves_bytes_over_is_refused() -> None:
+def test_what_does_not_decode_or_leaves_bytes_over_is_refused():
     left = "the body does not end with the last field of its schema"
     assert reason(AVRO, GOOD[0] + b"\0") == left
     for broken in (b"", b"\x02\x02", b"\x00\x01", b"\x02\x02\xff" * 9, GOOD[1] + b"\x01", GOOD[0][:-1]):
@@ -261,7 +260,7 @@ def test_what_does_not_decode_or_leaves_bytes_over_is_refused() -> None:
     assert decoded.kept.to_pylist() == [0, 2]
 
 
-def test_bodies_that_are_joined_never_make_up_for_each_other() -> None:
+def test_bodies_that_are_joined_never_make_up_for_each_other():
     whole = GOOD[2]
     for cut in range(1, len(whole)):
         assert decode(AVRO, GOOD[0], whole[:cut], whole[cut:], GOOD[1]).rows.to_pylist()[:1] == [
@@ -272,7 +271,7 @@ def test_bodies_that_are_joined_never_make_up_for_each_other() -> None:
     assert decode(Avro('"bytes"'), b"\x06ab", b"\x00\x02c").rows.to_pylist() == []
 
 
-def test_what_postgres_cannot_store_is_refused() -> None:
+def test_what_postgres_cannot_store_is_refused():
     moment = {"type": "long", "logicalType": "timestamp-micros"}
     for type_, value in (
         ("string", "a\0"),
@@ -296,7 +295,7 @@ def test_what_postgres_cannot_store_is_refused() -> None:
         max_size=12,
     )
 )
-def test_a_block_of_bodies_decodes_as_they_do_one_by_one(values: list[bytes | None]) -> None:
+def test_a_block_of_bodies_decodes_as_they_do_one_by_one(values):
     for avro in (AVRO, Avro('"string"'), Avro(json.dumps(record(("a", {"type": "array", "items": "int"}))))):
         block = decode(avro, *values)
         alone = [decode(avro, value) for value in values]
@@ -354,7 +353,7 @@ def framed(schema_id: int, its_body: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + its_body
 
 
-def test_each_value_is_decoded_by_the_schema_that_it_was_written_with(registry: Registry) -> None:
+def test_each_value_is_decoded_by_the_schema_that_it_was_written_with(registry):
     old, new = record(("a", "int")), record(("b", ["null", "string"]), ("x", "double"), ("a", "long"))
     registry.has(1, old)
     registry.has(70_000, new)
@@ -373,7 +372,7 @@ def test_each_value_is_decoded_by_the_schema_that_it_was_written_with(registry: 
     assert sorted(registry.asked) == [("/schemas/ids/1", None), ("/schemas/ids/70000", None)]
 
 
-def test_values_without_a_schema_of_the_registry_are_refused(registry: Registry) -> None:
+def test_values_without_a_schema_of_the_registry_are_refused(registry):
     registry.has(1, record(("a", "int")))
     registry.has(2, record(("a", "string")))
     avro = Avro(registry=registry.address, columns="a int")
@@ -394,7 +393,7 @@ def test_values_without_a_schema_of_the_registry_are_refused(registry: Registry)
 NO_RETRIES = {"schema.registry.max.retries": 0}
 
 
-def test_a_registry_that_does_not_answer_is_no_reject(registry: Registry) -> None:
+def test_a_registry_that_does_not_answer_is_no_reject(registry):
     value = framed(1, body("int", 5))
     avro = with_registry(Avro(registry=registry.address, columns="a int"), NO_RETRIES)
     for status in (408, 429, 500, 503, 507):
@@ -407,7 +406,7 @@ def test_a_registry_that_does_not_answer_is_no_reject(registry: Registry) -> Non
     assert rows(avro, value) == [{"a": 5}]
 
 
-def test_a_registry_is_asked_again_before_a_batch_fails(registry: Registry) -> None:
+def test_a_registry_is_asked_again_before_a_batch_fails(registry):
     registry.answers_with(1, 503, {})
     properties = {"schema.registry.max.retries": 2, "schema.registry.retries.wait.ms": 1}
     with pytest.raises(RegistryUnavailable):
@@ -430,15 +429,13 @@ def test_a_registry_is_asked_again_before_a_batch_fails(registry: Registry) -> N
         (200, {"schema": "{}"}, "Invalid Avro schema"),
     ],
 )
-def test_a_registry_that_refuses_or_is_none_ends_the_batch(
-    registry: Registry, status: int, answer: Any, message: str
-) -> None:
+def test_a_registry_that_refuses_or_is_none_ends_the_batch(registry, status, answer, message):
     registry.answers_with(1, status, answer)
     with pytest.raises(ConfigurationError, match=message):
         decode(Avro(registry=registry.address, columns="a int"), framed(1, b"\x02"))
 
 
-def test_an_address_that_is_none_ends_the_batch() -> None:
+def test_an_address_that_is_none_ends_the_batch():
     with pytest.raises(
         ConfigurationError, match="client of the schema registry at 'no address' cannot start"
     ):
@@ -456,7 +453,7 @@ def reference(name: str, subject: str, version: int) -> dict[str, Any]:
     return {"name": name, "subject": subject, "version": version}
 
 
-def test_a_schema_with_references_decodes_as_the_whole(registry: Registry) -> None:
+def test_a_schema_with_references_decodes_as_the_whole(registry):
     customer, address = reference("shop.Customer", "customers", 3), reference("shop.Address", "addresses", 1)
     registry.has(1, ORDER, references=[customer, address])
     path = "/subjects/{subject}/versions/{version}?deleted=true"
@@ -499,9 +496,7 @@ def test_a_schema_with_references_decodes_as_the_whole(registry: Registry) -> No
         (200, {"id": 8, "schema": "x", "schemaType": "JSON"}, "reference shop.Customer of the registry"),
     ],
 )
-def test_a_reference_that_is_no_avro_schema_ends_the_batch(
-    registry: Registry, status: int, answer: Any, message: str
-) -> None:
+def test_a_reference_that_is_no_avro_schema_ends_the_batch(registry, status, answer, message):
     registry.has(1, ORDER, references=[reference("shop.Customer", "customers", 3)])
     registry.answers["/subjects/customers/versions/3?deleted=true"] = (status, answer)
     with pytest.raises(ConfigurationError, match=message):
@@ -521,14 +516,12 @@ def test_a_reference_that_is_no_avro_schema_ends_the_batch(
         ({"schema.registry.timeout": "10"}, "expected a number, found str"),
     ],
 )
-def test_properties_that_the_registry_does_not_have_are_refused(
-    properties: dict[str, Any], message: str
-) -> None:
+def test_properties_that_the_registry_does_not_have_are_refused(properties, message):
     with pytest.raises(ConfigurationError, match=message):
         with_registry(Avro(registry="http://x", columns="a int"), properties)
 
 
-def test_a_user_without_a_password_is_refused(registry: Registry) -> None:
+def test_a_user_without_a_password_is_refused(registry):
     avro = with_registry(
         Avro(registry=registry.address, columns="a int"), {"schema.registry.basic.auth.user.info": "me"}
     )
@@ -536,7 +529,7 @@ def test_a_user_without_a_password_is_refused(registry: Registry) -> None:
         decode(avro, framed(1, b""))
 
 
-def test_a_client_certificate_reaches_the_registry(tmp_path: Path) -> None:
+def test_a_client_certificate_reaches_the_registry(tmp_path):
     authority = Authority(tmp_path, "authority")
     certificate, key = authority.issue("127.0.0.1", ["127.0.0.1"])
     own, own_key = authority.issue("client", password="k3y")
@@ -558,7 +551,7 @@ def test_a_client_certificate_reaches_the_registry(tmp_path: Path) -> None:
         assert rows(with_registry(plain, properties), value) == [{"a": 5}]
 
 
-def test_a_bearer_token_reaches_the_registry(registry: Registry) -> None:
+def test_a_bearer_token_reaches_the_registry(registry):
     registry.has(1, "int")
     properties = {
         "schema.registry.bearer.auth.credentials.source": "STATIC_TOKEN",
@@ -570,7 +563,7 @@ def test_a_bearer_token_reaches_the_registry(registry: Registry) -> None:
     assert registry.asked == [("/schemas/ids/1", "Bearer t0ken")]
 
 
-def test_secrets_of_the_registry_come_from_the_kafka_properties(registry: Registry) -> None:
+def test_secrets_of_the_registry_come_from_the_kafka_properties(registry):
     registry.has(1, "string")
     avro = Avro(registry=registry.address, columns="a text")
     properties = {"bootstrap.servers": "x:1", "schema.registry.basic.auth.user.info": "me:se:cret"}
@@ -588,7 +581,7 @@ def test_secrets_of_the_registry_come_from_the_kafka_properties(registry: Regist
     assert with_registry(Text(), properties) == Text()
 
 
-def test_no_value_and_only_broken_ones_give_no_row(registry: Registry) -> None:
+def test_no_value_and_only_broken_ones_give_no_row(registry):
     avro = Avro(registry=registry.address, columns="a int")
     assert rows(avro) == []
     assert rows(AVRO) == []
@@ -620,9 +613,7 @@ MICROS = {"type": "long", "logicalType": "time-micros"}
         (MICROS, "long", 1, 2**63 - 1, "found 9223372036854775807 microseconds"),
     ],
 )
-def test_decimals_and_times_that_avro_does_not_allow_are_refused(
-    type_: Any, plain: Any, good: Any, bad: Any, said: str
-) -> None:
+def test_decimals_and_times_that_avro_does_not_allow_are_refused(type_, plain, good, bad, said):
     """Alone, in a union, and inside of what becomes jsonb; also for a column that has room for the number."""
 
     def nested(inner: Any) -> Iterator[tuple[Any, Any]]:
@@ -643,7 +634,7 @@ def test_decimals_and_times_that_avro_does_not_allow_are_refused(
         assert said in why
 
 
-def test_a_decimal_with_too_many_digits_is_not_rounded_into_a_wider_column() -> None:
+def test_a_decimal_with_too_many_digits_is_not_rounded_into_a_wider_column():
     avro = Avro(json.dumps(record(("a", DECIMAL))), columns="a numeric(10,2)")
     [row] = rows(avro, body(record(("a", "bytes")), {"a": (9999).to_bytes(2, "big")}))
     assert row == {"a": Decimal("99.99")}
@@ -651,7 +642,7 @@ def test_a_decimal_with_too_many_digits_is_not_rounded_into_a_wider_column() -> 
     assert why == "column 'a', numeric(10,2): expected a decimal of at most 4 digits, found more"
 
 
-def test_a_reason_names_the_field_and_no_exception() -> None:
+def test_a_reason_names_the_field_and_no_exception():
     schema = record(("x", "int"), ("e", {"type": "enum", "name": "E", "symbols": ["A"]}), ("s", "string"))
     avro = Avro(json.dumps(schema), columns="s text, x int")
     written = record(("x", "int"), ("e", "int"), ("s", "bytes"))
@@ -664,7 +655,7 @@ def test_a_reason_names_the_field_and_no_exception() -> None:
 
 
 @pytest.mark.parametrize("number", ["123.00", "1.25"])
-def test_a_decimal_that_does_not_fit_a_narrower_column_is_named(number: str) -> None:
+def test_a_decimal_that_does_not_fit_a_narrower_column_is_named(number):
     schema = record(("a", {**DECIMAL, "precision": 10}))
     avro = Avro(json.dumps(schema), columns="a numeric(3,1)")
     assert reason(avro, body(schema, {"a": Decimal(number)})) == (

@@ -34,5 +34,5 @@ Query was: select 1
         ),
     ],
 )
-def test_the_whole_message_is_told(message: str, expected: str) -> None:
+def test_the_whole_message_is_told(message, expected):
     assert cause(PythonException(TRACE + message)) == expected

@@ -13,7 +13,7 @@ def refusal(text: str) -> str:
     return str(refused.value)
 
 
-def test_columns_keep_their_order() -> None:
+def test_columns_keep_their_order():
     assert parse_columns("year int, carrier text,time_hour timestamptz") == (
         Column("year", "integer"),
         Column("carrier", "text"),
@@ -58,23 +58,23 @@ def test_columns_keep_their_order() -> None:
         ('"Shop"."Mood"', '"Shop"."Mood"', pa.string()),
     ],
 )
-def test_types_are_stored_as_format_type_prints_them(written: str, stored: str, arrow: pa.DataType) -> None:
+def test_types_are_stored_as_format_type_prints_them(written, stored, arrow):
     [column] = parse_columns(f"a {written}")
     assert column == Column("a", stored)
     assert column.arrow_type == arrow
 
 
-def test_every_stored_type_is_parsed_as_itself() -> None:
+def test_every_stored_type_is_parsed_as_itself():
     types = ["smallint", "real", "numeric(5,2)", "timestamp with time zone", "character varying(9)", "uuid[]"]
     assert [each.type for each in parse_columns(", ".join(f"c{i} {t}" for i, t in enumerate(types)))] == types
 
 
-def test_a_quoted_name_may_hold_anything() -> None:
+def test_a_quoted_name_may_hold_anything():
     text = '"tailNum" text, "a b" int, "a,b" int, "f(x)" int, "g)" numeric(5,2), "é" int'
     assert [each.name for each in parse_columns(text)] == ["tailNum", "a b", "a,b", "f(x)", "g)", "é"]
 
 
-def test_a_name_with_capitals_must_be_quoted() -> None:
+def test_a_name_with_capitals_must_be_quoted():
     assert refusal("tailNum text") == (
         "expected a column as 'name type', found 'tailNum text'. Names are lower-case, or in double quotes: "
         "'\"tailNum\" text'."
@@ -85,12 +85,12 @@ def test_a_name_with_capitals_must_be_quoted() -> None:
     ("text", "found"),
     [("", ""), ("a", "a"), ("a int,", ""), ("a int,,b int", ""), ("1a int", "1a int"), ('"" int', '"" int')],
 )
-def test_what_is_not_a_name_and_a_type_is_refused(text: str, found: str) -> None:
+def test_what_is_not_a_name_and_a_type_is_refused(text, found):
     assert refusal(text).startswith(f"expected a column as 'name type', found {found!r}.")
 
 
 @pytest.mark.parametrize("type_", ["mood", "varchar(10,2)", "uuid(3)", "timestamp(3)", "text not null"])
-def test_an_unknown_type_is_refused_with_those_that_are_known(type_: str) -> None:
+def test_an_unknown_type_is_refused_with_those_that_are_known(type_):
     message = refusal(f"a int, b {type_}")
     assert message.startswith(
         "expected one of the types bigint, boolean, bytea, character, character varying, cidr, date,"
@@ -99,20 +99,20 @@ def test_an_unknown_type_is_refused_with_those_that_are_known(type_: str) -> Non
 
 
 @pytest.mark.parametrize("type_", ["numeric(0)", "numeric(1001,2)", "numeric(5,7)"])
-def test_numeric_has_a_precision_and_a_scale_that_postgres_takes(type_: str) -> None:
+def test_numeric_has_a_precision_and_a_scale_that_postgres_takes(type_):
     assert refusal(f"a {type_}") == (
         f"expected numeric(precision, scale) with a precision of 1 to 1000 and a scale not above it, found "
         f"{type_!r} in the column 'a {type_}'. Write it as numeric(10,2)."
     )
 
 
-def test_a_name_given_twice_is_refused() -> None:
+def test_a_name_given_twice_is_refused():
     assert refusal('b int, a int, "b" text') == (
         "columns 'b' occur more than once in 'b int, a int, \"b\" text'. Remove or rename them."
     )
 
 
-def test_a_name_that_postgres_would_cut_is_refused() -> None:
+def test_a_name_that_postgres_would_cut_is_refused():
     assert parse_columns(f"{'a' * 63} int")[0].name == "a" * 63
     assert refusal(f'"{"é" * 32}" int') == (
         f"expected a column name of 1 to 63 bytes, the limit of Postgres, found {'é' * 32!r}, 64 bytes. "
@@ -121,6 +121,6 @@ def test_a_name_that_postgres_would_cut_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["ctid", "xmin", "tableoid"])
-def test_a_column_that_every_table_has_is_refused(name: str) -> None:
+def test_a_column_that_every_table_has_is_refused(name):
     with pytest.raises(ConfigurationError, match="every Postgres table has a system column of this name"):
         parse_columns(f"id int, {name} text")

@@ -38,18 +38,14 @@ def settings(monkeypatch: pytest.MonkeyPatch, **given: dict[str, Any]) -> Any:
         ("::1", 1, "[::1]:1"),
     ],
 )
-def test_a_host_may_have_its_port(
-    monkeypatch: pytest.MonkeyPatch, host: str, port: int | None, servers: str
-) -> None:
+def test_a_host_may_have_its_port(monkeypatch, host, port, servers):
     found = settings(monkeypatch, kafka_default={"host": host, "port": port}).kafka
     assert found["bootstrap.servers"] == servers
 
 
 @pytest.mark.parametrize("extra", ["{'sslmode': 'verify-full'}", "[1]", '"text"', "sslmode=verify-full"])
 @pytest.mark.parametrize("which", ["kafka_default", "postgres_default"])
-def test_an_extra_that_is_no_json_object_does_not_turn_tls_off(
-    monkeypatch: pytest.MonkeyPatch, which: str, extra: str
-) -> None:
+def test_an_extra_that_is_no_json_object_does_not_turn_tls_off(monkeypatch, which, extra):
     with pytest.raises(
         ConfigurationError, match=f"extra of the Airflow connection '{which}' is no JSON"
     ) as caught:
@@ -57,7 +53,7 @@ def test_an_extra_that_is_no_json_object_does_not_turn_tls_off(
     assert "verify" not in str(caught.value).replace('{"sslmode": "verify-full"}', "")
 
 
-def test_a_property_that_has_two_values_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_property_that_has_two_values_is_named(monkeypatch):
     """Of each, one would be taken, and nobody would know which: of the other cluster, or without TLS."""
     twice = '{"security.protocol": "SSL", "security.protocol": "PLAINTEXT", "bootstrap.servers": "k:1"}'
     with pytest.raises(
@@ -76,7 +72,7 @@ def test_a_property_that_has_two_values_is_named(monkeypatch: pytest.MonkeyPatch
     assert same["bootstrap.servers"] == "staging:9092"
 
 
-def test_what_airflows_own_hook_takes_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_airflows_own_hook_takes_is_left_out(monkeypatch):
     extra = '{"cursor": "dictcursor", "iam": false, "sqlalchemy_scheme": "x", "sslmode": "require"}'
     found = settings(monkeypatch, postgres_default={"host": "db", "extra": extra}).postgres
     assert parse_dsn(found) == {"host": "db", "sslmode": "require"}
@@ -89,14 +85,12 @@ def test_what_airflows_own_hook_takes_is_left_out(monkeypatch: pytest.MonkeyPatc
         ('{"colour": "red"}', 'no parameter of libpq: invalid dsn: invalid connection option "colour"'),
     ],
 )
-def test_what_libpq_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch, extra: str, said: str) -> None:
+def test_what_libpq_does_not_know_is_named(monkeypatch, extra, said):
     with pytest.raises(ConfigurationError, match=f"connection 'postgres_default' .*{said}"):
         settings(monkeypatch, postgres_default={"host": "db", "password": "s3cret", "extra": extra})
 
 
-def test_a_pool_that_is_not_there_is_an_error_with_the_command_that_creates_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_pool_that_is_not_there_is_an_error_with_the_command_that_creates_it(monkeypatch, caplog):
     class Api:
         def __init__(self, status: int) -> None:
             self.status = status

@@ -14,7 +14,7 @@ from exactbatch.formats import Csv
 from support.decoding import decode, reason, rows
 
 
-def test_a_line_is_a_row() -> None:
+def test_a_line_is_a_row():
     assert rows(Csv("a int, b text"), b"1,x", b"2,", b'3,""', b'" 4 "," y "', "5,é".encode()) == [
         {"a": 1, "b": "x"},
         {"a": 2, "b": None},
@@ -24,7 +24,7 @@ def test_a_line_is_a_row() -> None:
     ]
 
 
-def test_quotes_hold_delimiters_quotes_and_line_breaks() -> None:
+def test_quotes_hold_delimiters_quotes_and_line_breaks():
     assert rows(Csv("a text, b text"), b'"a,b","x ""y"""', b'"1\n2","\r\n"', b'"\n",z', b"1,2") == [
         {"a": "a,b", "b": 'x "y"'},
         {"a": "1\n2", "b": "\r\n"},
@@ -33,7 +33,7 @@ def test_quotes_hold_delimiters_quotes_and_line_breaks() -> None:
     ]
 
 
-def test_the_delimiter_and_the_null_are_chosen() -> None:
+def test_the_delimiter_and_the_null_are_chosen():
     assert rows(
         Csv("a int, b text", delimiter="\t", null="\\N"), b"1\t", b"\\N\t\\N", b'2\t"\\N"', b"3\t,"
     ) == [
@@ -44,7 +44,7 @@ def test_the_delimiter_and_the_null_are_chosen() -> None:
     ]
 
 
-def test_a_line_end_after_the_value_is_ignored() -> None:
+def test_a_line_end_after_the_value_is_ignored():
     assert rows(Csv("a int, b text"), b"1,x\n", b"2,y\r\n", b"3,z\r", b"4,\n") == [
         {"a": 1, "b": "x"},
         {"a": 2, "b": "y"},
@@ -53,7 +53,7 @@ def test_a_line_end_after_the_value_is_ignored() -> None:
     ]
 
 
-def test_an_empty_value_is_one_empty_field() -> None:
+def test_an_empty_value_is_one_empty_field():
     assert rows(Csv("a text"), b"", b"\n", b'""') == [{"a": None}, {"a": None}, {"a": ""}]
     assert reason(Csv("a text, b text"), b"") == "expected a line of 2 fields, found none"
 
@@ -79,12 +79,12 @@ def test_an_empty_value_is_one_empty_field() -> None:
         (b"\xef\xbb\xbf1,x", "column 'a', integer: invalid value '\ufeff1'"),
     ],
 )
-def test_what_is_no_line_of_the_schema_is_refused(value: bytes, why: str) -> None:
+def test_what_is_no_line_of_the_schema_is_refused(value, why):
     for before in ((), (b"1,x",)):
         assert decode(Csv("a int, b text"), *before, value).rejects == ((len(before), why),)
 
 
-def test_lines_that_are_joined_never_make_up_for_each_other() -> None:
+def test_lines_that_are_joined_never_make_up_for_each_other():
     for broken in (
         (b'1,"x', b'y"'),
         (b'1,"x', b'2,y"'),
@@ -100,7 +100,7 @@ def test_lines_that_are_joined_never_make_up_for_each_other() -> None:
         assert {"a": 2, "b": "y"} not in decoded.rows.to_pylist()
 
 
-def test_types_are_read_strictly() -> None:
+def test_types_are_read_strictly():
     for type_, written, there in (
         ("numeric(5,2)", b"1.25", Decimal("1.25")),
         ("numeric", b"123456789012345678901234567890.10", "123456789012345678901234567890.10"),
@@ -135,7 +135,7 @@ def test_types_are_read_strictly() -> None:
         assert reason(Csv(f"a {type_}"), written).startswith("column 'a', ")
 
 
-def test_a_hexadecimal_number_in_text_does_no_harm() -> None:
+def test_a_hexadecimal_number_in_text_does_no_harm():
     assert rows(Csv("a text, b int"), b"0xffff,1", b'"x 0x",2') == [
         {"a": "0xffff", "b": 1},
         {"a": "x 0x", "b": 2},
@@ -152,7 +152,7 @@ def test_a_hexadecimal_number_in_text_does_no_harm() -> None:
         ("a int", {"null": "a,b"}, "null: expected text without any of"),
     ],
 )
-def test_what_cannot_be_read_is_refused_at_once(schema: str, options: dict[str, str], expected: str) -> None:
+def test_what_cannot_be_read_is_refused_at_once(schema, options, expected):
     with pytest.raises(ConfigurationError, match=expected):
         Csv(schema, **options)
 
@@ -167,7 +167,7 @@ BROKEN = PIECES.map(lambda pieces: "".join(pieces).encode("utf-8", "surrogatepas
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(BROKEN | st.none() | st.sampled_from([b"1,x", b'1,"x\ny"', b"\xff", b"1,2,3"]), max_size=12))
-def test_a_block_of_lines_decodes_as_its_lines_do_one_by_one(values: list[bytes | None]) -> None:
+def test_a_block_of_lines_decodes_as_its_lines_do_one_by_one(values):
     for format_ in (
         Csv("a int, b text"),
         Csv("a text"),
@@ -188,7 +188,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
     st.lists(st.lists(TEXT, min_size=2, max_size=2), max_size=8),
     st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
 )
-def test_what_another_program_writes_is_read_again(lines: list[list[str]], quoting: int) -> None:
+def test_what_another_program_writes_is_read_again(lines, quoting):
     values = []
     for line in lines:
         csv.writer(written := io.StringIO(newline=""), quoting=quoting).writerow(line)

@@ -33,7 +33,7 @@ def mistake(function: Callable[[pa.RecordBatch], Any], schema: str = "n int") ->
     return str(raised.value)
 
 
-def test_a_function_makes_rows_and_rejects() -> None:
+def test_a_function_makes_rows_and_rejects():
     decoded = decode(Custom(lengths, "n int"), b"a", None, b"", b"ccc", b"")
     assert decoded.rows.to_pylist() == [{"n": 1}, {"n": 3}]
     assert decoded.kept.to_pylist() == [0, 3]
@@ -41,7 +41,7 @@ def test_a_function_makes_rows_and_rejects() -> None:
     assert decoded.rejects == ((2, "expected bytes, found none"), (4, "expected bytes, found none"))
 
 
-def test_a_function_is_not_called_for_nothing() -> None:
+def test_a_function_is_not_called_for_nothing():
     def never(_: pa.RecordBatch) -> Returned:
         raise AssertionError
 
@@ -49,7 +49,7 @@ def test_a_function_is_not_called_for_nothing() -> None:
     assert decode(Custom(never, "n int"), None, None).tombstones == 2
 
 
-def test_rows_may_come_in_any_order() -> None:
+def test_rows_may_come_in_any_order():
     def backwards(batch: pa.RecordBatch) -> Returned:
         made, rejects = lengths(batch)
         return made.take(pa.array(range(len(made) - 1, -1, -1), pa.int64())), rejects
@@ -89,15 +89,15 @@ def rows_of(*indexes: int, **columns: pa.Array) -> pa.RecordBatch:
         ((rows_of(0, None), {}), "expected one row or reject for each value_index"),
     ],
 )
-def test_a_mistake_ends_the_batch_and_says_what_was_expected(returned: Any, found: str) -> None:
+def test_a_mistake_ends_the_batch_and_says_what_was_expected(returned, found):
     assert found in mistake(lambda batch: returned)
 
 
-def test_an_exception_in_the_function_ends_the_batch() -> None:
+def test_an_exception_in_the_function_ends_the_batch():
     assert "found ZeroDivisionError: division by zero" in mistake(lambda batch: 1 / 0)
 
 
-def test_what_may_pass_is_left_to_the_retry() -> None:
+def test_what_may_pass_is_left_to_the_retry():
     def raises(error: Exception) -> Custom:
         def function(_: pa.RecordBatch) -> Returned:
             raise error
@@ -113,14 +113,14 @@ def test_what_may_pass_is_left_to_the_retry() -> None:
     assert found.value.retryable
 
 
-def test_broken_arrow_data_ends_the_batch() -> None:
+def test_broken_arrow_data_ends_the_batch():
     text = pa.StringArray.from_buffers(
         2, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xff")
     )
     assert "expected valid Arrow data" in mistake(lambda batch: (rows_of(0, 1, t=text), {}), "t text")
 
 
-def test_a_row_that_postgres_cannot_store_is_a_reject() -> None:
+def test_a_row_that_postgres_cannot_store_is_a_reject():
     def function(batch: pa.RecordBatch) -> Returned:
         text = batch.column("value").cast(pa.string())
         times = pa.array(
@@ -134,6 +134,6 @@ def test_a_row_that_postgres_cannot_store_is_a_reject() -> None:
     assert [(index, why[:10]) for index, why in decoded.rejects] == [(1, "column 'a'"), (2, "column 't'")]
 
 
-def test_a_column_named_as_the_index_is_refused() -> None:
+def test_a_column_named_as_the_index_is_refused():
     with pytest.raises(ConfigurationError, match="column 'value_index' in .* is reserved"):
         Custom(lengths, "value_index int")

@@ -21,7 +21,7 @@ HOSTILE = Pipeline(
 )
 
 
-def test_default_args_tags_params_and_texts_are_merged() -> None:
+def test_default_args_tags_params_and_texts_are_merged():
     def called(_: Any) -> None: ...
 
     dag = pipeline_dag(
@@ -73,7 +73,7 @@ def test_default_args_tags_params_and_texts_are_merged() -> None:
         ),
     ],
 )
-def test_what_cannot_be_given_is_refused_with_the_pipelines_name(given: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_given_is_refused_with_the_pipelines_name(given, said):
     with pytest.raises(ConfigurationError, match=f"pipeline 'shop': .*{said}"):
         pipeline_dag(PIPELINE, **given)
 
@@ -90,22 +90,20 @@ def test_what_cannot_be_given_is_refused_with_the_pipelines_name(given: dict[str
         (timedelta(hours=1), "DeltaTriggerTimetable"),
     ],
 )
-def test_schedules(schedule: Any, timetable: str) -> None:
+def test_schedules(schedule, timetable):
     assert type(pipeline_dag(PIPELINE, schedule=schedule).timetable).__name__ == timetable
 
 
-def test_pools_that_are_asked_for() -> None:
+def test_pools_that_are_asked_for():
     dag = pipeline_dag(PIPELINE, pool="one", replay_pool="some")
     assert [dag.task_dict[each].pool for each in ("process_batch", "process_replay")] == ["one", "some"]
 
 
-def test_names_of_columns_are_text_in_the_documentation() -> None:
+def test_names_of_columns_are_text_in_the_documentation():
     assert r"| a\|b &lt;img src=x&gt; | integer |" in (pipeline_dag(HOSTILE).doc_md or "")
 
 
-def test_many_pipelines_are_found_soon_although_many_modules_are_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_pipelines_are_found_soon_although_many_modules_are_loaded(monkeypatch):
     """A DAG file with all of them is parsed again for each task."""
     for number in range(2000):
         monkeypatch.setitem(sys.modules, f"module_of_this_test_{number}", ModuleType("x"))

@@ -48,11 +48,11 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_nothing_heavy_is_imported_at_parse_time(loaded: dict) -> None:
+def test_nothing_heavy_is_imported_at_parse_time(loaded):
     assert loaded["heavy"] == []
 
 
-def test_plan_then_one_kind_of_process_then_report(loaded: dict) -> None:
+def test_plan_then_one_kind_of_process_then_report(loaded):
     assert loaded["tasks"] == {
         "plan_batch": ["process_batch", "process_replay", "report_batch"],
         "process_batch": ["report_batch"],
@@ -61,17 +61,17 @@ def test_plan_then_one_kind_of_process_then_report(loaded: dict) -> None:
     }
 
 
-def test_one_run_at_a_time_and_no_pool_that_somebody_has_to_create(loaded: dict) -> None:
+def test_one_run_at_a_time_and_no_pool_that_somebody_has_to_create(loaded):
     assert loaded["max_active_runs"] == 1
     assert loaded["catchup"] is False
     assert set(loaded["pools"].values()) == {"default_pool"}
 
 
-def test_a_cron_schedule_has_data_intervals(loaded: dict) -> None:
+def test_a_cron_schedule_has_data_intervals(loaded):
     assert loaded["timetable"] == "CronDataIntervalTimetable"
 
 
-def test_the_job_gets_the_pipeline_by_reference_and_no_secret(loaded: dict) -> None:
+def test_the_job_gets_the_pipeline_by_reference_and_no_secret(loaded):
     assert loaded["arguments"][:2] == ["--pipeline", f"pipelines.{loaded['dag_id']}:{loaded['dag_id']}"]
     assert loaded["env_vars"] is None
     assert loaded["retries"] >= 1

@@ -25,7 +25,7 @@ def decode(*events: Any, form: Debezium = FORMAT) -> Any:
     return form.decode(pa.array(values, pa.binary()))
 
 
-def test_creates_updates_reads_and_deletes() -> None:
+def test_creates_updates_reads_and_deletes():
     row, old = {"id": 1, "name": "a", "born": "2026-01-02"}, {"id": 1, "name": "old"}
     decoded = decode(event("c", None, row), event("u", old, {**row, "name": "b"}, 8), event("r", None, row))
     assert decoded.rows.column("name").to_pylist() == ["a", "b", "a"]
@@ -37,7 +37,7 @@ def test_creates_updates_reads_and_deletes() -> None:
     assert gone.deleted.to_pylist() == [True]
 
 
-def test_with_a_schema_beside_it() -> None:
+def test_with_a_schema_beside_it():
     inner = event("c", None, {"id": 2, "name": "x"})
     decoded = decode({"schema": {"type": "struct", "fields": [{"field": "op"}]}, "payload": inner}, inner)
     assert decoded.rows.column("id").to_pylist() == [2, 2]
@@ -46,7 +46,7 @@ def test_with_a_schema_beside_it() -> None:
     assert deleted.deleted.to_pylist() == [True, False]
 
 
-def test_a_tombstone_is_counted_and_is_no_row() -> None:
+def test_a_tombstone_is_counted_and_is_no_row():
     decoded = decode(event("d", {"id": 1}, None), None, event("c", None, {"id": 2}))
     assert decoded.tombstones == 1
     assert decoded.kept.to_pylist() == [0, 2]
@@ -69,7 +69,7 @@ def test_a_tombstone_is_counted_and_is_no_row() -> None:
         (b'{"payload": 3}', "payload: expected object, found number"),
     ],
 )
-def test_an_event_that_is_none_is_a_reject_and_its_neighbours_are_rows(value: Any, said: str) -> None:
+def test_an_event_that_is_none_is_a_reject_and_its_neighbours_are_rows(value, said):
     good = event("c", None, {"id": 5})
     decoded = decode(good, value, good)
     assert decoded.kept.to_pylist() == [0, 2]
@@ -78,14 +78,14 @@ def test_an_event_that_is_none_is_a_reject_and_its_neighbours_are_rows(value: An
     assert said in reason
 
 
-def test_no_value_at_all() -> None:
+def test_no_value_at_all():
     decoded = decode()
     assert (len(decoded.rows), len(decoded.deleted), decoded.tombstones) == (0, 0, 0)
     assert decode(None).tombstones == 1
     assert Debezium("id int").columns == FORMAT.columns[:1]
 
 
-def test_a_version_that_is_a_column_of_the_row_is_refused() -> None:
+def test_a_version_that_is_a_column_of_the_row_is_refused():
     with pytest.raises(ConfigurationError, match="rename the column"):
         Debezium("id int, lsn bigint", version="lsn")
 
@@ -122,9 +122,7 @@ WIDE = Debezium(
         ("times", [OUT]),
     ],
 )
-def test_a_value_that_the_source_left_out_is_a_reject_that_names_column_table_and_remedy(
-    column: str, value: Any
-) -> None:
+def test_a_value_that_the_source_left_out_is_a_reject_that_names_column_table_and_remedy(column, value):
     good = {"source": {"schema": "shop", "table": "item"}, "op": "u", "before": None, "after": {"id": 1}}
     left_out = {**good, "after": {"id": 2, column: value}}
     decoded = decode(good, left_out, good, {"payload": left_out}, form=WIDE)
@@ -136,7 +134,7 @@ def test_a_value_that_the_source_left_out_is_a_reject_that_names_column_table_an
         assert "ReselectColumnsPostProcessor" in reason
 
 
-def test_a_delete_needs_no_value_that_the_source_left_out() -> None:
+def test_a_delete_needs_no_value_that_the_source_left_out():
     gone = {
         "op": "d",
         "before": {"id": 2, "body": OUT, "blob": OUT, "tags": [OUT], "ids": [1]},
@@ -148,7 +146,7 @@ def test_a_delete_needs_no_value_that_the_source_left_out() -> None:
     assert {name: value for name, value in row.items() if value is not None} == {"id": 2, "ids": [1]}
 
 
-def test_values_that_only_resemble_the_placeholder_stay() -> None:
+def test_values_that_only_resemble_the_placeholder_stay():
     rows = [
         {"body": OUT + "!", "tags": [], "ids": [95], "flags": [True], "doc": '{"a": 1}'},
         {"body": "", "tags": None, "ids": [0] * len(OUT), "flags": [False] * len(OUT), "blob": ""},
@@ -166,7 +164,7 @@ def test_values_that_only_resemble_the_placeholder_stay() -> None:
     ("binary", "written"),
     [("base64", "+/8AYWI="), ("base64-url-safe", "-_8AYWI="), ("hex", "fbff006162")],
 )
-def test_bytea_is_decoded_as_the_connector_writes_it(binary: Any, written: str) -> None:
+def test_bytea_is_decoded_as_the_connector_writes_it(binary, written):
     form = Debezium("id int, blob bytea, blobs bytea[]", binary=binary)
     row = {"id": 1, "blob": written, "blobs": [None, written, ""]}
     wrong = [f"{written}=", f" {written}", "x!", "YWJ", "YWJ="]
@@ -196,7 +194,7 @@ def test_bytea_is_decoded_as_the_connector_writes_it(binary: Any, written: str) 
         ({"source": {}, "databaseName": "d", "ddl": "create table", "tableChanges": []}, "a schema change"),
     ],
 )
-def test_an_event_that_is_no_change_of_a_row_is_named_for_what_it_is(value: Any, said: str) -> None:
+def test_an_event_that_is_no_change_of_a_row_is_named_for_what_it_is(value, said):
     good = event("c", None, {"id": 5})
     decoded = decode(good, value, {"schema": {}, "payload": value}, good)
     assert decoded.kept.to_pylist() == [0, 3]
@@ -217,19 +215,19 @@ def test_an_event_that_is_no_change_of_a_row_is_named_for_what_it_is(value: Any,
         ("change_lsn", "not an integer"),
     ],
 )
-def test_a_version_that_does_not_order_changes_is_refused(version: str, said: str) -> None:
+def test_a_version_that_does_not_order_changes_is_refused(version, said):
     with pytest.raises(ConfigurationError, match=said):
         Debezium("id int", version=version)
 
 
-def test_options_that_cannot_be_are_refused() -> None:
+def test_options_that_cannot_be_are_refused():
     with pytest.raises(ConfigurationError, match="unavailable=''"):
         Debezium("id int", unavailable="")
     with pytest.raises(ConfigurationError, match="expected binary to be 'base64' or .*, found 'bytes'"):
         Debezium("id int", binary="bytes")  # type: ignore[arg-type]
 
 
-def test_a_reason_names_the_column_that_is_refused() -> None:
+def test_a_reason_names_the_column_that_is_refused():
     of_items = Debezium("id int, n numeric(10,2), day date, name text", "lsn")
 
     def why(row: dict[str, Any], lsn: Any = 7) -> str:

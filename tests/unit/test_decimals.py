@@ -7,7 +7,7 @@ from decimal import Context, Decimal
 import pyarrow as pa
 import pytest
 
-from exactbatch.formats import Csv, Debezium, Format, Json
+from exactbatch.formats import Csv, Debezium, Json
 from support.decoding import decode, reason, rows
 
 # Arrow finds 0.00 in the first ones, and ends the process at the last ones.
@@ -30,7 +30,7 @@ DEBEZIUM = Debezium("id int, a numeric(10,2)")
 
 
 @pytest.mark.parametrize("written", TINY)
-def test_a_decimal_with_more_than_38_places_is_refused(written: str) -> None:
+def test_a_decimal_with_more_than_38_places_is_refused(written):
     said = f"column 'a', numeric(10,2): expected a decimal with at most 38 places, found {written[:38]}"
     bare = [] if written[0] in ".+" else [written]
     fields = [*bare, f'"{written}"', *(f'"{escaped(written, each)}"' for each in "+-.0159eE")]
@@ -59,14 +59,14 @@ def escaped(written: str, character: str) -> str:
         ("numeric(38,2)", "1000000000000000000000000000000000000e-36"),
     ],
 )
-def test_a_decimal_with_an_exponent_is_exact(type_: str, written: str) -> None:
+def test_a_decimal_with_an_exponent_is_exact(type_, written):
     value = [{"a": Decimal(written)}]
     for each in (written, f'"{written}"'):
         assert rows(Json(f"a {type_}"), f'{{"a":{each}}}'.encode()) == value
         assert rows(Csv(f"a {type_}"), each.encode()) == value
 
 
-def test_a_tiny_number_in_another_field_does_no_harm() -> None:
+def test_a_tiny_number_in_another_field_does_no_harm():
     value = rb'{"x":1e-100,"d":1e-100,"t":"1e-100 \u0030","a":1.25,"y":{"a":1e-100}}'
     row = {"d": 1e-100, "t": "1e-100 0", "a": Decimal("1.25")}
     assert rows(Json("d float8, t text, a numeric(5,2)"), value) == [row]
@@ -74,7 +74,7 @@ def test_a_tiny_number_in_another_field_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("format_", [Json("a numeric(5,2)"), Csv("a numeric(5,2)")])
-def test_a_refused_decimal_leaves_its_neighbours(format_: Format) -> None:
+def test_a_refused_decimal_leaves_its_neighbours(format_):
     good, bad = (b'{"a":1}', b'{"a":1e-41}') if isinstance(format_, Json) else (b"1", b"1e-41")
     decoded = decode(format_, good, bad, good, b'"' + bad, good)
     assert decoded.kept.to_pylist() == [0, 2, 4]
@@ -93,9 +93,7 @@ def test_a_refused_decimal_leaves_its_neighbours(format_: Format) -> None:
         ("numeric(2,0)", "1e2", 2),
     ],
 )
-def test_a_decimal_with_too_many_digits_before_the_point_is_refused(
-    type_: str, written: str, room: int
-) -> None:
+def test_a_decimal_with_too_many_digits_before_the_point_is_refused(type_, written, room):
     words = (
         f"expected at most {room} digits before the point, found ",
         f"expected a number with at most {type_[8:].split(',')[0]} digits, found ",
@@ -115,7 +113,7 @@ def test_a_decimal_with_too_many_digits_before_the_point_is_refused(
         assert said.startswith("column 'a', numeric")
 
 
-def test_decimals_about_two_to_the_127th_are_exact_or_refused() -> None:
+def test_decimals_about_two_to_the_127th_are_exact_or_refused():
     """What Arrow multiplies by 10^scale may leave its 128 bits, and come back as a number that fits."""
     chance = random.Random(5)
     for _ in range(50):

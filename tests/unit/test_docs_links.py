@@ -30,7 +30,7 @@ def links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
+def test_links_lead_to_a_file_and_a_heading(page):
     for link in links(page):
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -38,12 +38,12 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{link}: no such heading"
 
 
-def test_the_index_lists_every_page() -> None:
+def test_the_index_lists_every_page():
     listed = {(INDEX.parent / link).resolve() for link in links(INDEX)}
     assert set(PAGES) - {INDEX, ROOT / "CHANGELOG.md"} <= listed
 
 
-def test_messages_name_pages_that_exist() -> None:
+def test_messages_name_pages_that_exist():
     for module in (ROOT / "jobs").rglob("*.py"):
         for name in re.findall(r"\bdocs/[\w/-]+\.(?:md|sql)\b", module.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{module.relative_to(ROOT)}: {name}"

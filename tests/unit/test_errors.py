@@ -2,7 +2,6 @@
 
 import inspect
 import pickle
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -45,7 +44,7 @@ FIELDS = {
 
 @pytest.mark.parametrize("error", ALL)
 @pytest.mark.parametrize("module", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
-def test_pickling_keeps_the_message_and_the_fields(error: type[ExactbatchError], module: Any) -> None:
+def test_pickling_keeps_the_message_and_the_fields(error, module):
     original = error("t[0] 3..7: …", **FIELDS)
     copied = pickle.loads(module.dumps(original))
     assert type(copied) is error
@@ -55,22 +54,22 @@ def test_pickling_keeps_the_message_and_the_fields(error: type[ExactbatchError],
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_fields_that_are_not_given_are_none_after_pickling(error: type[ExactbatchError]) -> None:
+def test_fields_that_are_not_given_are_none_after_pickling(error):
     copied = pickle.loads(pickle.dumps(error("…")))
     assert vars(copied) == dict.fromkeys(FIELDS)
 
 
-def test_an_error_takes_its_place_from_a_range() -> None:
+def test_an_error_takes_its_place_from_a_range():
     error = errors.OffsetsLost("…", **OffsetRange("t", 0, 3, 7, uuid4()).place)
     assert (error.topic, error.partition, error.from_offset, error.until_offset) == ("t", 0, 3, 7)
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_an_error_tells_whether_trying_again_can_help(error: type[ExactbatchError]) -> None:
+def test_an_error_tells_whether_trying_again_can_help(error):
     assert error.retryable == (error.__name__ in RETRYABLE) == issubclass(error, RetryableError)
     assert exit_status(error("…")) == (1 if error.retryable else 42)
 
 
 @pytest.mark.parametrize("error", ALL)
-def test_an_error_says_what_it_means(error: type[ExactbatchError]) -> None:
+def test_an_error_says_what_it_means(error):
     assert (inspect.getdoc(error) or "").endswith(".")

@@ -20,9 +20,7 @@ DIFFERENT = AuditReport(
     [(EXACT, 0), (DIFFERENT, 3), (KafkaUnavailable("no broker"), 1), (TargetMismatch("no table"), 42)],
     ids=["exact", "different", "retryable", "terminal"],
 )
-def test_the_exit_status_of_an_audit(
-    monkeypatch: pytest.MonkeyPatch, outcome: AuditReport | Exception, status: int
-) -> None:
+def test_the_exit_status_of_an_audit(monkeypatch, outcome, status):
     def audit(*_: object, **__: object) -> AuditReport:
         if isinstance(outcome, Exception):
             raise outcome

@@ -30,7 +30,7 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["status", "--help"]], ids=" ".join)
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+def test_help_imports_nothing_heavy(arguments):
     done = python(MODULES, *arguments)
     assert done.returncode == 0, done.stderr
     assert "local" in done.stdout or "PIPELINE" in done.stdout
@@ -38,7 +38,7 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["status"], ["up", "--name", "x"]], ids=" ".join)
-def test_the_commands_of_the_local_stack_name_the_extra(arguments: list[str]) -> None:
+def test_the_commands_of_the_local_stack_name_the_extra(arguments):
     done = python(WITHOUT_EXTRA, "local", *arguments)
     assert (done.returncode, done.stdout) == (42, "")
     assert done.stderr.startswith(
@@ -47,13 +47,13 @@ def test_the_commands_of_the_local_stack_name_the_extra(arguments: list[str]) ->
     assert "pip install 'exactbatch[local]'" in done.stderr
 
 
-def test_a_command_without_settings_asks_for_them() -> None:
+def test_a_command_without_settings_asks_for_them():
     done = python(WITHOUT_EXTRA, "status", "flights")
     assert (done.returncode, done.stdout) == (42, "")
     assert "EXACTBATCH_KAFKA" in done.stderr
 
 
-def test_the_commands_of_the_local_stack_take_their_own_help() -> None:
+def test_the_commands_of_the_local_stack_take_their_own_help():
     done = python("from exactbatch.cli.app import app; app()", "local", "up", "--help")
     assert done.returncode == 0, done.stderr
     assert "Usage: exactbatch local up" in done.stdout

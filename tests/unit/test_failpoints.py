@@ -23,11 +23,11 @@ def called() -> list[str]:
     return [ast.literal_eval(call.args[0]) for call in calls]
 
 
-def test_each_failpoint_is_in_the_program() -> None:
+def test_each_failpoint_is_in_the_program():
     assert set(called()) == FAILPOINTS
 
 
-def test_the_environment_names_failpoints_and_their_actions() -> None:
+def test_the_environment_names_failpoints_and_their_actions():
     text = "publish.after_commit=kill; job.after_stage = hold:/tmp/go;"
     assert Actions.parse(text) == {"publish.after_commit": "kill", "job.after_stage": "hold:/tmp/go"}
     assert Actions.parse("") == {}
@@ -44,7 +44,7 @@ def test_the_environment_names_failpoints_and_their_actions() -> None:
         ("publish.after_commit", "failpoint publish.after_commit: expected an action .*, found ''"),
     ],
 )
-def test_a_typo_is_refused(text: str, message: str) -> None:
+def test_a_typo_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         Actions.parse(text)
     program = subprocess.run(
@@ -58,6 +58,6 @@ def test_a_typo_is_refused(text: str, message: str) -> None:
     assert "ValueError" in program.stderr
 
 
-def test_a_test_that_misspells_a_failpoint_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_test_that_misspells_a_failpoint_fails(monkeypatch):
     with pytest.raises(ValueError, match="expected a failpoint"):
         monkeypatch.setitem(Actions(), "job.after_staging", "error")

@@ -37,11 +37,11 @@ FIELDS: list[list[str]] = [
 ]  # fmt: skip
 
 
-def test_fuzzed_lines_are_what_a_strict_reader_says() -> None:
+def test_fuzzed_lines_are_what_a_strict_reader_says():
     compare(Csv(SCHEMA), line, row_of_line)
 
 
-def test_fuzzed_texts_are_what_a_strict_reader_says() -> None:
+def test_fuzzed_texts_are_what_a_strict_reader_says():
     compare(Text("name"), text, row_of_text)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 ROOT: Final = Path(__file__).parents[2]
 
 
-def test_each_test_that_the_page_names_is_there() -> None:
+def test_each_test_that_the_page_names_is_there():
     page = (ROOT / "docs" / "guards.md").read_text()
     code = "".join(each.read_text() for each in (ROOT / "tests").rglob("test_*.py"))
     files = {each.name for each in (ROOT / "tests").rglob("test_*.py")}

@@ -29,7 +29,7 @@ def epoch(type_: str, unit: str, *numbers: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("type_", ["uuid", "varchar(3)", "time", "interval", "inet", "public.mood"])
-def test_types_that_postgres_reads_take_a_string_as_it_is(type_: str) -> None:
+def test_types_that_postgres_reads_take_a_string_as_it_is(type_):
     assert value_of(type_, r'"\u00e9 x"') == "é x"
     assert "expected string, found number" in why_not(type_, "1")
     assert "Postgres cannot store U+0000 in text" in why_not(type_, r'"\u0000"')
@@ -56,20 +56,20 @@ def test_types_that_postgres_reads_take_a_string_as_it_is(type_: str) -> None:
         '"\U0001f600"',
     ],
 )
-def test_jsonb_is_the_text_of_the_field(written: str) -> None:
+def test_jsonb_is_the_text_of_the_field(written):
     for type_ in ("json", "jsonb"):
         assert value_of(type_, written) == written
         assert value_of(type_, f" {written}\n ") == written
 
 
-def test_a_missing_field_and_a_json_null_are_null_for_jsonb_and_numeric() -> None:
+def test_a_missing_field_and_a_json_null_are_null_for_jsonb_and_numeric():
     assert (
         rows(Json("a jsonb, n numeric, l jsonb[]"), b"{}", b'{"a":null,"n":null,"l":null}')
         == [{"a": None, "n": None, "l": None}] * 2
     )
 
 
-def test_an_escaped_u0000_is_refused_for_jsonb() -> None:
+def test_an_escaped_u0000_is_refused_for_jsonb():
     for written in (r'"\u0000"', r'{"\u0000":1}', r'["a\\\u0000"]', r'"\\\\\u0000"', r'"é\u0000"'):
         assert "Postgres cannot store U+0000 in text" in why_not("jsonb", written)
         assert "Postgres cannot store U+0000 in text" in why_not("jsonb[]", f"[{written}]")
@@ -78,13 +78,13 @@ def test_an_escaped_u0000_is_refused_for_jsonb() -> None:
 @pytest.mark.parametrize(
     "written", ["[1,]", "tru", "01", "{1:2}", '"\n"', r'"\ud800"', "NaN", "[NaN]", "'a'"]
 )
-def test_what_is_no_json_is_refused_for_jsonb(written: str) -> None:
+def test_what_is_no_json_is_refused_for_jsonb(written):
     assert reason(Json("a jsonb"), b'{"a":%s}' % written.encode()).startswith(
         ("expected one JSON object: ", "column 'a', jsonb: ")
     )
 
 
-def test_deep_nesting_is_refused_where_jsonb_is_asked_for() -> None:
+def test_deep_nesting_is_refused_where_jsonb_is_asked_for():
     fine, deep = (b'{"a":%s%s}' % (b"[" * depth, b"]" * depth) for depth in (500, 100_000))
     why = reason(Json("a jsonb"), deep)
     assert why == "column 'a', jsonb: expected fewer than 900 levels of nesting, found more"
@@ -104,7 +104,7 @@ def test_deep_nesting_is_refused_where_jsonb_is_asked_for() -> None:
         "9" * 60,
     ],
 )
-def test_a_numeric_without_precision_is_the_number_as_it_is_written(written: str) -> None:
+def test_a_numeric_without_precision_is_the_number_as_it_is_written(written):
     for type_ in ("numeric", "numeric(60,10)"):
         assert value_of(type_, written) == written
         assert value_of(type_, f'"{written}"') == written
@@ -132,18 +132,18 @@ def test_a_numeric_without_precision_is_the_number_as_it_is_written(written: str
         '"١"',
     ],
 )
-def test_what_is_no_number_is_refused_for_numeric(written: str) -> None:
+def test_what_is_no_number_is_refused_for_numeric(written):
     assert why_not("numeric", written).endswith("expected a number, bare or in a string")
 
 
-def test_a_column_that_is_kept_as_text_may_have_any_name_and_place() -> None:
+def test_a_column_that_is_kept_as_text_may_have_any_name_and_place():
     json_ = Json('"class" jsonb, b int, "é /.x" numeric')
     assert rows(json_, rb'{"b":1,"\u00e9 \/.x":2.50,"cl\u0061ss":{"b":2}}') == [
         {"class": '{"b":2}', "b": 1, "é /.x": "2.50"}
     ]
 
 
-def test_a_name_that_cannot_be_looked_for_is_refused_at_once() -> None:
+def test_a_name_that_cannot_be_looked_for_is_refused_at_once():
     with pytest.raises(
         ConfigurationError, match="a name with backslashes, double quotes or control characters"
     ):
@@ -161,13 +161,13 @@ def test_a_name_that_cannot_be_looked_for_is_refused_at_once() -> None:
         r'{"x":"\"","\u0061" :1, "a":"\\"}',
     ],
 )
-def test_a_field_kept_as_text_given_twice_is_refused(value: str) -> None:
+def test_a_field_kept_as_text_given_twice_is_refused(value):
     assert reason(Json("b text, a jsonb"), value.encode().replace(b'"b":{}', b'"b":""')) == (
         "column 'a', jsonb: field 'a' was specified twice"
     )
 
 
-def test_a_name_that_stands_twice_in_a_value_is_no_field_given_twice() -> None:
+def test_a_name_that_stands_twice_in_a_value_is_no_field_given_twice():
     for value in (
         r'{"a":{"a":1,"a":2}}',
         r'{"b":"a","a":3}',
@@ -177,14 +177,14 @@ def test_a_name_that_stands_twice_in_a_value_is_no_field_given_twice() -> None:
         assert decode(Json("a jsonb"), value.encode()).rejects == ()
 
 
-def test_a_number_of_many_digits_is_one_beside_an_escaped_name_too() -> None:
+def test_a_number_of_many_digits_is_one_beside_an_escaped_name_too():
     """Names with escapes are looked at by Python, which makes no integer of more than 4,300 digits."""
     number = "1" + "0" * 131_071
     value = rb'{"n":%s,"other":{"\u20ac":%s}}' % (number.encode(), number.encode())
     assert rows(Json("n numeric"), value) == [{"n": number}]
 
 
-def test_arrays_keep_order_nulls_and_emptiness() -> None:
+def test_arrays_keep_order_nulls_and_emptiness():
     for type_, written, there in (
         ("int[]", "[3,null,-1]", [3, None, -1]),
         ("text[]", r'["","null",null,"\u00e9,{}\""]', ["", "null", None, 'é,{}"']),
@@ -207,7 +207,7 @@ def test_arrays_keep_order_nulls_and_emptiness() -> None:
         ]
 
 
-def test_an_array_takes_what_its_elements_take() -> None:
+def test_an_array_takes_what_its_elements_take():
     for type_, written in (
         ("int[]", "1"),
         ("int[]", "[[1]]"),
@@ -224,7 +224,7 @@ def test_an_array_takes_what_its_elements_take() -> None:
         assert why_not(type_, written)
 
 
-def test_moments_may_be_numbers_of_a_unit_since_1970() -> None:
+def test_moments_may_be_numbers_of_a_unit_since_1970():
     moment = datetime(2024, 2, 29, 10, tzinfo=UTC)
     seconds = int(moment.timestamp())
     for unit, factor in (("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)):
@@ -236,11 +236,11 @@ def test_moments_may_be_numbers_of_a_unit_since_1970() -> None:
     assert epoch("date", "d", 19782, -1) == [date(2024, 2, 29), date(1969, 12, 31)]
 
 
-def test_nanoseconds_are_cut_down_to_the_microsecond_before() -> None:
+def test_nanoseconds_are_cut_down_to_the_microsecond_before():
     assert [each.microsecond for each in epoch("timestamp", "ns", 1_999, 2_000, -1)] == [1, 2, 999_999]
 
 
-def test_a_moment_that_postgres_cannot_store_is_refused() -> None:
+def test_a_moment_that_postgres_cannot_store_is_refused():
     for type_, unit, outside, inside in (
         ("timestamptz", "us", EARLIEST_TIMESTAMP - 1, EARLIEST_TIMESTAMP),
         ("timestamptz", "s", EARLIEST_TIMESTAMP // 10**6 - 1, EARLIEST_TIMESTAMP // 10**6),
@@ -256,7 +256,7 @@ def test_a_moment_that_postgres_cannot_store_is_refused() -> None:
         assert decode(json_, b'{"a":%d}' % inside).rejects == ()
 
 
-def test_a_moment_as_a_number_is_an_integer_only() -> None:
+def test_a_moment_as_a_number_is_an_integer_only():
     for written in ("1.5", '"1"', '"2024-02-29"', "true"):
         assert reason(Json("a date", epoch={"a": "d"}), b'{"a":%s}' % written.encode()).startswith(
             "column 'a', "
@@ -267,7 +267,7 @@ def test_a_moment_as_a_number_is_an_integer_only() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"a": "h"}, {"a": "d"}, {"b": "s"}, {"c": "ms"}, {"d": "s"}])
-def test_an_epoch_that_is_none_of_the_columns_is_refused(wrong: dict[str, str]) -> None:
+def test_an_epoch_that_is_none_of_the_columns_is_refused(wrong):
     with pytest.raises(ConfigurationError, match="epoch: expected one of the units s, ms, us and ns"):
         Json("a timestamptz, b date, d timestamp[]", epoch=wrong)
 
@@ -286,7 +286,7 @@ TREE_OBJECTS = st.dictionaries(st.sampled_from("abcde"), TREES, max_size=4).flat
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES | st.lists(TREE_OBJECTS | OBJECTS, max_size=12))
-def test_a_block_of_any_types_decodes_as_its_values_do_one_by_one(values: list[bytes | None]) -> None:
+def test_a_block_of_any_types_decodes_as_its_values_do_one_by_one(values):
     for format_ in (
         Json("a jsonb, b int[], c numeric, d text[], e date", epoch={"e": "d"}),
         Json("a numeric[], b jsonb[], c jsonb, d timestamptz, e timestamp[]", epoch={"d": "ns"}),
@@ -300,7 +300,7 @@ def test_a_block_of_any_types_decodes_as_its_values_do_one_by_one(values: list[b
 
 @settings(max_examples=100, deadline=None)
 @given(TREES)
-def test_jsonb_means_what_was_written(tree: Any) -> None:
+def test_jsonb_means_what_was_written(tree):
     decoded = decode(Json("a jsonb"), json.dumps({"a": tree}).encode())
     for row in decoded.rows.to_pylist():
         assert row["a"] is None if tree is None else json.loads(row["a"]) == tree

@@ -76,7 +76,7 @@ def looks(monkeypatch: pytest.MonkeyPatch, context: Context, number: int) -> Any
     ],
     ids=["no job", "tasks run", "tasks end", "tasks fail", "short waits"],
 )
-def test_what_goes_on_is_let_alone(monkeypatch: pytest.MonkeyPatch, stages: list[Stage | None]) -> None:
+def test_what_goes_on_is_let_alone(monkeypatch, stages):
     context = Context(*stages)
     assert not looks(monkeypatch, context, 100).gave_up.is_set()
     assert context.cancelled == []
@@ -85,7 +85,7 @@ def test_what_goes_on_is_let_alone(monkeypatch: pytest.MonkeyPatch, stages: list
 @pytest.mark.parametrize(
     "before", [[], [Stage(numActiveTasks=2, numCompletedTasks=1)]], ids=["ever", "again"]
 )
-def test_a_job_without_a_task_is_cancelled(monkeypatch: pytest.MonkeyPatch, before: list[Stage]) -> None:
+def test_a_job_without_a_task_is_cancelled(monkeypatch, before):
     context = Context(*before, Stage(numCompletedTasks=len(before)))
     assert looks(monkeypatch, context, 100).gave_up.is_set()
     assert context.cancelled == ["g"]

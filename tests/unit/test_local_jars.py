@@ -13,24 +13,24 @@ def fetched(jars: Path) -> Path:
     return folder
 
 
-def test_complete_jars_are_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_jars_are_not_fetched_again(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", "/nowhere")  # a fetch would need Java
     folder = fetched(tmp_path)
     assert fetch_jars("kafka", tmp_path) == folder
 
 
-def test_jars_of_another_version_are_not_complete(tmp_path: Path) -> None:
+def test_jars_of_another_version_are_not_complete(tmp_path):
     folder = fetched(tmp_path)
     assert is_complete("kafka", tmp_path)
     (folder / "ivy.xml").write_text("<ivy-module/>")
     assert not is_complete("kafka", tmp_path)
 
 
-def test_pyspark_brings_ivy() -> None:
+def test_pyspark_brings_ivy():
     assert bundled_ivy().is_file()
 
 
-def test_without_network_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_network_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dhttps.proxyHost=127.0.0.1 -Dhttps.proxyPort=9")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))

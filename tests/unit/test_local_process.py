@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -26,7 +25,7 @@ def listening() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_taken_port_is_passed_over(listening: int) -> None:
+def test_a_taken_port_is_passed_over(listening):
     assert not is_free(listening)
     assert accepts(listening)
     assert not becomes_free(listening, 0.1)
@@ -35,13 +34,13 @@ def test_a_taken_port_is_passed_over(listening: int) -> None:
     assert is_free(found)
 
 
-def test_a_free_port_is_taken_as_preferred_unless_it_is_chosen_already() -> None:
+def test_a_free_port_is_taken_as_preferred_unless_it_is_chosen_already():
     free = find_port(0)
     assert find_port(free) == free
     assert find_port(free, frozenset({free})) != free
 
 
-def test_a_process_is_recognised_until_it_ends(tmp_path: Path) -> None:
+def test_a_process_is_recognised_until_it_ends(tmp_path):
     recorded = spawn(SLEEP, log=tmp_path / "log", cwd=tmp_path)
     process = recorded.running()
     assert process is not None
@@ -50,7 +49,7 @@ def test_a_process_is_recognised_until_it_ends(tmp_path: Path) -> None:
     assert recorded.running() is None
 
 
-def test_a_process_is_in_a_session_of_its_own_and_writes_to_its_log(tmp_path: Path) -> None:
+def test_a_process_is_in_a_session_of_its_own_and_writes_to_its_log(tmp_path):
     recorded = spawn(SLEEP, log=tmp_path / "log", cwd=tmp_path)
     process = recorded.running()
     assert process is not None
@@ -66,7 +65,7 @@ def test_a_process_is_in_a_session_of_its_own_and_writes_to_its_log(tmp_path: Pa
         assert wait_until_ended([process], timeout_s=10)
 
 
-def test_a_pid_that_is_used_again_is_another_process() -> None:
+def test_a_pid_that_is_used_again_is_another_process():
     with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL) as other:
         started = psutil.Process(other.pid).create_time()
         assert Recorded(pid=other.pid, started=started).running() is not None
@@ -74,7 +73,7 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
         other.send_signal(signal.SIGKILL)
 
 
-def test_down_does_not_hit_a_process_that_has_the_pid_by_now(tmp_path: Path) -> None:
+def test_down_does_not_hit_a_process_that_has_the_pid_by_now(tmp_path):
     with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL) as other:
         stack = LocalStack(tmp_path, "other")
         stack.folder.mkdir()
@@ -90,7 +89,7 @@ def test_down_does_not_hit_a_process_that_has_the_pid_by_now(tmp_path: Path) -> 
         other.send_signal(signal.SIGKILL)
 
 
-def test_state_is_what_was_written(tmp_path: Path) -> None:
+def test_state_is_what_was_written(tmp_path):
     file = StateFile(tmp_path / "state.json")
     assert file.read("kafka") == ServerState()
     state = ServerState(
@@ -103,19 +102,19 @@ def test_state_is_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"kafka": {"pid": 7}}'])
-def test_a_state_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+def test_a_state_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(LocalStackError, match=r"expected the stack's state in .*state\.json"):
         StateFile(tmp_path / "state.json").read("kafka")
 
 
 @pytest.mark.parametrize("name", ["jars", "../x", "", "A"])
-def test_a_stack_name_is_a_plain_folder_name(tmp_path: Path, name: str) -> None:
+def test_a_stack_name_is_a_plain_folder_name(tmp_path, name):
     with pytest.raises(LocalStackError, match="expected a stack name"):
         LocalStack(tmp_path, name)
 
 
-def test_home_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("EXACTBATCH_HOME", str(tmp_path))
     assert LocalStack().folder == tmp_path / "dev"
     monkeypatch.delenv("EXACTBATCH_HOME")
@@ -123,12 +122,12 @@ def test_home_is_named_by_the_environment(tmp_path: Path, monkeypatch: pytest.Mo
     assert LocalStack().folder == tmp_path / ".local" / "dev"
 
 
-def test_a_stack_that_was_never_up_has_no_address(tmp_path: Path) -> None:
+def test_a_stack_that_was_never_up_has_no_address(tmp_path):
     with pytest.raises(LocalStackError, match="never started: bring the stack up"):
         _ = LocalStack(tmp_path).bootstrap_servers
 
 
-def test_parents_that_others_cannot_pass_through_are_found(tmp_path: Path) -> None:
+def test_parents_that_others_cannot_pass_through_are_found(tmp_path):
     closed = tmp_path / "closed"
     (closed / "in" / "deeper").mkdir(parents=True)
     closed.chmod(stat.S_IRWXU)

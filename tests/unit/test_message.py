@@ -61,7 +61,7 @@ def rows(format_: WithMessage, *messages: Message) -> list[dict[str, Any]]:
     return decoded.rows.to_pylist()
 
 
-def test_a_key_is_a_column_of_any_format() -> None:
+def test_a_key_is_a_column_of_any_format():
     for key, written, there in (
         (Text("k"), "é".encode(), {"k": "é"}),
         (Raw("k"), b"\xff\0", {"k": b"\xff\0"}),
@@ -71,13 +71,13 @@ def test_a_key_is_a_column_of_any_format() -> None:
         assert rows(format_, Message(key=written)) == [{"a": 1, **there}]
 
 
-def test_a_null_key_is_null_in_its_columns() -> None:
+def test_a_null_key_is_null_in_its_columns():
     for key in (Text("k"), Raw("k"), Json("k int")):
         format_ = WithMessage(Json("a int"), key=key)
         assert rows(format_, Message(), Message(b'{"a":2}')) == [{"a": 1, "k": None}, {"a": 2, "k": None}]
 
 
-def test_a_key_that_does_not_decode_is_a_reject() -> None:
+def test_a_key_that_does_not_decode_is_a_reject():
     format_ = WithMessage(Json("a int"), key=Text("k"))
     decoded = decode(
         format_,
@@ -93,7 +93,7 @@ def test_a_key_that_does_not_decode_is_a_reject() -> None:
     assert decoded.rejects == ((1, "key: Invalid UTF8 payload"), (2, "expected a JSON object: { … }"))
 
 
-def test_a_header_is_a_column_and_the_last_of_its_name_counts() -> None:
+def test_a_header_is_a_column_and_the_last_of_its_name_counts():
     format_ = WithMessage(Json("a int"), header={"trace-id": Text("trace"), "n": Json("n int")})
     assert rows(
         format_,
@@ -109,13 +109,13 @@ def test_a_header_is_a_column_and_the_last_of_its_name_counts() -> None:
     assert (index, why) == (1, "header 'n': expected a JSON object: { … }")
 
 
-def test_all_headers_are_a_list_in_order() -> None:
+def test_all_headers_are_a_list_in_order():
     format_ = WithMessage(Json("a int"), headers="h")
     found = rows(format_, Message(headers=[("é\0", b"\xff"), ("x", None), ("x", b"")]), Message())
     assert [json.loads(row["h"]) for row in found] == [[["é\\u0000", "/w=="], ["x", None], ["x", ""]], []]
 
 
-def test_only_what_is_wanted_is_asked_for() -> None:
+def test_only_what_is_wanted_is_asked_for():
     for format_, wanted in (
         (WithMessage(Json("a int")), []),
         (WithMessage(Json("a int"), key=Text("k")), ["keys"]),
@@ -126,13 +126,13 @@ def test_only_what_is_wanted_is_asked_for() -> None:
         assert asked == wanted
 
 
-def test_a_null_value_is_what_it_is_for_the_value_format() -> None:
+def test_a_null_value_is_what_it_is_for_the_value_format():
     message = Message(None, key=b"k")
     assert decode(WithMessage(Json("a int"), key=Text("k")), message).tombstones == 1
     assert rows(WithMessage(Text("a"), key=Text("k")), message) == [{"a": None, "k": "k"}]
 
 
-def test_a_column_given_twice_is_refused() -> None:
+def test_a_column_given_twice_is_refused():
     for wrong in ({"key": Text("a")}, {"headers": "a"}, {"key": Raw("k"), "header": {"x": Text("k")}}):
         with pytest.raises(ConfigurationError, match="occur more than once in value, key and headers"):
             WithMessage(Json("a int"), **wrong)
@@ -149,7 +149,7 @@ MESSAGES = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(MESSAGES, max_size=12))
-def test_a_block_of_records_decodes_as_they_do_one_by_one(messages: list[Message]) -> None:
+def test_a_block_of_records_decodes_as_they_do_one_by_one(messages):
     for format_ in (
         WithMessage(
             Json("a int"), key=Json("k int"), header={"x": Text("x"), "y": Json("y int")}, headers="h"

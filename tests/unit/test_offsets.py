@@ -42,18 +42,18 @@ def edges(ranges: Sequence[OffsetRange]) -> Counter[tuple[object, int]]:
 
 
 @pytest.mark.parametrize(("from_offset", "until_offset"), [(5, 5), (5, 4), (-1, 4)])
-def test_a_range_is_never_empty_nor_negative(from_offset: int, until_offset: int) -> None:
+def test_a_range_is_never_empty_nor_negative(from_offset, until_offset):
     with pytest.raises(ValueError, match="expected 0 <= from_offset < until_offset, found .*t.*0"):
         range_(from_offset, until_offset)
 
 
-def test_a_range_spans_its_offsets_and_reads_well() -> None:
+def test_a_range_spans_its_offsets_and_reads_well():
     assert len(range_(3, 10)) == 7
     assert str(range_(3, 10, partition=2)) == "t[2] 3..10"
 
 
 @given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
-def test_split_keeps_exactly_the_same_offsets(ranges: list[OffsetRange], parts: int, smallest: int) -> None:
+def test_split_keeps_exactly_the_same_offsets(ranges, parts, smallest):
     pieces = split(ranges, parts=parts, smallest=smallest)
     assert edges(pieces) == edges(ranges)
     assert sum(map(len, pieces)) == sum(map(len, ranges))
@@ -61,17 +61,13 @@ def test_split_keeps_exactly_the_same_offsets(ranges: list[OffsetRange], parts: 
 
 
 @given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
-def test_split_makes_about_as_many_pieces_as_asked_for(
-    ranges: list[OffsetRange], parts: int, smallest: int
-) -> None:
+def test_split_makes_about_as_many_pieces_as_asked_for(ranges, parts, smallest):
     pieces = split(ranges, parts=parts, smallest=smallest)
     assert len(ranges) <= len(pieces) <= len(ranges) + parts * 3 // 2
 
 
 @given(disjoint_ranges(), st.integers(1, 20), st.integers(1, 10**5))
-def test_split_makes_no_piece_smaller_than_the_smallest(
-    ranges: list[OffsetRange], parts: int, smallest: int
-) -> None:
+def test_split_makes_no_piece_smaller_than_the_smallest(ranges, parts, smallest):
     for piece in split(ranges, parts=parts, smallest=smallest):
         whole = next(
             r for r in ranges if r.key == piece.key and r.from_offset <= piece.from_offset < r.until_offset
@@ -79,13 +75,13 @@ def test_split_makes_no_piece_smaller_than_the_smallest(
         assert len(piece) >= min(smallest, len(whole))
 
 
-def test_split_cuts_one_large_range_evenly() -> None:
+def test_split_cuts_one_large_range_evenly():
     assert split([range_(0, 11)], parts=3, smallest=1) == [range_(0, 4), range_(4, 8), range_(8, 11)]
     assert split([], parts=3, smallest=1) == []
 
 
 @given(disjoint_ranges())
-def test_merge_keeps_exactly_the_same_offsets_in_as_few_ranges_as_possible(ranges: list[OffsetRange]) -> None:
+def test_merge_keeps_exactly_the_same_offsets_in_as_few_ranges_as_possible(ranges):
     merged = merge(ranges)
     assert edges(merged) == edges(ranges)
     assert len(merged) * 2 == len(edges(ranges))
@@ -93,7 +89,7 @@ def test_merge_keeps_exactly_the_same_offsets_in_as_few_ranges_as_possible(range
 
 
 @given(disjoint_ranges().filter(bool), st.data())
-def test_merge_refuses_an_offset_that_is_there_twice(ranges: list[OffsetRange], data: st.DataObject) -> None:
+def test_merge_refuses_an_offset_that_is_there_twice(ranges, data):
     doubled = data.draw(st.sampled_from(ranges))
     offset = data.draw(st.integers(doubled.from_offset, doubled.until_offset - 1))
     again = replace(doubled, from_offset=offset, until_offset=offset + 1, leader_epoch=3)
@@ -102,7 +98,7 @@ def test_merge_refuses_an_offset_that_is_there_twice(ranges: list[OffsetRange], 
 
 
 @given(st.lists(st.integers(1, 1000), max_size=60), st.integers(1, 12))
-def test_every_item_is_in_one_of_the_bins_of_similar_size(sizes: list[int], bins: int) -> None:
+def test_every_item_is_in_one_of_the_bins_of_similar_size(sizes, bins):
     filled = fill_bins(sizes, bins)
     assert sorted(index for bin_ in filled for index in bin_) == list(range(len(sizes)))
     assert len(filled) == min(bins, len(sizes))
@@ -111,7 +107,7 @@ def test_every_item_is_in_one_of_the_bins_of_similar_size(sizes: list[int], bins
     assert not sizes or max(weights) - min(weights) <= max(sizes)
 
 
-def test_large_items_go_to_different_bins() -> None:
+def test_large_items_go_to_different_bins():
     assert fill_bins([1, 90, 2, 80, 3, 70], 3) == [[1], [3], [5, 4, 2, 0]]
     assert fill_bins([5, 7], 9) == [[1], [0]]
     assert fill_bins([], 3) == []

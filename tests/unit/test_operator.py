@@ -87,9 +87,7 @@ class Launches:
     ],
     ids=["with a plan", "planned before", "as a number"],
 )
-def test_a_batch_is_named_with_its_plan(
-    monkeypatch: pytest.MonkeyPatch, batch_id: Any, plan_id: str, arguments: list[str]
-) -> None:
+def test_a_batch_is_named_with_its_plan(monkeypatch, batch_id, plan_id, arguments):
     launches = Launches(monkeypatch)
     operator = launches.execute(batch_id, plan_id)
     assert operator.application_args == arguments
@@ -98,22 +96,20 @@ def test_a_batch_is_named_with_its_plan(
 
 
 @pytest.mark.parametrize("nothing", ["", "None", None])
-def test_a_task_without_a_batch_says_that_plan_batch_has_left_none(
-    monkeypatch: pytest.MonkeyPatch, nothing: Any
-) -> None:
+def test_a_task_without_a_batch_says_that_plan_batch_has_left_none(monkeypatch, nothing):
     launches = Launches(monkeypatch)
     with pytest.raises(AirflowFailException, match="plan_batch has left no batch.*marked as success.*Clear"):
         launches.execute(nothing)
     assert launches.launched == 0
 
 
-def test_a_batch_that_is_done_is_not_launched_and_the_note_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_done_is_not_launched_and_the_note_says_why(monkeypatch):
     launches = Launches(monkeypatch, "Batch 17 was committed")
     launches.execute("17")
     assert (launches.launched, launches.connections.noted) == (0, ["Batch 17 was committed"])
 
 
-def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch):
     launches = Launches(monkeypatch, None, "Batch 18 has processed all ranges", returncode=TERMINAL)
     launches.execute("17")
     assert launches.launched == 1
@@ -149,9 +145,7 @@ def real_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
     return make
 
 
-def test_the_exit_status_is_the_one_that_the_hook_has_seen(
-    real_hook: Callable[..., ProcessBatchOperator],
-) -> None:
+def test_the_exit_status_is_the_one_that_the_hook_has_seen(real_hook):
     real_hook().execute({"ti": TI})
     with pytest.raises(AirflowFailException, match="cannot succeed by trying again"):
         real_hook(exit_status=TERMINAL).execute({"ti": TI})
@@ -160,9 +154,7 @@ def test_the_exit_status_is_the_one_that_the_hook_has_seen(
     assert not isinstance(caught.value, AirflowFailException)
 
 
-def test_cluster_mode_is_the_one_that_the_hook_has_resolved(
-    real_hook: Callable[..., ProcessBatchOperator],
-) -> None:
+def test_cluster_mode_is_the_one_that_the_hook_has_resolved(real_hook):
     with pytest.raises(AirflowFailException, match="has the deploy-mode cluster.*Remove deploy-mode"):
         real_hook(extra='{"deploy-mode": "cluster"}').execute({"ti": TI})
 
@@ -172,7 +164,7 @@ def batch(**changes: Any) -> Any:
     return SimpleNamespace(**{**found, **changes})
 
 
-def test_a_batch_of_another_run_is_not_this_ones() -> None:
+def test_a_batch_of_another_run_is_not_this_ones():
     check_own(batch(), TI)
     for name in ("pipeline", "dag_id", "run_id"):
         with pytest.raises(AirflowFailException, match="batch 17 is one of pipeline .* Clear plan_batch"):
@@ -184,9 +176,7 @@ def test_a_batch_of_another_run_is_not_this_ones() -> None:
     assert named_batch("17", "") == (17, None)
 
 
-def test_a_note_that_airflow_refuses_fails_nothing(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_note_that_airflow_refuses_fails_nothing(monkeypatch, caplog):
     from exactbatch.airflow import connections
     from exactbatch.airflow.connections import Connections
 

@@ -49,7 +49,7 @@ OPTIONS: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda each: type(each).__name__)
-def test_a_value_of_another_type_is_refused(options: Any) -> None:
+def test_a_value_of_another_type_is_refused(options):
     for field in fields(options):
         if not field.init or field.type is Any:
             continue
@@ -59,7 +59,7 @@ def test_a_value_of_another_type_is_refused(options: Any) -> None:
                 replace(options, **{field.name: wrong})
 
 
-def test_old_names_of_options_are_taken_with_a_warning() -> None:
+def test_old_names_of_options_are_taken_with_a_warning():
     by, measures = ("a", Window("at", "1 hour")), {"n": Count()}
     with pytest.warns(DeprecationWarning, match="is deprecated") as warned:
         old = Aggregate("t", by=by, measures=measures, final_after="2 hours", late="reject")  # type: ignore[call-arg]
@@ -78,7 +78,7 @@ def test_old_names_of_options_are_taken_with_a_warning() -> None:
         Aggregate("t", group_by=by, by=by, aggregates=measures)  # type: ignore[call-arg]
 
 
-def test_lists_may_stand_for_tuples_and_secrets_are_not_shown() -> None:
+def test_lists_may_stand_for_tuples_and_secrets_are_not_shown():
     assert Upsert("t", key=["id"]).key == ["id"]  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError) as found:
         Avro(registry="http://x", columns="id int", properties="s3cret")  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ def pins(name: str) -> dict[str, str]:
     }
 
 
-def test_one_version() -> None:
+def test_one_version():
     version = PROJECT["project"]["version"]
     compose = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
     assert compose["x-image"]["image"] == f"exactbatch:{version}"
@@ -37,14 +37,14 @@ def test_one_version() -> None:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_the_tested_versions_are_within_the_ranges(name: str) -> None:
+def test_the_tested_versions_are_within_the_ranges(name):
     pinned = pins("requirements.txt")
     for requirement in requirements(name):
         assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_dependencies_are_ranges(name: str) -> None:
+def test_dependencies_are_ranges(name):
     """An exact version would conflict with the versions that an existing Airflow has."""
     for requirement in requirements(name):
         assert ">=" in str(requirement.specifier), requirement
@@ -52,19 +52,19 @@ def test_dependencies_are_ranges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
-def test_compiled_versions_are_exact(name: str) -> None:
+def test_compiled_versions_are_exact(name):
     for requirement in requirements(name):
         assert re.fullmatch(r"==[^,*]+", str(requirement.specifier)), requirement
 
 
-def test_compiled_files_agree() -> None:
+def test_compiled_files_agree():
     runtime, development = pins("requirements.txt"), pins("requirements-dev.txt")
     assert {name: runtime[name] for name in runtime.keys() & development.keys()} == {
         name: development[name] for name in runtime.keys() & development.keys()
     }
 
 
-def test_the_metadata_takes_its_dependencies_from_the_lists() -> None:
+def test_the_metadata_takes_its_dependencies_from_the_lists():
     assert PROJECT["tool"]["setuptools"]["dynamic"] == {
         "dependencies": {"file": ["requirements.in"]},
         "optional-dependencies": {"local": {"file": ["requirements-local.in"]}},
@@ -78,7 +78,7 @@ def test_the_metadata_takes_its_dependencies_from_the_lists() -> None:
         assert f"!{name}" in ignored
 
 
-def test_the_license_is_the_one_of_the_metadata() -> None:
+def test_the_license_is_the_one_of_the_metadata():
     assert PROJECT["project"]["license"] == "Apache-2.0"
     text = (ROOT / "LICENSE").read_text()
     assert "Version 2.0, January 2004" in text

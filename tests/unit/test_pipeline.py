@@ -13,7 +13,7 @@ from exactbatch.sinks.target import TargetTable
 from support.pipelines import flights_pipeline
 
 
-def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects() -> None:
+def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects():
     assert (flights_pipeline().start, flights_pipeline().on_loss, flights_pipeline().max_rejects) == (
         "earliest",
         "fail",
@@ -57,7 +57,7 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
         ),
     ],
 )
-def test_a_pipeline_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_a_pipeline_that_cannot_work_is_refused(changes, message):
     with pytest.raises(ConfigurationError, match=message):
         flights_pipeline(**changes)
 
@@ -75,21 +75,21 @@ def test_a_pipeline_that_cannot_work_is_refused(changes: dict[str, Any], message
         (Json("kafka_topic text"), "the value has a column 'kafka_topic'"),
     ],
 )
-def test_names_that_are_one_to_spark_are_refused_with_a_transform_alone(value: Any, message: str) -> None:
+def test_names_that_are_one_to_spark_are_refused_with_a_transform_alone(value, message):
     with pytest.raises(ConfigurationError, match=message):
         flights_pipeline(value=value, sql="select * from records")
     if "afka" not in message:
         assert flights_pipeline(value=value)
 
 
-def test_an_upsert_has_a_column_deleted_of_its_own() -> None:
+def test_an_upsert_has_a_column_deleted_of_its_own():
     sink = Upsert("public.flight", key=("id",))
     with pytest.raises(ConfigurationError, match="the columns 'deleted' and 'Deleted'"):
         flights_pipeline(value=Json('id int, "Deleted" bool'), sink=sink, sql="select * from records")
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest", "group:etl", {"flights": {0: 5}}, {}])
-def test_every_kind_of_start_is_taken(start: Any) -> None:
+def test_every_kind_of_start_is_taken(start):
     assert flights_pipeline(start=start).start == start
 
 
@@ -102,12 +102,12 @@ def test_every_kind_of_start_is_taken(start: Any) -> None:
         ('air."say ""hi"""', ("air", 'say "hi"')),
     ],
 )
-def test_a_target_names_a_table_as_postgres_does(target: str, name: tuple[str, str]) -> None:
+def test_a_target_names_a_table_as_postgres_does(target, name):
     assert TargetTable(target).name == name
 
 
 @pytest.mark.parametrize("target", ["", "Flight", "a.b.c", "a.", '"a', "a b", "a; drop table b", '""'])
-def test_what_is_no_table_name_is_refused(target: str) -> None:
+def test_what_is_no_table_name_is_refused(target):
     with pytest.raises(
         ConfigurationError, match="expected a target as 'schema.table', lower-case or in double"
     ):
@@ -126,14 +126,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return write
 
 
-def test_a_pipeline_is_loaded_by_module_and_name() -> None:
+def test_a_pipeline_is_loaded_by_module_and_name():
     assert load_pipeline("pipelines.flights:flights").name == "flights"
 
 
 @pytest.mark.parametrize(
     "reference", ["", "pipelines.flights", "pipelines.flights:", ":flights", ".flights:x"]
 )
-def test_a_reference_without_module_and_name_is_refused(reference: str) -> None:
+def test_a_reference_without_module_and_name_is_refused(reference):
     with pytest.raises(
         ConfigurationError, match="expected a pipeline as 'module:name', for example 'pipelines"
     ):
@@ -141,14 +141,14 @@ def test_a_reference_without_module_and_name_is_refused(reference: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipelines.flihgts", "pipleines.flights", "jobs/pipelines/flights.py"])
-def test_a_module_that_is_not_there_is_named(name: str) -> None:
+def test_a_module_that_is_not_there_is_named(name):
     with pytest.raises(
         ConfigurationError, match=f"expected a module '{name}' for '{name}:flights', found none"
     ):
         load_pipeline(f"{name}:flights")
 
 
-def test_a_misspelt_name_is_answered_with_those_that_are_there() -> None:
+def test_a_misspelt_name_is_answered_with_those_that_are_there():
     with pytest.raises(ConfigurationError) as caught:
         load_pipeline("pipelines.flights:flight")
     assert str(caught.value) == (
@@ -157,7 +157,7 @@ def test_a_misspelt_name_is_answered_with_those_that_are_there() -> None:
     )
 
 
-def test_a_name_that_is_no_pipeline_is_told_with_its_type(module: Any) -> None:
+def test_a_name_that_is_no_pipeline_is_told_with_its_type(module):
     module("no_pipeline_here", "flights = 5")
     with pytest.raises(ConfigurationError, match="found int; the module has: no pipeline"):
         load_pipeline("no_pipeline_here:flights")
@@ -175,7 +175,7 @@ def test_a_name_that_is_no_pipeline_is_told_with_its_type(module: Any) -> None:
         ("raise SystemExit(0)", "SystemExit: 0"),
     ],
 )
-def test_a_module_that_cannot_be_imported_ends_with_what_it_raises(module: Any, text: str, said: str) -> None:
+def test_a_module_that_cannot_be_imported_ends_with_what_it_raises(module, text, said):
     """It would again, so it is no error that may pass; nor does it end a command as if all were well."""
     module("broken", text)
     with pytest.raises(ConfigurationError, match=f"the module 'broken' cannot be imported: {said}"):
@@ -185,14 +185,12 @@ def test_a_module_that_cannot_be_imported_ends_with_what_it_raises(module: Any, 
 @pytest.mark.parametrize(
     ("max_rejects", "records", "allowed"), [(0, 100, 0), (7, 3, 7), (0.1, 109, 10), (1.0, 5, 5), (0.0, 5, 0)]
 )
-def test_rejects_are_allowed_by_number_or_by_share(
-    max_rejects: int | float, records: int, allowed: int
-) -> None:
+def test_rejects_are_allowed_by_number_or_by_share(max_rejects, records, allowed):
     assert flights_pipeline(max_rejects=max_rejects).rejects_allowed(records) == allowed
 
 
 @pytest.mark.parametrize("max_rejects", [-1, 1.5, -0.1, float("nan")])
-def test_a_number_of_rejects_that_is_none_is_refused(max_rejects: float) -> None:
+def test_a_number_of_rejects_that_is_none_is_refused(max_rejects):
     with pytest.raises(ConfigurationError, match=r"a share from 0\.0 to 1\.0"):
         flights_pipeline(max_rejects=max_rejects)
 
@@ -211,9 +209,7 @@ def test_a_number_of_rejects_that_is_none_is_refused(max_rejects: float) -> None
         ),
     ],
 )
-def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(
-    changes: dict[str, Any], found: str
-) -> None:
+def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(changes, found):
     with pytest.raises(ConfigurationError) as caught:
         flights_pipeline(**{"value": Json("id int"), **changes}, commit="partition")
     assert "which commit='partition' needs, found " + found in str(caught.value)
@@ -221,7 +217,7 @@ def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(
     assert flights_pipeline(**{"value": Json("id int"), **changes}).commit == "batch"
 
 
-def test_a_way_to_commit_that_there_is_not_is_refused() -> None:
+def test_a_way_to_commit_that_there_is_not_is_refused():
     with pytest.raises(ConfigurationError, match="expected commit to be 'batch' or 'partition', found 'row'"):
         flights_pipeline(commit="row")
 
@@ -230,6 +226,6 @@ def test_a_way_to_commit_that_there_is_not_is_refused() -> None:
     ("rejected", "records", "share"),
     [(6, 6, "100 %"), (1, 3, "33 %"), (46, 100_000, "0.046 %"), (1, 10**9, "0.0000001 %")],
 )
-def test_shares_are_plain_numbers(rejected: int, records: int, share: str) -> None:
+def test_shares_are_plain_numbers(rejected, records, share):
     pipeline = Pipeline(name="p", topics=("t",), value=Raw(), sink=Append("t"))
     assert f"({share})" in pipeline.too_many_rejects(rejected, records)

@@ -51,9 +51,7 @@ limit = st.none() | st.integers(1, 2 * 10**6)
 
 
 @given(counts, limit, limit)
-def test_a_share_exceeds_neither_what_is_there_nor_a_limit(
-    available: list[int], most: int | None, each_most: int | None
-) -> None:
+def test_a_share_exceeds_neither_what_is_there_nor_a_limit(available, most, each_most):
     takes = share(available, Limits(max_records=most, max_records_per_partition=each_most))
     assert len(takes) == len(available)
     assert all(0 <= take <= there for take, there in zip(takes, available, strict=True))
@@ -62,16 +60,14 @@ def test_a_share_exceeds_neither_what_is_there_nor_a_limit(
 
 
 @given(counts, limit, limit)
-def test_the_shares_use_all_that_the_limits_allow(
-    available: list[int], most: int | None, each_most: int | None
-) -> None:
+def test_the_shares_use_all_that_the_limits_allow(available, most, each_most):
     takes = share(available, Limits(max_records=most, max_records_per_partition=each_most))
     allowed = sum(min(there, each_most or there) for there in available)
     assert sum(takes) == min(allowed, most or allowed)
 
 
 @given(counts, st.integers(1, 2 * 10**6))
-def test_the_shares_are_max_min_fair(available: list[int], most: int) -> None:
+def test_the_shares_are_max_min_fair(available, most):
     """A partition that gives less than all it has gives as much as any other, but for rounding."""
     takes = share(available, Limits(max_records=most))
     for take, there in zip(takes, available, strict=True):
@@ -79,7 +75,7 @@ def test_the_shares_are_max_min_fair(available: list[int], most: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_records", "max_records_per_partition"])
-def test_a_limit_of_nothing_is_refused(name: str) -> None:
+def test_a_limit_of_nothing_is_refused(name):
     with pytest.raises(ConfigurationError, match=f"expected {name} to be 1 or more, or None .*, found 0"):
         Limits(**{name: 0})
 
@@ -105,7 +101,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(worlds())
-def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world: dict[str, Any]) -> None:
+def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world):
     """From where a pipeline stands, or starts, no offset is left out and none comes twice."""
     plan = plan_advance(**world, on_loss="record")
     position = seeds(world["stored"])
@@ -123,55 +119,55 @@ def test_stored_offsets_seeds_losses_and_ranges_tile_each_partition(world: dict[
 
 
 @given(worlds())
-def test_ranges_are_in_the_log_and_losses_are_not(world: dict[str, Any]) -> None:
+def test_ranges_are_in_the_log_and_losses_are_not(world):
     plan = plan_advance(**world, on_loss="record")
     there = {each.partition: each for each in world["partitions"]}
     assert all(each.until_offset == there[each.partition].earliest for each in plan.losses)
     assert all(there[each.partition].earliest <= each.from_offset for each in plan.ranges)
 
 
-def test_a_first_run_from_earliest_takes_the_whole_log() -> None:
+def test_a_first_run_from_earliest_takes_the_whole_log():
     plan = plan_advance([], [log(0, earliest=10), log(1)], start="earliest")
     assert seeds(plan.seeds) == {("t", 0): 10, ("t", 1): 0}
     assert spans(plan.ranges) == ["t[0] 10..100", "t[1] 0..100"]
     assert {each.leader_epoch for each in plan.ranges} == {7}
 
 
-def test_a_first_run_from_latest_stores_where_it_stands_and_takes_nothing() -> None:
+def test_a_first_run_from_latest_stores_where_it_stands_and_takes_nothing():
     plan = plan_advance([], [log(0, last_stable=90, high_watermark=95)], start="latest")
     assert seeds(plan.seeds) == {("t", 0): 90}
     assert plan.is_empty
 
 
-def test_a_first_run_from_given_offsets_takes_unnamed_partitions_from_earliest() -> None:
+def test_a_first_run_from_given_offsets_takes_unnamed_partitions_from_earliest():
     plan = plan_advance([], [log(0), log(1, earliest=5)], start={("t", 0): 42})
     assert seeds(plan.seeds) == {("t", 0): 42, ("t", 1): 5}
 
 
-def test_a_plan_with_nothing_new_keeps_its_seeds() -> None:
+def test_a_plan_with_nothing_new_keeps_its_seeds():
     plan = plan_advance([], [log(0, earliest=100)], start="earliest")
     assert plan.is_empty
     assert seeds(plan.seeds) == {("t", 0): 100}
 
 
-def test_a_new_partition_of_a_known_topic_starts_at_its_earliest_offset_whatever_start_says() -> None:
+def test_a_new_partition_of_a_known_topic_starts_at_its_earliest_offset_whatever_start_says():
     """Its first records may be older than the run that sees it: latest would skip them."""
     plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], start="latest")
     assert seeds(plan.seeds) == {("t", 1): 3}
     assert spans(plan.ranges) == ["t[1] 3..100"]
 
 
-def test_a_new_topic_of_a_known_pipeline_begins_as_start_says() -> None:
+def test_a_new_topic_of_a_known_pipeline_begins_as_start_says():
     plan = plan_advance([stored(100)], [log(0), log(0, topic="u")], start="latest")
     assert seeds(plan.seeds) == {("u", 0): 100}
 
 
-def test_nothing_is_new_when_the_last_stable_offset_is_below_the_stored_one() -> None:
+def test_nothing_is_new_when_the_last_stable_offset_is_below_the_stored_one():
     plan = plan_advance([stored(95)], [log(last_stable=90, high_watermark=100)])
     assert plan.is_empty
 
 
-def test_limits_cut_each_range_at_its_end() -> None:
+def test_limits_cut_each_range_at_its_end():
     partitions = [log(0), log(1, last_stable=10), log(2)]
     plan = plan_advance([], partitions, limits=Limits(max_records=50))
     assert spans(plan.ranges) == ["t[0] 0..20", "t[1] 0..10", "t[2] 0..20"]
@@ -188,48 +184,48 @@ def place(error: ExactbatchError) -> tuple[str | None, int | None, int | None, i
     return error.topic, error.partition, error.from_offset, error.until_offset
 
 
-def test_a_topic_with_another_id_was_created_again() -> None:
+def test_a_topic_with_another_id_was_created_again():
     error = error_of(TopicRecreated, [stored(40)], [log(topic_id=OTHER_ID)])
     assert place(error) == ("t", 0, None, None)
     assert f"t[0]: the topic was deleted and created again: its ID was {ID}, and is {OTHER_ID}" in str(error)
     assert "Register a pipeline under a new name" in str(error)
 
 
-def test_a_partition_with_a_stored_offset_that_is_not_there_is_gone() -> None:
+def test_a_partition_with_a_stored_offset_that_is_not_there_is_gone():
     error = error_of(PartitionGone, [stored(40), stored(33, 2)], [log(0), log(1)])
     assert place(error) == ("t", 2, None, None)
     assert "its stored offset is 33; the topic has 2 partitions" in str(error)
     assert "check that bootstrap.servers names the right cluster" in str(error)
 
 
-def test_a_log_that_ends_below_the_stored_offset_lost_processed_records() -> None:
+def test_a_log_that_ends_below_the_stored_offset_lost_processed_records():
     error = error_of(StoredOffsetBeyondLog, [stored(101)], [log()])
     assert place(error) == ("t", 0, 100, 101)
     assert "the log ends at 100, below the stored offset 101" in str(error)
     assert "register a pipeline under a new name with an explicit start" in str(error)
 
 
-def test_offsets_that_retention_removed_before_they_were_processed_are_an_error() -> None:
+def test_offsets_that_retention_removed_before_they_were_processed_are_an_error():
     error = error_of(OffsetsLost, [stored(40)], [log(earliest=60)])
     assert place(error) == ("t", 0, 40, 60)
     assert "retention removed 20 unprocessed offsets (stored offset 40, log starts at 60)" in str(error)
     assert "Set on_loss='record'" in str(error)
 
 
-def test_a_recorded_loss_reaches_from_the_stored_offset_to_the_start_of_the_log() -> None:
+def test_a_recorded_loss_reaches_from_the_stored_offset_to_the_start_of_the_log():
     plan = plan_advance([stored(40)], [log(earliest=60)], on_loss="record")
     assert spans(plan.losses) == ["t[0] 40..60"]
     assert spans(plan.ranges) == ["t[0] 60..100"]
 
 
-def test_a_loss_of_all_that_was_left_gives_a_plan_without_ranges() -> None:
+def test_a_loss_of_all_that_was_left_gives_a_plan_without_ranges():
     plan = plan_advance([stored(40)], [log(earliest=100)], on_loss="record")
     assert spans(plan.losses) == ["t[0] 40..100"]
     assert plan.is_empty
 
 
 @pytest.mark.parametrize("offset", [9, 101])
-def test_a_start_outside_of_the_log_is_refused(offset: int) -> None:
+def test_a_start_outside_of_the_log_is_refused(offset):
     error = error_of(StartOutOfRange, [], [log(earliest=10)], start={("t", 0): offset})
     assert place(error) == ("t", 0, offset, offset + 1)
     assert f"the start offset {offset} is outside the log, which now spans 10 to 100" in str(error)
@@ -237,12 +233,12 @@ def test_a_start_outside_of_the_log_is_refused(offset: int) -> None:
 
 
 @pytest.mark.parametrize("offset", [10, 100])
-def test_a_start_at_either_end_of_the_log_is_taken(offset: int) -> None:
+def test_a_start_at_either_end_of_the_log_is_taken(offset):
     plan = plan_advance([], [log(earliest=10)], start={("t", 0): offset})
     assert seeds(plan.seeds) == {("t", 0): offset}
 
 
-def test_a_start_for_a_partition_that_is_not_there_is_refused() -> None:
+def test_a_start_for_a_partition_that_is_not_there_is_refused():
     error = error_of(StartOutOfRange, [], [log(0), log(1)], start={("t", 2): 5})
     assert place(error) == ("t", 2, None, None)
     assert "the topic has partitions 0 to 1" in str(error)

@@ -54,9 +54,7 @@ disjoint = st.lists(st.integers(0, 100), min_size=2, max_size=12, unique=True).m
 
 
 @given(disjoint, st.integers(0, 100))
-def test_every_offset_that_was_asked_for_is_processed_or_removed(
-    bounds: list[tuple[int, int]], earliest: int
-) -> None:
+def test_every_offset_that_was_asked_for_is_processed_or_removed(bounds, earliest):
     plan = plan_replay(asked(*bounds), [stored()], [log(earliest)], available_only=True)
     wanted = {offset for one, other in bounds for offset in range(one, other)}
     assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= earliest}
@@ -65,9 +63,7 @@ def test_every_offset_that_was_asked_for_is_processed_or_removed(
 
 
 @given(disjoint, st.integers(0, 100), st.integers(1, 100))
-def test_what_lies_below_the_horizon_is_left_out_or_refused(
-    bounds: list[tuple[int, int]], earliest: int, horizon: int
-) -> None:
+def test_what_lies_below_the_horizon_is_left_out_or_refused(bounds, earliest, horizon):
     horizons = {("t", 0, ID): horizon, ("t", 0, UUID(int=2)): 100, ("t", 1, ID): 100}
     plan = plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons, available_only=True)
     wanted = {offset for one, other in bounds for offset in range(one, other)}
@@ -81,7 +77,7 @@ def test_what_lies_below_the_horizon_is_left_out_or_refused(
         assert plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons) == plan
 
 
-def test_a_planned_replay_is_refused_from_the_first_offset_below_a_horizon() -> None:
+def test_a_planned_replay_is_refused_from_the_first_offset_below_a_horizon():
     ranges = [OffsetRange("t", 0, 5, 9, ID), OffsetRange("t", 0, 20, 30, ID)]
     for horizons in ({}, {("t", 0, ID): 5}, {("t", 1, ID): 40}, {("t", 0, UUID(int=2)): 40}):
         check_above_horizons(4, ranges, horizons)
@@ -94,9 +90,7 @@ def test_a_planned_replay_is_refused_from_the_first_offset_below_a_horizon() -> 
 
 
 @given(disjoint, st.lists(st.integers(1, 99), max_size=8, unique=True), st.data())
-def test_whole_batches_around_what_was_asked_for(
-    bounds: list[tuple[int, int]], cuts: list[int], data: st.DataObject
-) -> None:
+def test_whole_batches_around_what_was_asked_for(bounds, cuts, data):
     edges = [0, *sorted(cuts), 100]
     coverage = [covered(data.draw(st.integers(1, 4)), one, other) for one, other in itertools.pairwise(edges)]
     plan = plan_replay(asked(*bounds), [stored()], [log()], coverage=coverage, lineage="batch")
@@ -114,26 +108,26 @@ def test_whole_batches_around_what_was_asked_for(
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10)), max_size=8))
-def test_a_union_has_every_offset_once(pairs: list[tuple[int, int]]) -> None:
+def test_a_union_has_every_offset_once(pairs):
     ranges = [OffsetRange("t", 0, start, start + size, ID) for start, size in pairs]
     joined = union(ranges)
     assert offsets(*joined) == offsets(*ranges)
     assert sum(map(len, joined)) == len(offsets(*ranges))
 
 
-def test_a_plan_has_the_epoch_of_the_log_and_joins_what_touches() -> None:
+def test_a_plan_has_the_epoch_of_the_log_and_joins_what_touches():
     plan = plan_replay(asked((5, 9), (0, 5)), [stored()], [log()])
     assert plan.ranges == (OffsetRange("t", 0, 0, 9, ID, 3),)
 
 
-def test_a_log_that_is_another_one_is_told() -> None:
+def test_a_log_that_is_another_one_is_told():
     with pytest.raises(TopicRecreated):
         plan_replay(asked((0, 5)), [stored(topic_id=UUID(int=9))], [log()])
     with pytest.raises(StoredOffsetBeyondLog):
         plan_replay(asked((0, 5)), [stored(200)], [log()])
 
 
-def test_a_batch_of_a_topic_that_left_the_pipeline_is_not_replayed_in_part() -> None:
+def test_a_batch_of_a_topic_that_left_the_pipeline_is_not_replayed_in_part():
     elsewhere = Covered("gone", UUID(int=2), 0, 0, 5, "batch", 1)
     with pytest.raises(ReplayRefused, match="'gone' is no longer a topic of the pipeline"):
         plan_replay(
@@ -141,7 +135,7 @@ def test_a_batch_of_a_topic_that_left_the_pipeline_is_not_replayed_in_part() -> 
         )
 
 
-def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch() -> None:
+def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch():
     plan = plan_replay(
         asked((0, 20)),
         [stored()],
@@ -162,7 +156,7 @@ def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch() 
         )
 
 
-def test_a_window_ends_at_the_stored_head() -> None:
+def test_a_window_ends_at_the_stored_head():
     heads = [stored(50), stored(10, partition=1), stored(10, partition=2)]
     starts = {("t", 0): 20, ("t", 1): 10, ("t", 2): None}
     ends = {("t", 0): 70, ("t", 1): 15, ("t", 2): None}
@@ -170,7 +164,7 @@ def test_a_window_ends_at_the_stored_head() -> None:
     assert window_ranges(heads, starts, {**ends, ("t", 0): None}) == [RequestedRange("t", 0, 20, 50)]
 
 
-def test_a_replay_of_ten_thousand_ranges_is_planned_at_once() -> None:
+def test_a_replay_of_ten_thousand_ranges_is_planned_at_once():
     partitions = range(10_000)
     plan = plan_replay(
         [RequestedRange("t", partition, 10, 90) for partition in partitions],
@@ -187,9 +181,7 @@ def test_a_replay_of_ten_thousand_ranges_is_planned_at_once() -> None:
     ("milliseconds", "shown"),
     [(2_000_000_000_000, "2033-05-18 03:33:20 UTC"), (2**62, f"{2**62} ms since 1970")],
 )
-def test_a_window_that_would_end_at_a_record_from_the_future_is_refused(
-    milliseconds: int, shown: str
-) -> None:
+def test_a_window_that_would_end_at_a_record_from_the_future_is_refused(milliseconds, shown):
     now = datetime(2026, 1, 3, tzinfo=UTC)
     window = now - timedelta(days=2), now - timedelta(days=1)
 

@@ -14,12 +14,12 @@ RANGE = {"topic": "t", "partition": 0, "from_offset": 5, "until_offset": 9}
 START, END = "2026-01-05T08:00:00Z", "2026-01-05T09:00:00+02:00"
 
 
-def test_the_defaults_of_the_form_ask_for_nothing() -> None:
+def test_the_defaults_of_the_form_ask_for_nothing():
     assert request_of({name: param.value for name, param in parameters().items()}) is None
     assert request_of({}) is None
 
 
-def test_ranges_windows_and_batches() -> None:
+def test_ranges_windows_and_batches():
     assert request_of({"ranges": [RANGE], "available_only": True}) == ReplayRequest(
         ranges=(RequestedRange("t", 0, 5, 9),), available_only=True
     )
@@ -60,20 +60,20 @@ def test_ranges_windows_and_batches() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told(given: dict[str, Any], said: str) -> None:
+def test_a_mistake_is_told(given, said):
     with pytest.raises(ConfigurationError) as caught:
         request_of(given)
     assert said in str(caught.value)
 
 
-def test_a_range_of_the_command_line() -> None:
+def test_a_range_of_the_command_line():
     assert parse_range("a.topic:3:10-20") == RequestedRange("a.topic", 3, 10, 20)
 
 
 @pytest.mark.parametrize(
     "text", ["", "t", "t:0", "t:0:5", "t:x:1-2", ":0:1-2", "t:0:1--2", "t:0:-1-2", "t:0:²-3"]
 )
-def test_a_range_that_is_none(text: str) -> None:
+def test_a_range_that_is_none(text):
     with pytest.raises(ConfigurationError, match="expected a range as topic:partition:from-until"):
         parse_range(text)
 
@@ -91,7 +91,7 @@ def run(
     )
 
 
-def test_a_backfill_asks_for_its_interval_and_nothing_else() -> None:
+def test_a_backfill_asks_for_its_interval_and_nothing_else():
     request = replay_of(run(conf={"available_only": True}), {})
     assert request is not None
     assert request.window == (datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 5, 1, tzinfo=UTC))
@@ -103,12 +103,12 @@ def test_a_backfill_asks_for_its_interval_and_nothing_else() -> None:
             replay_of(run(hours=hours), {})
 
 
-def test_any_other_run_asks_for_what_its_parameters_say() -> None:
+def test_any_other_run_asks_for_what_its_parameters_say():
     assert replay_of(run("scheduled"), {"ranges": []}) is None
     assert replay_of(run("manual", conf={"batch_ids": [7]}), {"ranges": []}) == ReplayRequest(batch_ids=(7,))
 
 
-def test_an_interval_that_is_given_to_a_manual_run_is_not_ignored() -> None:
+def test_an_interval_that_is_given_to_a_manual_run_is_not_ignored():
     start = datetime(2026, 1, 5, tzinfo=UTC)
     with pytest.raises(ConfigurationError, match='trigger with {"start": "2026-01-05T00:00:00.00:00"'):
         replay_of(run("manual", logical=start), {})
@@ -118,7 +118,7 @@ def test_an_interval_that_is_given_to_a_manual_run_is_not_ignored() -> None:
     assert replay_of(run("manual", conf={"batch_ids": [7]}, logical=start), {}) is not None
 
 
-def test_parameters_of_the_dags_author_are_no_mistakes() -> None:
+def test_parameters_of_the_dags_author_are_no_mistakes():
     assert replay_of(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"colour", "tone"}) is None
     with pytest.raises(ConfigurationError, match="found 'colour'"):
         replay_of(run("scheduled", conf={"colour": 1}), {"tone": 2}, {"tone"})

@@ -22,17 +22,17 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_settings_survive_the_way_through_an_environment(environment: pytest.MonkeyPatch) -> None:
+def test_settings_survive_the_way_through_an_environment(environment):
     assert Settings.from_environment() == SETTINGS
 
 
-def test_secrets_are_not_shown() -> None:
+def test_secrets_are_not_shown():
     assert repr(SETTINGS) == "Settings()"
 
 
 @pytest.mark.parametrize("name", [KAFKA, POSTGRES])
 @pytest.mark.parametrize("value", ["", None])
-def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, name: str, value: str | None) -> None:
+def test_a_missing_variable_is_named(environment, name, value):
     environment.delenv(name) if value is None else environment.setenv(name, value)
     with pytest.raises(
         ConfigurationError, match=f"the environment variable {name} is not set. Set it to "
@@ -50,9 +50,7 @@ def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, name: str,
         ("null", "NoneType"),
     ],
 )
-def test_kafka_properties_that_are_no_json_object_are_refused_without_being_shown(
-    environment: pytest.MonkeyPatch, text: str, found: str
-) -> None:
+def test_kafka_properties_that_are_no_json_object_are_refused_without_being_shown(environment, text, found):
     environment.setenv(KAFKA, text)
     with pytest.raises(
         ConfigurationError, match=f"expected {KAFKA} to be a JSON object.*found {found}"
@@ -61,7 +59,7 @@ def test_kafka_properties_that_are_no_json_object_are_refused_without_being_show
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_property_that_is_given_twice_is_named_and_not_dropped(environment: pytest.MonkeyPatch) -> None:
+def test_a_property_that_is_given_twice_is_named_and_not_dropped(environment):
     environment.setenv(
         KAFKA, '{"sasl.password": "s3cret", "bootstrap.servers": "k:1", "sasl.password": "0ther"}'
     )
@@ -74,7 +72,7 @@ def test_a_property_that_is_given_twice_is_named_and_not_dropped(environment: py
 
 
 @pytest.mark.parametrize("dsn", ["host=h password=x s3cret", "postgresql://u:s3cret@[h/d", "s3cret"])
-def test_a_connection_string_that_libpq_cannot_parse_is_refused_without_being_shown(dsn: str) -> None:
+def test_a_connection_string_that_libpq_cannot_parse_is_refused_without_being_shown(dsn):
     with pytest.raises(ConfigurationError, match="to be a libpq connection string.*does not parse") as caught:
         connect(dsn, application="tests")
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))

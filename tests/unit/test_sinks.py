@@ -17,12 +17,12 @@ EXAMPLES: tuple[Sink, ...] = (
 )
 
 
-def test_every_sink_has_an_example() -> None:
+def test_every_sink_has_an_example():
     assert {type(sink) for sink in EXAMPLES} == set(SINKS.values())
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)
-def test_a_sink_satisfies_the_protocol(sink: Sink) -> None:
+def test_a_sink_satisfies_the_protocol(sink):
     assert isinstance(sink, Sink)
     assert SINKS[sink.kind] is type(sink)
     identity = sink.identity
@@ -35,11 +35,11 @@ def test_a_sink_satisfies_the_protocol(sink: Sink) -> None:
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)
-def test_the_ledger_knows_all_tables_of_a_sink(sink: Sink) -> None:
+def test_the_ledger_knows_all_tables_of_a_sink(sink):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz"), sink=sink)
     assert {table.name for table in sink.tables} <= definition_of(pipeline).tables
 
 
-def test_a_class_is_no_sink() -> None:
+def test_a_class_is_no_sink():
     with pytest.raises(ConfigurationError, match="expected sink to be Sink"):
         Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append)  # type: ignore[arg-type]

@@ -19,20 +19,18 @@ from exactbatch.batch.session import (
     spark_session,
 )
 from exactbatch.batch.spark_errors import may_be_of_a_record, setting_refused
-from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
+from exactbatch.errors import ConfigurationError, TasksFailed
 from support.pipelines import flights_pipeline
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
-def test_the_page_shows_what_is_pinned() -> None:
+def test_the_page_shows_what_is_pinned():
     rows = re.findall(r"^\| `(spark\.sql\.[^`]+)` \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
     assert rows == [(name, value, why) for name, (value, why) in PINNED.items()]
 
 
-def test_a_home_that_is_not_there_or_of_another_version_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_home_that_is_not_there_or_of_another_version_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("SPARK_HOME", raising=False)
     _check_home()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
@@ -52,15 +50,13 @@ def test_a_home_that_is_not_there_or_of_another_version_is_refused(
 
 
 @pytest.mark.parametrize("name", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
-def test_spark_connect_is_refused_by_the_variable_that_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_spark_connect_is_refused_by_the_variable_that_asks_for_it(monkeypatch, name):
     monkeypatch.setenv(name, "sc://localhost")
     with pytest.raises(ConfigurationError, match=f"^{name} is set"), spark_session(flights_pipeline()):
         pass
 
 
-def test_spark_connect_in_the_pipelines_properties_is_refused() -> None:
+def test_spark_connect_in_the_pipelines_properties_is_refused():
     pipeline = flights_pipeline(spark_conf={"spark.remote": "sc://localhost"})
     with pytest.raises(ConfigurationError, match=r"spark_conf has spark\.remote"), spark_session(pipeline):
         pass
@@ -102,16 +98,14 @@ SAID = [
 
 
 @pytest.mark.parametrize(("said", "kind", "expected"), SAID)
-def test_a_job_that_fails_because_of_a_setting_names_it(
-    monkeypatch: pytest.MonkeyPatch, said: str, kind: type[ExactbatchError], expected: str
-) -> None:
+def test_a_job_that_fails_because_of_a_setting_names_it(monkeypatch, said, kind, expected):
     monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
     error = setting_refused(PySparkException(said), {"spark.executor.pyspark.memory": "300m"})
     assert type(error) is kind
     assert expected in str(error)
 
 
-def test_what_names_no_setting_is_told_by_others() -> None:
+def test_what_names_no_setting_is_told_by_others():
     assert setting_refused(PySparkException("SystemError: error return without exception set"), {}) is None
     assert setting_refused(PySparkException("ZeroDivisionError: division by zero"), {}) is None
 
@@ -132,9 +126,7 @@ def test_what_names_no_setting_is_told_by_others() -> None:
         (": java.net.BindException: Address already in use", TasksFailed, "Address already in use"),
     ],
 )
-def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
-    said: str, kind: type[ExactbatchError], expected: str
-) -> None:
+def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(said, kind, expected):
     settings = {"spark.plugins": "com.example.Gone", "spark.executor.cores": "x"}
     error = _not_started(PySparkException(said), settings)
     assert type(error) is kind
@@ -161,12 +153,12 @@ def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(
         ("Job 3 cancelled part of cancelled job group", False),
     ],
 )
-def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said: str, may_be: bool) -> None:
+def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said, may_be):
     assert may_be_of_a_record(PySparkException(said)) == may_be
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "PST", ""])
-def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
+def test_a_zone_that_python_does_not_know_is_refused(zone):
     pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
     with pytest.raises(ConfigurationError, match="which is not in the time zone database of this machine"):
         _variables(pipeline)
@@ -176,12 +168,12 @@ def test_a_zone_that_python_does_not_know_is_refused(zone: str) -> None:
     ("zone", "local"),
     [("America/Port-au-Prince", "America/Port-au-Prince"), ("+02:00", "UTC"), ("UTC", "UTC")],
 )
-def test_python_functions_see_the_zone_of_the_session(zone: str, local: str) -> None:
+def test_python_functions_see_the_zone_of_the_session(zone, local):
     pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
     assert _variables(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
 
 
-def test_batches_at_the_same_time_have_one_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_at_the_same_time_have_one_zone(monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     spark = cast(Any, SimpleNamespace(sparkContext=SimpleNamespace(environment={})))
     utc, tokyo = {"TZ": "UTC"}, {"TZ": "Asia/Tokyo"}

@@ -48,7 +48,7 @@ LOST_CODES: Final = {"40003", "57P01", "57P02"}
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
-def test_every_code_of_postgres_is_retryable_or_terminal_and_says_what_it_is(code: str) -> None:
+def test_every_code_of_postgres_is_retryable_or_terminal_and_says_what_it_is(code):
     error = refused(code, "what the server said", where="batch 7")
     assert error.retryable == (code[:2] in RETRYABLE or code in ALSO_RETRYABLE)
     assert str(error).startswith(f"batch 7: {meaning(code).what}: what the server said (SQLSTATE {code}). ")
@@ -59,18 +59,18 @@ def test_every_code_of_postgres_is_retryable_or_terminal_and_says_what_it_is(cod
     assert (meaning(code) is UNLISTED) == (code[:2] in ("00", "01", "02", "0F", "10"))
 
 
-def test_a_code_that_nobody_knows_is_terminal() -> None:
+def test_a_code_that_nobody_knows_is_terminal():
     assert type(refused("MY001", "because")) is StatementRefused
     assert type(refused("99999", "because")) is StatementRefused
 
 
-def test_only_a_staging_table_that_is_gone_is_read_again() -> None:
+def test_only_a_staging_table_that_is_gone_is_read_again():
     gone = refused("42P01", 'relation "exactbatch_staging.batch_1_a_rows" does not exist')
     assert type(gone) is StagedRowsDiffer
     assert type(refused("42P01", 'relation "public.flights" does not exist')) is StatementRefused
 
 
-def test_what_refuses_rows_is_told_from_the_servers_own_trouble() -> None:
+def test_what_refuses_rows_is_told_from_the_servers_own_trouble():
     assert all(
         map(refuses, ("22003", "23505", "42501", "42P01", "44000", "54000", "55000", "0A000", "P0001"))
     )
@@ -91,7 +91,7 @@ CONNECTING: Final = [
 
 
 @pytest.mark.parametrize(("said", "code"), CONNECTING)
-def test_a_login_that_is_refused_is_terminal(said: str, code: str) -> None:
+def test_a_login_that_is_refused_is_terminal(said, code):
     error = not_let_in(said)
     assert type(error) is ConfigurationError
     assert f"{said} (SQLSTATE {code})" in str(error)
@@ -107,7 +107,7 @@ def test_a_login_that_is_refused_is_terminal(said: str, code: str) -> None:
         'could not translate host name "h" to address: Name or service not known',
     ],
 )
-def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said: str) -> None:
+def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said):
     assert type(not_let_in(said)) is PostgresUnavailable
     assert f"cannot connect to Postgres: {said}. " in str(not_let_in(said))
 
@@ -127,7 +127,7 @@ def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said: str) -
         ),
     ],
 )
-def test_what_is_known_of_a_server_that_lets_in_nobody_now_is_told(said: str, told: str) -> None:
+def test_what_is_known_of_a_server_that_lets_in_nobody_now_is_told(said, told):
     error = not_let_in(f'connection to server at "h", port 1 failed: {said}')
     assert type(error) is PostgresUnavailable
     assert told in str(error)
@@ -150,7 +150,7 @@ def adbc(message: str, sqlstate: str | None = None, **details: str) -> Exactbatc
     return error
 
 
-def test_what_adbc_raises_is_told_by_what_the_server_said() -> None:
+def test_what_adbc_raises_is_told_by_what_the_server_said():
     check = adbc(
         "INTEGRITY: [libpq] Failed …",
         "23514",
@@ -171,7 +171,7 @@ def test_what_adbc_raises_is_told_by_what_the_server_said() -> None:
     assert type(adbc('IO: [libpq] Failed to connect: database "x" does not exist')) is ConfigurationError
 
 
-def test_what_adbc_asks_for_itself_tells_no_sqlstate() -> None:
+def test_what_adbc_asks_for_itself_tells_no_sqlstate():
     query = "IO: [libpq] Failed to execute query 'SELECT attr.attname,\n atttypid': "
     denied = adbc(query + "ERROR:  permission denied for schema exactbatch_staging\n")
     assert type(denied) is ConfigurationError
@@ -186,7 +186,7 @@ def test_what_adbc_asks_for_itself_tells_no_sqlstate() -> None:
     )
 
 
-def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection() -> None:
+def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection():
     wrapped = adbc(
         "IO: nanoarrow call failed: (22) Invalid argument. Type error: a bug. Detail: Python exception: Traceback "
         '(most recent call last):\n  File "x.py", line 9, in gen\nTypeError: a bug in the decoder\n'
@@ -198,7 +198,7 @@ def test_a_mistake_in_what_adbc_is_given_is_no_lost_connection() -> None:
     )
 
 
-def test_errors_of_other_libraries_become_our_own_and_none_other_does() -> None:
+def test_errors_of_other_libraries_become_our_own_and_none_other_does():
     from confluent_kafka import KafkaException
     from kafka.errors import KafkaError
     from py4j.protocol import Py4JError
@@ -220,9 +220,7 @@ def test_errors_of_other_libraries_become_our_own_and_none_other_does() -> None:
         raise KeyError("x")
 
 
-def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(caplog):
     with pytest.raises(UnexpectedError) as caught, all_errors_own():
         len(3)  # type: ignore[arg-type]
     assert "TypeError: object of type 'int' has no len(), raised in test_sqlstates.py, line " in str(
@@ -264,5 +262,5 @@ def classes() -> str:
 
 
 @pytest.mark.parametrize("expected", [table, classes])
-def test_the_documentation_has_the_tables_of_the_code(expected: Any) -> None:
+def test_the_documentation_has_the_tables_of_the_code(expected):
     assert expected() in DOCS.read_text(encoding="utf-8"), f"put this into {DOCS}:\n{expected()}"

@@ -24,11 +24,11 @@ def pieces(parallelism: int, **changes: Any) -> list[OffsetRange]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 4, 400])
-def test_what_a_transform_gets_is_cut_in_the_same_way_on_any_cluster(parallelism: int) -> None:
+def test_what_a_transform_gets_is_cut_in_the_same_way_on_any_cluster(parallelism):
     cut = pieces(parallelism, sql="select * from records")
     assert cut == pieces(8, sql="select * from records")
     assert len(cut) == 9
 
 
-def test_what_needs_no_transform_is_cut_for_the_cluster() -> None:
+def test_what_needs_no_transform_is_cut_for_the_cluster():
     assert [len(pieces(each)) for each in (1, 4, 400)] == [2, 5, 9]

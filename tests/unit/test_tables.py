@@ -14,7 +14,7 @@ def report(partition: dict[str, Finding], target: dict[str, int]) -> AuditReport
     return AuditReport(partitions, TargetAudit(**target))
 
 
-def test_the_verdict_of_an_exact_audit_says_so() -> None:
+def test_the_verdict_of_an_exact_audit_says_so():
     exact = report({}, {})
     assert exact.is_exact
     text = str(render.verdict(exact))
@@ -22,7 +22,7 @@ def test_the_verdict_of_an_exact_audit_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", PartitionAudit("flights", 0, 0, 1).findings)
-def test_the_verdict_names_each_kind_of_difference_and_where_it_is(kind: str) -> None:
+def test_the_verdict_names_each_kind_of_difference_and_where_it_is(kind):
     different = report({kind: Finding(2, [4, 7])}, {})
     text = str(render.verdict(different))
     assert not different.is_exact
@@ -32,7 +32,7 @@ def test_the_verdict_names_each_kind_of_difference_and_where_it_is(kind: str) ->
 
 
 @pytest.mark.parametrize("kind", TargetAudit().findings)
-def test_the_verdict_names_each_difference_of_the_target(kind: str) -> None:
+def test_the_verdict_names_each_difference_of_the_target(kind):
     different = report({}, {kind: 2})
     text = str(render.verdict(different))
     assert not different.is_exact

@@ -23,7 +23,7 @@ def frame(*columns: str) -> Any:
     return SimpleNamespace(columns=list(columns), schema=[])
 
 
-def test_columns_that_are_one_name_to_spark_are_refused() -> None:
+def test_columns_that_are_one_name_to_spark_are_refused():
     with pytest.raises(
         TransformRefused, match="returns the columns Total and total, x and x, which are the same name"
     ):
@@ -37,7 +37,7 @@ def raising(error: Exception) -> Any:
     return findings
 
 
-def test_a_plan_that_cannot_be_examined_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_cannot_be_examined_is_refused(monkeypatch):
     monkeypatch.setattr(transform_plan, "findings", raising(Py4JError("Method plan([]) does not exist")))
     with pytest.raises(TransformRefused, match=r"cannot be examined .* Method plan\(\[\]\) does not exist"):
         transform_plan.check_transform(PIPELINE, frame("x"))

@@ -10,7 +10,7 @@ from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
 from exactbatch.errors import PostgresUnavailable
 
 
-def test_it_returns_and_raises_what_the_work_does() -> None:
+def test_it_returns_and_raises_what_the_work_does():
     def fails(_: StallTimeout) -> None:
         raise TimeoutError("its own")
 
@@ -19,7 +19,7 @@ def test_it_returns_and_raises_what_the_work_does() -> None:
         run_with_stall_timeout(1, fails)
 
 
-def test_work_that_waits_for_ever_is_given_up() -> None:
+def test_work_that_waits_for_ever_is_given_up():
     ends = threading.Event()
     began = time.monotonic()
     with pytest.raises(PostgresUnavailable, match=r"within 0\.1 s.*statement_timeout"):
@@ -28,7 +28,7 @@ def test_work_that_waits_for_ever_is_given_up() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres() -> None:
+def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres():
     def slow() -> Iterator[int]:
         for each in range(3):
             time.sleep(0.7)
@@ -37,7 +37,7 @@ def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres() -> None
     assert run_with_stall_timeout(0.5, lambda timeout: list(timeout.watch(slow()))) == [0, 1, 2]
 
 
-def test_neither_is_the_time_that_is_spent_elsewhere() -> None:
+def test_neither_is_the_time_that_is_spent_elsewhere():
     def asks_kafka(timeout: StallTimeout) -> str:
         with timeout.paused():
             time.sleep(1.5)
@@ -46,7 +46,7 @@ def test_neither_is_the_time_that_is_spent_elsewhere() -> None:
     assert run_with_stall_timeout(0.5, asks_kafka) == "done"
 
 
-def test_a_postgres_that_answers_too_late_gets_no_more() -> None:
+def test_a_postgres_that_answers_too_late_gets_no_more():
     taken: list[int] = []
     ended, go = threading.Event(), threading.Event()
 
