@@ -757,6 +757,15 @@ MUTANTS: Final = (
         ("tests/unit/test_spark_settings.py::test_a_record_is_looked_for_only_where_one_may_be_the_cause",),
     ),
     Mutant(
+        "an empty line of CSV stands for a value",
+        "formats/csv.py",
+        "pc.all(ends, skip_nulls=False)",
+        "pc.all(ends)",
+        (
+            "tests/unit/test_csv.py::test_an_empty_line_and_a_quote_that_the_next_value_closes_are_not_two_rows",
+        ),
+    ),
+    Mutant(
         "names are taken for markup",
         "cli/render.py",
         "        title=escape(title),",

@@ -157,6 +157,19 @@ def test_what_cannot_be_read_is_refused_at_once(schema, options, expected):
         Csv(schema, **options)
 
 
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [("a text", [b'\n"x', b'y"']), ("a text", [b'\r"', b'"']), ("a int, b text", [b'\n1,"a', b'b"'])],
+)
+def test_an_empty_line_and_a_quote_that_the_next_value_closes_are_not_two_rows(schema, values):
+    """The two values together have two rows: an empty line, and a quoted text over the end of the first value."""
+    format_ = Csv(schema)
+    block, alone = decode(format_, *values), [decode(format_, value) for value in values]
+    assert block.rows.to_pylist() == [row for each in alone for row in each.rows.to_pylist()]
+    assert block.rejects == tuple((i, why) for i, each in enumerate(alone) for _, why in each.rejects)
+    assert block.rejects[0][0] == 0
+
+
 PIECES = st.lists(
     st.sampled_from(['"', ",", "\n", "\r", "1", "x", " ", '""', "\ufeff", "é", "\0", "a,b", '1,"'])
     | st.text(max_size=2),

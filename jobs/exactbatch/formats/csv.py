@@ -106,7 +106,9 @@ class Csv:
         self._refuse_misread(text, token)
         try:
             table = self._read(text, token, self._types)
-            if len(table) != len(text) or not pc.all(pc.equal(table.column(_TOKEN), token)).as_py():
+            # The row of an empty line has a null instead of the token.
+            ends = pc.equal(table.column(_TOKEN), token)
+            if len(table) != len(text) or not pc.all(ends, skip_nulls=False).as_py():
                 raise ValueError("rows do not match values")
         except ValueError as error:
             raise ValueError(self._reason(text, str(error)) if len(text) == 1 else "") from None
