@@ -15,7 +15,7 @@ from exactbatch.batch.session import spark_session
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status
-from exactbatch.errors.translation import all_errors_own
+from exactbatch.errors.translation import translate_all_errors
 from exactbatch.settings import Settings
 
 
@@ -36,7 +36,7 @@ def main() -> int:
     logger = logging.getLogger("exactbatch")
     logger.setLevel(logging.INFO)
     try:
-        with all_errors_own():
+        with translate_all_errors():
             pipeline = load_pipeline(arguments.pipeline)
             settings = Settings.from_environment()
             with spark_session(pipeline) as spark:

@@ -18,7 +18,7 @@ import pytest
 
 from exactbatch.audit.audit import audit
 from exactbatch.errors import ExactbatchError, TargetMismatch
-from exactbatch.errors.sqlstates import LOST, UNTOLD, meaning, refuses
+from exactbatch.errors.sqlstates import LOST, NO_SQLSTATE, is_refusal, meaning
 from exactbatch.operations.compact import compact_changes
 from exactbatch.operations.report import load_report
 from exactbatch.operations.status import load_status
@@ -119,7 +119,7 @@ def check(code: str, error: ExactbatchError, asked: Asked) -> None:
     assert "adbc" not in message.lower(), what
     assert "error in exactbatch" not in message, what
     lost = meaning(code) is LOST
-    if UNTOLD.what in message:
+    if NO_SQLSTATE.what in message:
         assert error.retryable, what  # ADBC has told no SQLSTATE
     elif type(error).__name__ == "StagedRowsDiffer":
         assert code == "42P01", what
@@ -128,7 +128,7 @@ def check(code: str, error: ExactbatchError, asked: Asked) -> None:
         assert (LOST.what in message) == lost, what
         assert meaning(code).what in message or own_words, what
     if isinstance(error, TargetMismatch):
-        assert refuses(code), what
+        assert is_refusal(code), what
 
 
 def chosen(statements: Sequence[Asked], shift: int) -> Iterator[tuple[int, list[str]]]:

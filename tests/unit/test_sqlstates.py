@@ -22,15 +22,15 @@ from exactbatch.errors import (
 from exactbatch.errors.sqlstates import (
     LOST,
     MEANINGS,
+    NO_SQLSTATE,
     UNLISTED,
-    UNTOLD,
     Meaning,
+    connection_error,
+    error_for,
+    is_refusal,
     meaning,
-    not_let_in,
-    refused,
-    refuses,
 )
-from exactbatch.errors.translation import all_errors_own, own_error, own_errors
+from exactbatch.errors.translation import translate, translate_all_errors, translate_errors
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "errors.md"
 # Postgres 18 has these, and psycopg2 does not know them.
@@ -49,7 +49,7 @@ LOST_CODES: Final = {"40003", "57P01", "57P02"}
 
 @pytest.mark.parametrize("code", sorted(CODES))
 def test_every_code_of_postgres_is_retryable_or_terminal_and_says_what_it_is(code):
-    error = refused(code, "what the server said", where="batch 7")
+    error = error_for(code, "what the server said", where="batch 7")
     assert error.retryable == (code[:2] in RETRYABLE or code in ALSO_RETRYABLE)
     assert str(error).startswith(f"batch 7: {meaning(code).what}: what the server said (SQLSTATE {code}). ")
     assert str(error).endswith(meaning(code).remedy)
@@ -60,22 +60,22 @@ def test_every_code_of_postgres_is_retryable_or_terminal_and_says_what_it_is(cod
 
 
 def test_a_code_that_nobody_knows_is_terminal():
-    assert type(refused("MY001", "because")) is StatementRefused
-    assert type(refused("99999", "because")) is StatementRefused
+    assert type(error_for("MY001", "because")) is StatementRefused
+    assert type(error_for("99999", "because")) is StatementRefused
 
 
 def test_only_a_staging_table_that_is_gone_is_read_again():
-    gone = refused("42P01", 'relation "exactbatch_staging.batch_1_a_rows" does not exist')
+    gone = error_for("42P01", 'relation "exactbatch_staging.batch_1_a_rows" does not exist')
     assert type(gone) is StagedRowsDiffer
-    assert type(refused("42P01", 'relation "public.flights" does not exist')) is StatementRefused
+    assert type(error_for("42P01", 'relation "public.flights" does not exist')) is StatementRefused
 
 
 def test_what_refuses_rows_is_told_from_the_servers_own_trouble():
     assert all(
-        map(refuses, ("22003", "23505", "42501", "42P01", "44000", "54000", "55000", "0A000", "P0001"))
+        map(is_refusal, ("22003", "23505", "42501", "42P01", "44000", "54000", "55000", "0A000", "P0001"))
     )
     assert not any(
-        map(refuses, (None, "08006", "25006", "40001", "53100", "55P03", "57014", "57P01", "XX000"))
+        map(is_refusal, (None, "08006", "25006", "40001", "53100", "55P03", "57014", "57P01", "XX000"))
     )
 
 
@@ -92,11 +92,11 @@ CONNECTING: Final = [
 
 @pytest.mark.parametrize(("said", "code"), CONNECTING)
 def test_a_login_that_is_refused_is_terminal(said, code):
-    error = not_let_in(said)
+    error = connection_error(said)
     assert type(error) is ConfigurationError
     assert f"{said} (SQLSTATE {code})" in str(error)
     # Of two servers one may still let it in.
-    both = not_let_in(f'connection to server at "a", port 1 failed: Connection refused; {said}')
+    both = connection_error(f'connection to server at "a", port 1 failed: Connection refused; {said}')
     assert type(both) is PostgresUnavailable
 
 
@@ -108,8 +108,8 @@ def test_a_login_that_is_refused_is_terminal(said, code):
     ],
 )
 def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said):
-    assert type(not_let_in(said)) is PostgresUnavailable
-    assert f"cannot connect to Postgres: {said}. " in str(not_let_in(said))
+    assert type(connection_error(said)) is PostgresUnavailable
+    assert f"cannot connect to Postgres: {said}. " in str(connection_error(said))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said):
     ],
 )
 def test_what_is_known_of_a_server_that_lets_in_nobody_now_is_told(said, told):
-    error = not_let_in(f'connection to server at "h", port 1 failed: {said}')
+    error = connection_error(f'connection to server at "h", port 1 failed: {said}')
     assert type(error) is PostgresUnavailable
     assert told in str(error)
 
@@ -145,7 +145,7 @@ class FromAdbc(Exception):
 
 
 def adbc(message: str, sqlstate: str | None = None, **details: str) -> ExactbatchError:
-    error = own_error(FromAdbc(message, sqlstate, **details), "t[0] 0..5")
+    error = translate(FromAdbc(message, sqlstate, **details), "t[0] 0..5")
     assert error is not None
     return error
 
@@ -162,7 +162,7 @@ def test_what_adbc_raises_is_told_by_what_the_server_said():
     lost = adbc("IO: Failed to prepare query: FATAL:  terminating connection\nserver closed the connection\n")
     assert "the connection to Postgres was lost: Failed to prepare query: FATAL: " in str(lost)
     untold = adbc("NOT_FOUND: [libpq] Failed to execute query: ERROR:  relation does not exist\nQuery was: x")
-    assert str(untold).startswith(f"t[0] 0..5: {UNTOLD.what}: ")
+    assert str(untold).startswith(f"t[0] 0..5: {NO_SQLSTATE.what}: ")
     assert "Query was" not in str(untold)
     assert "lost" not in str(untold)
     assert type(adbc("IO: [libpq] Failed to connect: connection to server at x failed: timeout")) is (
@@ -210,18 +210,18 @@ def test_errors_of_other_libraries_become_our_own_and_none_other_does():
         KafkaError("x"),
         KafkaException("y"),
     ]
-    names = [type(own_error(each)).__name__ for each in found]
+    names = [type(translate(each)).__name__ for each in found]
     assert names == ["TasksFailed", "TasksFailed", "KafkaUnavailable", "KafkaUnavailable"]
-    assert own_error(ValueError("x")) is None
-    assert own_error(psycopg2.ProgrammingError("no results to fetch")) is None
-    with pytest.raises(TasksFailed), own_errors():
+    assert translate(ValueError("x")) is None
+    assert translate(psycopg2.ProgrammingError("no results to fetch")) is None
+    with pytest.raises(TasksFailed), translate_errors():
         raise Py4JError("gone")
-    with pytest.raises(KeyError), own_errors():
+    with pytest.raises(KeyError), translate_errors():
         raise KeyError("x")
 
 
 def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(caplog):
-    with pytest.raises(UnexpectedError) as caught, all_errors_own():
+    with pytest.raises(UnexpectedError) as caught, translate_all_errors():
         len(3)  # type: ignore[arg-type]
     assert "TypeError: object of type 'int' has no len(), raised in test_sqlstates.py, line " in str(
         caught.value
@@ -229,7 +229,7 @@ def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(ca
     assert [record.exc_info is not None for record in caplog.records] == [True]
     caplog.clear()
     for passes in (StatementRefused("x"), LookupError("y")):
-        with pytest.raises(type(passes)), all_errors_own(but=(LookupError,)):
+        with pytest.raises(type(passes)), translate_all_errors(but=(LookupError,)):
             raise passes
     assert not caplog.text
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.errors import ExactbatchError
-from exactbatch.errors.translation import all_errors_own
+from exactbatch.errors.translation import translate_all_errors
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def airflow_errors() -> Iterator[None]:
     """End the task at once for a terminal error; leave any other error to Airflow's retries."""
     try:
-        with all_errors_own(but=(AirflowException,)):
+        with translate_all_errors(but=(AirflowException,)):
             yield
     except ExactbatchError as error:
         if error.retryable:

@@ -15,7 +15,7 @@ from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.errors import ExactbatchError
-from exactbatch.errors.translation import all_errors_own
+from exactbatch.errors.translation import translate_all_errors
 from exactbatch.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _announce(settings: "Settings", plans: Sequence[UUID]) -> None:
 def _show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> None:
     """Commit to the consumer group that lag tools read. exactbatch does not read it, so an error is only logged."""
     try:
-        with all_errors_own():
+        with translate_all_errors():
             stored = {key: offset for key, offset in report.stored.items() if key[0] in pipeline.topics}
             broker.commit_group(f"exactbatch.{pipeline.name}", stored)
     except ExactbatchError as error:

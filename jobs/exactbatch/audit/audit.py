@@ -17,7 +17,7 @@ from exactbatch.audit.places import find_places, pipeline_counts_batches, sharin
 from exactbatch.audit.report import AuditReport, TargetAudit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.values import ExpectedValues
-from exactbatch.errors.translation import own_errors
+from exactbatch.errors.translation import translate_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema, ledger_session
 from exactbatch.model import Covered, LogPartition
@@ -28,7 +28,7 @@ from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 
 
-@own_errors()
+@translate_errors()
 def audit(
     pipeline: Pipeline,
     settings: Settings,

@@ -31,7 +31,7 @@ from exactbatch.batch.transform import TransformStager
 from exactbatch.batch.uncastable import reject_uncastable
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced
-from exactbatch.errors.translation import own_errors
+from exactbatch.errors.translation import translate_errors
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session
@@ -65,7 +65,7 @@ def process_batch(
         where = f"batch {batch_id} of pipeline {pipeline.name!r}"
         with (
             _record_failure(settings, batch),
-            own_errors(),
+            translate_errors(),
             jvm_errors(),
             launch_timeout(spark, pipeline.launch_timeout, where),
             batch_session(spark, pipeline) as session,

@@ -13,8 +13,8 @@ from exactbatch.batch.decode import Changes, RangeReader
 from exactbatch.batch.rejects import REJECT_SCHEMA, too_many_rejects
 from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
-from exactbatch.errors.sqlstates import refuses
-from exactbatch.errors.translation import adbc_said
+from exactbatch.errors.sqlstates import is_refusal
+from exactbatch.errors.translation import adbc_message
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format, WithMessage, with_registry
 from exactbatch.offsets import OffsetRange
@@ -167,10 +167,10 @@ def _check_arrived(task: RangeTask, rows: int, sent: int, done: WriteCounts) -> 
 
 def _raise_refused(task: RangeTask, error: AdbcError) -> None:
     """Raise TargetMismatch if the target, its triggers or its constraints have refused what was written."""
-    if refuses(error.sqlstate):
+    if is_refusal(error.sqlstate):
         raise TargetMismatch(
             f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
-            f"{adbc_said(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
+            f"{adbc_message(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
             f"target, or what the pipeline writes.",
             batch_id=task.batch_id,
             sqlstate=error.sqlstate,

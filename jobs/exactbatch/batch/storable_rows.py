@@ -12,10 +12,10 @@ from adbc_driver_manager import Error as AdbcError
 from exactbatch.batch.rejects import REJECT_SCHEMA, PendingRejects, note_attempt
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformFailed
-from exactbatch.errors.translation import adbc_detail, adbc_said
+from exactbatch.errors.sqlstates import DATA_EXCEPTION
+from exactbatch.errors.translation import adbc_detail, adbc_message
 from exactbatch.formats.postgres_limits import NUL, check_storable
 
-_BAD_VALUE: Final = "22"  # the class of SQLSTATE
 # Where Postgres says that an error in a COPY occurred.
 _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)(?:, column (.+))?")
 
@@ -115,12 +115,12 @@ def _record_of(batch: pa.RecordBatch, row: int) -> str:
 
 def raise_refused_value(error: AdbcError, records: RecordsOfRows) -> None:
     """Raise TransformFailed if Postgres has refused a value; it names the column and the records of the row."""
-    if not (error.sqlstate or "").startswith(_BAD_VALUE):
+    if not (error.sqlstate or "").startswith(DATA_EXCEPTION):
         return
     line = _LINE.search(adbc_detail(error, "CONTEXT"))
     record = records.of(int(line[1])) if line else ""
     column = f"column {line[2]!r}: " if line and line[2] else ""
     raise TransformFailed(
         f"{column}Postgres cannot store a value that the transform returns{f', from {record}' if record else ''}: "
-        f"{adbc_said(error)} (SQLSTATE {error.sqlstate}). Nothing was written. Let the transform remove it."
+        f"{adbc_message(error)} (SQLSTATE {error.sqlstate}). Nothing was written. Let the transform remove it."
     ) from error

@@ -24,6 +24,7 @@ from exactbatch.batch.staging_tables import StagingTables, identifier
 from exactbatch.batch.task import StagedBatch
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
+from exactbatch.errors.sqlstates import NOT_OF_A_VALUE
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
@@ -38,8 +39,6 @@ _VALUE_ERRORS: Final = (
     psycopg2.NotSupportedError,
     psycopg2.ProgrammingError,
 )
-# SQLSTATEs that concern the server, the session, a privilege or a missing staging table, and not a value.
-_SERVER_ERRORS: Final = "^(08|25|40|53|57|58|XX|42501|42P01)"
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_uncastable")
 _SHOWN: Final = 200  # characters of a value that a reason repeats
 _PAGE: Final = 50_000  # notes that the driver holds at a time
@@ -145,7 +144,7 @@ def note_uncastable(
     try:
         cursor.execute(_all_at_once(rules, tables, staged, limit))
     except _VALUE_ERRORS as error:
-        if re.search(_SERVER_ERRORS, error.pgcode or ""):
+        if re.search(NOT_OF_A_VALUE, error.pgcode or ""):
             raise
         # A check of a domain, or a type of an extension, raises an error where Postgres's own types return false.
         cursor.execute("rollback to savepoint uncastable")
@@ -249,7 +248,7 @@ def _function(cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables
         ).format(
             reason=rule.reason,
             condition=rule.condition,
-            server_errors=sql.Literal(_SERVER_ERRORS),
+            server_errors=sql.Literal(NOT_OF_A_VALUE),
             where=sql.Literal("" if rule.column is None else f"column {rule.column!r}: "),
             column=sql.SQL("null") if rule.column is None else sql.Identifier(rule.column),
             shown=sql.Literal(_SHOWN),

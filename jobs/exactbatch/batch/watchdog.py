@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from exactbatch.errors import PostgresUnavailable
-from exactbatch.errors.translation import own_errors
+from exactbatch.errors.translation import translate_errors
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch")
@@ -79,7 +79,7 @@ def run_with_stall_timeout(
 
     def run() -> None:
         try:
-            with own_errors(where):
+            with translate_errors(where):
                 result = work(stall_timeout)
             future.set_result(result)
         except BaseException as error:

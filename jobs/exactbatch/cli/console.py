@@ -14,7 +14,7 @@ from rich.text import Text
 
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status
-from exactbatch.errors.translation import all_errors_own
+from exactbatch.errors.translation import translate_all_errors
 
 P = ParamSpec("P")
 
@@ -36,7 +36,7 @@ def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         _escape_unprintable_characters()
         try:
-            with all_errors_own(but=(typer.Exit, typer.Abort)):
+            with translate_all_errors(but=(typer.Exit, typer.Abort)):
                 command(*args, **kwargs)
         except ExactbatchError as error:
             err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))

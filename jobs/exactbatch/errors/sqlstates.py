@@ -20,6 +20,9 @@ from exactbatch.errors import (
 
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_TABLE: Final = "42P01"
+DATA_EXCEPTION: Final = "22"  # the class of errors about a value
+# A regular expression: errors of the server, the session, a privilege or a missing staging table, not of a value.
+NOT_OF_A_VALUE: Final = f"^(08|25|40|53|57|58|XX|{INSUFFICIENT_PRIVILEGE}|{UNDEFINED_TABLE})"
 _STAGING: Final = "exactbatch_staging"
 _QUERY_WAIT: Final = "query_wait_timeout"
 _POLICY: Final = "row-level security"
@@ -48,7 +51,7 @@ LOST: Final = Meaning(
     "If the server closed it, the server's log has the reason.",
     ended=True,
 )
-_OWN_TROUBLE: Final = Meaning(PostgresUnavailable, "Postgres had an internal or system error", _SEE_LOG)
+_SERVER_ERROR: Final = Meaning(PostgresUnavailable, "Postgres had an internal or system error", _SEE_LOG)
 _NO_ROOM: Final = Meaning(
     PostgresUnavailable,
     "the server ran out of disk space, memory or another resource",
@@ -131,7 +134,7 @@ UNLISTED: Final = Meaning(
     "Correct the trigger, function or extension that raises it; or the server is not Postgres.",
 )
 # ADBC reports some errors without an SQLSTATE. They can be any error, so they count as retryable.
-UNTOLD: Final = Meaning(
+NO_SQLSTATE: Final = Meaning(
     PostgresUnavailable, "Postgres did not run a statement", "Check the server's log, then try again."
 )
 _STAGING_GONE: Final = Meaning(
@@ -254,14 +257,14 @@ MEANINGS: Final[Mapping[str, Meaning]] = {
         "Clear that setting for this login: alter role … set idle_session_timeout = 0.",
         ended=True,
     ),
-    "58": _OWN_TROUBLE,
+    "58": _SERVER_ERROR,
     "72": _ROLLED_BACK,
-    "F0": _OWN_TROUBLE,
+    "F0": _SERVER_ERROR,
     "HV": _FOREIGN,
     "HV001": _FOREIGN_AWAY,
     "HV00N": _FOREIGN_AWAY,
     "P0": _RAISED,
-    "XX": _OWN_TROUBLE,
+    "XX": _SERVER_ERROR,
 }
 
 # Messages, in English, of servers that refuse a connection: libpq reports no SQLSTATE for them.
@@ -282,60 +285,59 @@ def meaning(sqlstate: str) -> Meaning:
     return MEANINGS.get(sqlstate) or MEANINGS.get(sqlstate[:2]) or UNLISTED
 
 
-def refuses(sqlstate: str | None) -> bool:
+def is_refusal(sqlstate: str | None) -> bool:
     """True if the server refuses the rows of a statement; false for an internal error and for a lost session."""
     return sqlstate is not None and (
         sqlstate == INSUFFICIENT_PRIVILEGE or meaning(sqlstate).error is StatementRefused
     )
 
 
-def refused(sqlstate: str | None, said: str, *, where: str = "", lost: bool = True) -> ExactbatchError:
+def error_for(sqlstate: str | None, message: str, *, where: str = "", lost: bool = True) -> ExactbatchError:
     """Return the error for an SQLSTATE and the server's message.
 
-    Without an SQLSTATE, the connection was lost or, if `lost` is False, the error is unknown. The message begins
-    with `where`: the batch, range, target or login.
+    Without an SQLSTATE, the connection was lost or, if `lost` is False, the error is unknown. The text begins with
+    `where`: the batch, range, target or login.
     """
-    if _QUERY_WAIT in said:
-        found = _POOL_FULL
+    if _QUERY_WAIT in message:
+        meant = _POOL_FULL
     elif sqlstate is None:
-        found = LOST if lost else UNTOLD
-    elif sqlstate == UNDEFINED_TABLE and _STAGING in said:
-        found = _STAGING_GONE
-    elif sqlstate == INSUFFICIENT_PRIVILEGE and _POLICY in said:
-        found = _HIDDEN
+        meant = LOST if lost else NO_SQLSTATE
+    elif sqlstate == UNDEFINED_TABLE and _STAGING in message:
+        meant = _STAGING_GONE
+    elif sqlstate == INSUFFICIENT_PRIVILEGE and _POLICY in message:
+        meant = _HIDDEN
     else:
-        found = meaning(sqlstate)
+        meant = meaning(sqlstate)
     outcome = (
         "The next try finds in the ledger whether the transaction was committed."
-        if found.ended
+        if meant.ended
         else "This transaction wrote nothing."
     )
     code = "" if sqlstate is None else f" (SQLSTATE {sqlstate})"
     start = f"{where}: " if where else ""
-    return found.error(f"{start}{found.what}: {said}{code}. {outcome} {found.remedy}", sqlstate=sqlstate)
+    return meant.error(f"{start}{meant.what}: {message}{code}. {outcome} {meant.remedy}", sqlstate=sqlstate)
 
 
-def not_let_in(said: str, *, where: str = "") -> ExactbatchError:
+def connection_error(message: str, *, where: str = "") -> ExactbatchError:
     """Return the error for libpq's message about a session that was not established.
 
     It is terminal if every host of the connection string refuses this login, database or setting.
     """
-    if _QUERY_WAIT in said:
-        return refused(None, said, where=where)
+    if _QUERY_WAIT in message:
+        return error_for(None, message, where=where)
     start = f"{where}: " if where else ""
-    answers = said.split(_PLACE)[1:] or [said]
-    found = [_sqlstate_of(answer) for answer in answers]
-    codes = [code for code in found if code is not None]
-    if len(codes) == len(found):
+    codes = [_sqlstate_of(answer) for answer in message.split(_PLACE)[1:] or [message]]
+    known = [code for code in codes if code is not None]
+    if len(known) == len(codes):
         # If one of the hosts may accept the login later, its answer counts.
-        code = next((code for code in codes if meaning(code).error.retryable), codes[0])
-        known = meaning(code)
-        return known.error(f"{start}{known.what}: {said} (SQLSTATE {code}). {known.remedy}", sqlstate=code)
+        code = next((code for code in known if meaning(code).error.retryable), known[0])
+        meant = meaning(code)
+        return meant.error(f"{start}{meant.what}: {message} (SQLSTATE {code}). {meant.remedy}", sqlstate=code)
     return PostgresUnavailable(
-        f"{start}cannot connect to Postgres: {said}. Check the connection string (EXACTBATCH_POSTGRES, or Airflow's "
+        f"{start}cannot connect to Postgres: {message}. Check the connection string (EXACTBATCH_POSTGRES, or Airflow's "
         f"postgres_default) and that the server is up."
     )
 
 
-def _sqlstate_of(said: str) -> str | None:
-    return next((code for code, pattern in _CONNECTING if pattern.search(said)), None)
+def _sqlstate_of(answer: str) -> str | None:
+    return next((code for code, pattern in _CONNECTING if pattern.search(answer)), None)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from exactbatch.errors import ExactbatchError, KafkaUnavailable, TasksFailed, UnexpectedError
-from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, not_let_in, refused
+from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE, connection_error, error_for
 
-log = logging.getLogger("exactbatch")
+logger = logging.getLogger("exactbatch")
 
 # libpq's messages about a lost connection. ADBC reports other errors without an SQLSTATE, too.
 _GONE: Final = re.compile(
@@ -31,7 +31,7 @@ _DENIED: Final = re.compile(r"ERROR:\s+permission denied for")
 
 
 @contextmanager
-def own_errors(where: str = "") -> Iterator[None]:
+def translate_errors(where: str = "") -> Iterator[None]:
     """Raise an ExactbatchError instead of a library's exception; other exceptions pass unchanged.
 
     The message begins with `where`: a batch, range or target.
@@ -39,29 +39,29 @@ def own_errors(where: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (own := own_error(error, where)) is None:
+        if (own := translate(error, where)) is None:
             raise
         raise own from error
 
 
 @contextmanager
-def all_errors_own(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def translate_all_errors(*, but: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """Raise only ExactbatchErrors and exceptions of the classes in `but`: for the outermost frame of a command or
     a task.
 
     Any other exception becomes an UnexpectedError, and its traceback goes to the log.
     """
     try:
-        with own_errors():
+        with translate_errors():
             yield
     except Exception as error:
         if isinstance(error, (ExactbatchError, *but)):
             raise
-        log.exception("traceback of an unexpected error:")
+        logger.exception("traceback of an unexpected error:")
         raise unexpected(error) from error
 
 
-def own_error(error: Exception, where: str = "") -> ExactbatchError | None:
+def translate(error: Exception, where: str = "") -> ExactbatchError | None:
     """Return the error of exactbatch for an exception of a library; None for any other exception."""
     libraries = {class_.__module__.partition(".")[0] for class_ in type(error).__mro__}
     if "psycopg2" in libraries:
@@ -88,7 +88,7 @@ def unexpected(error: Exception) -> UnexpectedError:
     return UnexpectedError(_unexpected(f"{type(error).__name__}: {_in_one_line(str(error))}{place}"))
 
 
-def psycopg2_said(error: Any) -> str:
+def psycopg2_message(error: Any) -> str:
     """Return the primary message and the detail of a psycopg2 error, or its text if the server sent neither."""
     primary, detail = error.diag.message_primary, error.diag.message_detail
     if not primary:
@@ -96,7 +96,7 @@ def psycopg2_said(error: Any) -> str:
     return _in_one_line(f"{primary} ({detail})" if detail else primary)
 
 
-def adbc_said(error: Any) -> str:
+def adbc_message(error: Any) -> str:
     """Return the primary message and the detail of an ADBC error, or its text if ADBC reports neither."""
     primary, detail = adbc_detail(error, "MESSAGE_PRIMARY"), adbc_detail(error, "MESSAGE_DETAIL")
     return _in_one_line(f"{primary} ({detail})" if detail else primary or _adbc_text(error))
@@ -111,7 +111,7 @@ def _of_psycopg2(error: Any, where: str) -> ExactbatchError | None:
     lost = ("OperationalError", "InterfaceError", "DatabaseError")
     if error.pgcode is None and type(error).__name__ not in lost:
         return None  # psycopg2 was used incorrectly
-    return refused(error.pgcode, psycopg2_said(error), where=where)
+    return error_for(error.pgcode, psycopg2_message(error), where=where)
 
 
 def _of_adbc(error: Any, where: str) -> ExactbatchError:
@@ -120,10 +120,10 @@ def _of_adbc(error: Any, where: str) -> ExactbatchError:
         # Raised by the Python code that produces ADBC's rows, and wrapped.
         return UnexpectedError(_unexpected(_in_one_line(text.rstrip().splitlines()[-1])))
     if error.sqlstate is None and _NOT_CONNECTED in text:
-        return not_let_in(_in_one_line(text), where=where)
+        return connection_error(_in_one_line(text), where=where)
     if error.sqlstate is None and _DENIED.search(text):
-        return refused(INSUFFICIENT_PRIVILEGE, adbc_said(error), where=where)
-    return refused(error.sqlstate, adbc_said(error), where=where, lost=_GONE.search(text) is not None)
+        return error_for(INSUFFICIENT_PRIVILEGE, adbc_message(error), where=where)
+    return error_for(error.sqlstate, adbc_message(error), where=where, lost=_GONE.search(text) is not None)
 
 
 def _adbc_text(error: Any) -> str:

@@ -6,7 +6,7 @@ import adbc_driver_postgresql
 from adbc_driver_manager import AdbcConnection, AdbcStatement, dbapi
 from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.errors.translation import adbc_said, own_error
+from exactbatch.errors.translation import adbc_message, translate
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
 from exactbatch.postgres.session_settings import (
     FOUND,
@@ -95,7 +95,7 @@ def connect_arrow(
         try:
             return _open(complete, settings)
         except AdbcError as error:
-            if (refusal := startup_option_refused(adbc_said(error)) or own_error(error)) is None:
+            if (refusal := startup_option_refused(adbc_message(error)) or translate(error)) is None:
                 raise
             raise refusal from None
 

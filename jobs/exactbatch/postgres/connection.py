@@ -14,7 +14,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
-from exactbatch.errors.translation import own_error
+from exactbatch.errors.translation import translate
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
 from exactbatch.postgres.session_settings import FOUND, Found, SessionSettings, milliseconds
 
@@ -185,6 +185,6 @@ def clear_errors(connection: Connection) -> Iterator[None]:
                 f"whether the transaction was committed."
             ) from error
         login = f"login {connection.info.user!r}" if error.pgcode == INSUFFICIENT_PRIVILEGE else ""
-        if (own := own_error(error, login)) is None:
+        if (own := translate(error, login)) is None:
             raise
         raise own from error

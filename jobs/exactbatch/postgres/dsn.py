@@ -8,8 +8,8 @@ import psycopg2
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.errors.sqlstates import not_let_in
-from exactbatch.errors.translation import psycopg2_said
+from exactbatch.errors.sqlstates import connection_error
+from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.session_settings import SessionSettings, milliseconds, startup_option_refused
 
 CONNECT_TIMEOUT: Final = 10  # seconds
@@ -41,8 +41,8 @@ def connecting_errors() -> Iterator[None]:
     try:
         yield
     except psycopg2.OperationalError as error:
-        message = psycopg2_said(error)
-        raise startup_option_refused(message) or not_let_in(message) from None
+        message = psycopg2_message(error)
+        raise startup_option_refused(message) or connection_error(message) from None
     except psycopg2.ProgrammingError:
         # libpq quotes the part that it could not parse, which may be a part of the password.
         raise ConfigurationError(

@@ -10,7 +10,7 @@ from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
-from exactbatch.errors.translation import psycopg2_said
+from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.staged_rows import StagedRows
@@ -65,7 +65,7 @@ def constraint_error(
     where = f", column {' or '.join(columns)}" if columns else ""
     refused = _Refused() if candidates is None else _refused_rows(cursor, error, candidates, columns)
     return TargetMismatch(
-        f"target {target}{where}: it refuses what the batch writes: {psycopg2_said(error)}{refused} (SQLSTATE "
+        f"target {target}{where}: it refuses what the batch writes: {psycopg2_message(error)}{refused} (SQLSTATE "
         f"{error.pgcode}). Nothing was written. Correct the target, or what the pipeline writes."
         f"{_deferrable(cursor, target, error)}",
         **refused.first,
@@ -93,7 +93,7 @@ def _deferrable(cursor: Cursor, target: str, error: psycopg2.Error) -> str:
 
 
 def _missing_privilege(cursor: Cursor, target: str, error: psycopg2.Error) -> TargetMismatch:
-    message = psycopg2_said(error)
+    message = psycopg2_message(error)
     cursor.execute(
         "select quote_ident(current_user), relname from pg_class where oid = to_regclass(%s)", (target,)
     )

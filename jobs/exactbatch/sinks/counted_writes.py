@@ -11,7 +11,7 @@ import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
-from exactbatch.errors.sqlstates import refuses
+from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.postgres.catalog import changers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.constraint_errors import constraint_error
@@ -37,7 +37,7 @@ def write_rows(
         # A deferred constraint would fail at the commit, when the rows that break it are no longer known.
         cursor.execute("set constraints all immediate")
     except psycopg2.Error as error:
-        if not refuses(error.pgcode):
+        if not is_refusal(error.pgcode):
             raise
         cursor.execute("rollback to savepoint write")
         raise constraint_error(cursor, table.spec, error, candidates) from error
@@ -72,7 +72,7 @@ def delete_rows(
             sqlstate=error.pgcode,
         ) from error
     except psycopg2.Error as error:
-        if not refuses(error.pgcode):
+        if not is_refusal(error.pgcode):
             raise
         cursor.execute("rollback to savepoint write")
         raise constraint_error(cursor, table.spec, error, None) from error

@@ -12,7 +12,7 @@ from exactbatch.batch.executors import loaded
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.task import dump
 from exactbatch.errors import ExactbatchError, TasksFailed
-from exactbatch.errors.translation import all_errors_own
+from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -169,7 +169,7 @@ def process_replay(case: AnsweredBatches) -> Any:
 def outcome(work: Callable[[], Any]) -> ExactbatchError | None:
     """Return the error that a command or a task would end with, or None."""
     try:
-        with all_errors_own():
+        with translate_all_errors():
             work()
     except ExactbatchError as error:
         return error
