@@ -4,7 +4,7 @@ each role."""
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,12 +35,12 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")
-def settings(airflow_settings: Settings) -> Settings:
+def settings(airflow_settings):
     return airflow_settings
 
 
 @pytest.fixture(scope="module")
-def airflow(one_airflow: LocalAirflow, settings: Settings) -> Iterator[LocalAirflow]:
+def airflow(one_airflow, settings):
     """Airflow with the flights pipeline, and SENT records in its topic."""
     create_topic(settings.kafka, "flights")
     send(settings.kafka, "flights", [value for value, _ in zip(flights(), range(SENT), strict=False)])
@@ -51,7 +51,7 @@ def airflow(one_airflow: LocalAirflow, settings: Settings) -> Iterator[LocalAirf
 
 
 @pytest.fixture(scope="module")
-def killed_run(airflow: LocalAirflow, hold: Path) -> dict[str, Any]:
+def killed_run(airflow, hold):
     """A run whose driver is killed after staging; what could be seen of it while it was alive."""
     run_id = airflow.trigger("flights")
     _wait(Path(f"{hold}.held").exists, "the driver to hold after staging", airflow)
@@ -211,9 +211,7 @@ def test_secrets_are_in_no_argument_log_xcom_template_table_event_log_or_spark_p
 
 
 @pytest.fixture
-def refused(
-    airflow: LocalAirflow, settings: Settings, stack: LocalStack, tmp_path: Path
-) -> Iterator[dict[str, str]]:
+def refused(airflow, settings, stack, tmp_path):
     """Connections to servers that ask for another password; what they say to this one."""
     dsn = psycopg2.extensions.parse_dsn(settings.postgres)
     with (

@@ -6,7 +6,6 @@
 import json
 import random
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -35,12 +34,12 @@ BY_HAND = {"dag_run_id": "by_hand", "logical_date": None}
 
 
 @pytest.fixture(scope="module")
-def settings(airflow_settings: Settings) -> Settings:
+def settings(airflow_settings):
     return airflow_settings
 
 
 @pytest.fixture(scope="module")
-def expected(settings: Settings) -> dict[int, list[int]]:
+def expected(settings):
     """A day of records in two partitions, some of them late; for each hour's begin the offset, by partition."""
     admin = AdminClient(dict(settings.kafka))
     # The records are old: retention must not take them.
@@ -71,9 +70,7 @@ def expected(settings: Settings) -> dict[int, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def airflow(
-    one_airflow: LocalAirflow, settings: Settings, expected: dict[int, list[int]], hold: Path
-) -> Iterator[LocalAirflow]:
+def airflow(one_airflow, settings, expected, hold):
     """Airflow with an hourly pipeline, whose drivers wait for nothing. It ends with this module, the last one that
     needs it: what comes then may have its share of the machine."""
     assert expected
@@ -85,7 +82,7 @@ def airflow(
 
 
 @pytest.fixture(scope="module")
-def advanced(airflow: LocalAirflow, settings: Settings) -> str:
+def advanced(airflow, settings):
     """The run_id of the scheduled run, which loads the whole day; unpausing the DAG has started it."""
     deadline = time.monotonic() + 400
     while not (runs := _runs(airflow, "scheduled")):

@@ -5,7 +5,6 @@ The master, two workers and the driver are real; all of these settings are on at
 
 import signal
 import time
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -48,7 +47,7 @@ AT_ONCE: Final = {
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+def cluster(tmp_path_factory):
     """A cluster of this module alone."""
     cluster = SparkCluster(tmp_path_factory.mktemp("cluster"), cores=2, await_executors=0, properties=SITE)
     try:

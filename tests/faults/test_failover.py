@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import UUID
@@ -40,7 +39,6 @@ from support.environment import HOME, LONG
 from support.faults.failover import ANY_TIME, BY_RANGE, PLANNING, STAGED, Life
 from support.faults.held import held
 from support.faults.replicas import Pair
-from support.topics import Topic
 from support.waiting import wait_for
 
 BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,7 +60,7 @@ MakeLife = Callable[[str], Life]
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
+def pair():
     """Two servers of this module alone."""
     pair = Pair(HOME, f"pair-{os.getpid()}")
     try:
@@ -72,7 +70,7 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture
-def make_life(spark: Any, pair: Pair, make_topic: Callable[..., Topic], tmp_path: Path) -> Iterator[MakeLife]:
+def make_life(spark, pair, make_topic, tmp_path):
     """A pipeline with a sink by its name, in a database of its own on the pair."""
     made: list[Life] = []
 
@@ -87,9 +85,7 @@ def make_life(spark: Any, pair: Pair, make_topic: Callable[..., Topic], tmp_path
 
 
 @pytest.mark.parametrize(("sink", "moment", "synchronous"), ALL if LONG else FEW)
-def test_a_promotion_takes_results_and_offsets_back_together(
-    pair: Pair, make_life: MakeLife, sink: str, moment: str, synchronous: bool
-) -> None:
+def test_a_promotion_takes_results_and_offsets_back_together(pair, make_life, sink, moment, synchronous):
     life = make_life(sink)
     pair.attach(synchronous=synchronous)
     found = life.promoted(moment, synchronous=synchronous, chance=0.3)
@@ -142,9 +138,7 @@ def group_offset(life: Life) -> int:
     return sum(offsets.values())
 
 
-def test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored(
-    pair: Pair, make_life: MakeLife, tmp_path: Path
-) -> None:
+def test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored(pair, make_life, tmp_path):
     from airflow.sdk.exceptions import AirflowFailException
 
     life = make_life("append")
@@ -226,8 +220,8 @@ def range_task(life: Life, batch: Batch, until: int) -> RangeTask:
 
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
 def test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_number(
-    make_life: MakeLife, monkeypatch: pytest.MonkeyPatch, moment: str
-) -> None:
+    make_life, monkeypatch, moment
+):
     """Its range begins where the other's does, and ends earlier: the rest would never be read."""
     life = make_life("partition")
     batch = life.plan()
@@ -247,7 +241,7 @@ def test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_n
     life.assert_exact()
 
 
-def test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch(make_life: MakeLife) -> None:
+def test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch(make_life):
     life = make_life("append")
     batch = life.plan()
     assert batch is not None
@@ -264,9 +258,7 @@ def execute(dsn: str, statement: str) -> None:
         cursor.execute(statement)
 
 
-def test_what_must_be_read_again_and_was_removed_is_an_error(
-    pair: Pair, make_life: MakeLife, tmp_path: Path, admin: Any
-) -> None:
+def test_what_must_be_read_again_and_was_removed_is_an_error(pair, make_life, tmp_path, admin):
     from confluent_kafka import TopicPartition
 
     life = make_life("append")
@@ -281,9 +273,7 @@ def test_what_must_be_read_again_and_was_removed_is_an_error(
         life.plan()
 
 
-def test_the_old_primary_that_still_takes_writes_loses_what_it_was_told(
-    pair: Pair, make_life: MakeLife
-) -> None:
+def test_the_old_primary_that_still_takes_writes_loses_what_it_was_told(pair, make_life):
     """Nothing of ours can fence it. What it committed is lost with it, and read again."""
     life = make_life("append")
     life.run()
@@ -307,9 +297,7 @@ def test_the_old_primary_that_still_takes_writes_loses_what_it_was_told(
     life.assert_exact()
 
 
-def test_a_standby_that_has_not_received_the_batch_is_worth_another_try(
-    pair: Pair, make_life: MakeLife
-) -> None:
+def test_a_standby_that_has_not_received_the_batch_is_worth_another_try(pair, make_life):
     life = make_life("partition")
     pair.attach(synchronous=False)
     pair.fall_behind()
@@ -337,9 +325,7 @@ def silent_host() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones(
-    pair: Pair, make_life: MakeLife, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones(pair, make_life, monkeypatch):
     monkeypatch.setattr(connection_strings, "CONNECT_TIMEOUT", 2)
     life = make_life("append")
     pair.attach(synchronous=False)
@@ -374,9 +360,7 @@ MIGRATED = {
 
 
 @pytest.mark.parametrize("newest", MIGRATED)
-def test_a_migration_that_is_killed_in_the_middle_leaves_the_ledger_as_it_was(
-    pair: Pair, tmp_path: Path, newest: int
-) -> None:
+def test_a_migration_that_is_killed_in_the_middle_leaves_the_ledger_as_it_was(pair, tmp_path, newest):
     """By a lock that it waits for, and a server that dies meanwhile."""
     table, done = MIGRATED[newest]
     for version, text in migrations()[: newest - 1]:

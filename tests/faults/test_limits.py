@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -26,7 +25,6 @@ from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from exactbatch.settings import Settings
 from support.environment import LONG
 from support.faults.drivers import BatchLauncher, Driver
 from support.faults.worker_memory import each_in_turn, peak_of
@@ -39,7 +37,7 @@ SLOTS, CONNECTIONS, PARTITIONS = 8, 3, 220 if LONG else 80
 
 
 @pytest.fixture
-def world(spark: Any, connection: Any, settings: Settings, tmp_path: Path) -> Iterator[BatchLauncher]:
+def world(spark, connection, settings, tmp_path):
     """Drivers over the test's broker and database; none of them outlives the test."""
     world = BatchLauncher(spark, connection, settings, tmp_path)
     yield world

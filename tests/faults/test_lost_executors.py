@@ -4,7 +4,6 @@ Two workers of a standalone cluster run one executor each. SIGKILL ends the exec
 ended by its parent, or lives on where that parent was killed as well, and goes on with what it did.
 """
 
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+def cluster(tmp_path_factory):
     """A cluster of this module alone."""
     cluster = SparkCluster(tmp_path_factory.mktemp("cluster"))
     try:

@@ -1,6 +1,5 @@
 """A part of the matrix of faults; `make faults` runs all of it."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
 from support.faults.matrix import FAILPOINTS, SINKS, combinations
 from support.faults.run_matrix import NOT_EXACT, page, victims
-from support.faults.victims import NotExact, Victims
+from support.faults.victims import NotExact
 
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
@@ -39,21 +38,21 @@ CORE = (
 
 
 @pytest.fixture(scope="module")
-def them(spark: Any) -> Iterator[Victims]:
+def them(spark):
     with victims(spark) as them:
         yield them
 
 
 @pytest.mark.parametrize("combination", [e for e in combinations() if str(e) in CORE], ids=str)
-def test_the_try_after_a_fault_is_exact(them: Victims, combination: Any) -> None:
+def test_the_try_after_a_fault_is_exact(them, combination):
     them.run(combination)
 
 
-def test_the_core_is_part_of_the_matrix() -> None:
+def test_the_core_is_part_of_the_matrix():
     assert set(CORE) <= {str(each) for each in combinations()}
 
 
-def test_a_difference_is_told(them: Victims, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_told(them, monkeypatch):
     """Rows of which a publish keeps silent are found, and not by the program itself."""
     chosen = next(each for each in combinations() if str(each) == "append: SIGKILL at publish.after_insert")
     publish = batch_job.publish
@@ -71,13 +70,13 @@ def test_a_difference_is_told(them: Victims, monkeypatch: pytest.MonkeyPatch) ->
     them.mend(chosen)
 
 
-def test_every_failpoint_of_a_batch_is_in_the_matrix() -> None:
+def test_every_failpoint_of_a_batch_is_in_the_matrix():
     """All but the one of `exactbatch compact`, and those at which clusters lose machines."""
     others = {"compact.before_commit", "read.after_records", "transform.after_read"}
     assert failpoints.FAILPOINTS - others == {moment.name for moment in FAILPOINTS}
 
 
-def test_the_page_tells_what_was_not_exact() -> None:
+def test_the_page_tells_what_was_not_exact():
     outcomes = dict.fromkeys(combinations(), "done")
     assert len(outcomes) >= 150
     assert {each.sink for each in outcomes} == set(SINKS)

@@ -29,12 +29,11 @@ from exactbatch.postgres.connection import connect
 from support.environment import HOME, LONG
 from support.faults.cases import RECORDS, Case
 from support.faults.held import InProcess
-from support.topics import Topic
 from support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
+def server():
     """A Postgres of this module alone, with few connections."""
     stack = LocalStack(HOME, name=f"faults-{os.getpid()}")
     try:
@@ -49,9 +48,7 @@ MakeCase = Callable[..., Case]
 
 
 @pytest.fixture
-def make_case(
-    spark: Any, server: Any, make_topic: Callable[..., Topic], tmp_path: Path
-) -> Iterator[MakeCase]:
+def make_case(spark, server, make_topic, tmp_path):
     """A pipeline with a sink by its name, in a database of its own: make_case("append")."""
 
     made: list[str] = []
@@ -127,7 +124,7 @@ def test_rejects_that_find_no_connection_left_are_named_and_the_retry_is_exact(m
 
 
 @pytest.fixture(scope="module")
-def small_disk(server: Any) -> Iterator[Path]:
+def small_disk(server):
     """A file system of a few MB that holds the tablespace `small`."""
     folder = server.folder / "small"
     folder.mkdir()

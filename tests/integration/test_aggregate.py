@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +32,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.topics import Topic
 from support.waiting import wait_for
 
@@ -61,7 +60,7 @@ def hour(number: int) -> datetime:
 
 
 @pytest.fixture
-def make_aggregate(make_pipeline: MakePipeline) -> MakeAggregate:
+def make_aggregate(make_pipeline):
     """Register a pipeline that aggregates flights by carrier and hour."""
 
     def make(topic: Topic, group_by: Any = HOURLY, aggregates: Any = None, **changes: Any) -> Pipeline:
@@ -123,9 +122,7 @@ def rejects(world: BatchRunner) -> dict[tuple[int, int], str]:
     return {row[:2]: row[2] for row in rows}
 
 
-def test_counts_sums_and_extremes_by_key_and_window(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_counts_sums_and_extremes_by_key_and_window(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(
         event("AA", "05:00", 10),
@@ -144,9 +141,7 @@ def test_counts_sums_and_extremes_by_key_and_window(
     assert world.is_exact(pipeline)
 
 
-def test_batches_merge_and_late_rows_refine_a_window(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_batches_merge_and_late_rows_refine_a_window(world, make_topic, make_aggregate):
     topic = make_topic(2)
     pipeline = make_aggregate(topic)
     topic.produce(event("AA", "05:00", 10), event("UA", "07:00", 1))
@@ -168,9 +163,7 @@ def test_batches_merge_and_late_rows_refine_a_window(
     assert world.is_exact(pipeline)
 
 
-def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(topic)
     for minute in (10, 20, 30):
@@ -191,9 +184,7 @@ def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(
     assert world.is_exact(pipeline)
 
 
-def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(world, make_topic, make_aggregate):
     topic = make_topic()
     right = make_aggregate(topic)
     wrong = replace(right, value=WrongDelays(VALUE.schema))
@@ -222,9 +213,7 @@ def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(
     assert state(world, right) == expected
 
 
-def test_null_is_a_group_like_any_other(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_null_is_a_group_like_any_other(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(
         topic, group_by=("carrier", "delay"), aggregates={"flights": Count(), "last": Max("at")}
@@ -250,9 +239,7 @@ def test_null_is_a_group_like_any_other(
     assert world.is_exact(pipeline)
 
 
-def test_sums_are_exact_for_numbers_that_no_bigint_holds(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_sums_are_exact_for_numbers_that_no_bigint_holds(world, make_topic, make_aggregate):
     topic = make_topic()
     great = 2**63 - 1
     topic.produce(*[json.dumps({"n": great, "i": 2**31 - 1, "d": "0.10"}).encode()] * 3)
@@ -269,8 +256,8 @@ def test_sums_are_exact_for_numbers_that_no_bigint_holds(
 
 
 def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+    world, make_topic, make_aggregate
+):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
     pipeline = make_aggregate(topic)
@@ -292,9 +279,7 @@ def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
     assert state(world, pipeline)["AA", hour(5)][2] == 2**63
 
 
-def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: Any
-) -> None:
+def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(b'{"id": 1, "x": 1e308}', b'{"id": 1, "x": 1e308}')
     sink = Aggregate(f'public."{topic.name}"', group_by=("id",), aggregates={"x": Sum("x")})
@@ -310,9 +295,7 @@ def test_a_sum_beyond_double_precision_asks_for_a_numeric_column(
     )
 
 
-def test_a_row_without_a_time_is_a_reject(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_a_row_without_a_time_is_a_reject(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", None, 2), event("AA", "0001-01-01T00:00:00Z", 3))
     topic.produce(event("AA", "05:01", 4))
@@ -328,9 +311,7 @@ def test_a_row_without_a_time_is_a_reject(
         replayed(world, replace(pipeline, max_rejects=0), (0, 4))
 
 
-def test_a_row_that_nothing_has_sifted_out_is_not_published(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_nothing_has_sifted_out_is_not_published(world, make_topic, make_aggregate, monkeypatch):
     topic = make_topic()
     topic.produce(event("AA", None, 2))
     pipeline = make_aggregate(topic)
@@ -349,9 +330,7 @@ def finals(world: BatchRunner, pipeline: Pipeline) -> dict[int, tuple[int, bool,
     return {int((row[0] - hour(0)).total_seconds() // 3600): row[1:] for row in rows}
 
 
-def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(world, make_topic, make_aggregate):
     topic = make_topic(3)  # the third partition never gives an event, and holds nothing up
     pipeline = make_aggregate(topic, allowed_lateness="30 minutes")
     topic.produce(event("AA", "05:00", 1), event("AA", "09:00", 1))
@@ -377,9 +356,7 @@ def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(
     assert world.is_exact(pipeline)
 
 
-def test_final_goes_back_where_a_replay_takes_the_watermark_back(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_final_goes_back_where_a_replay_takes_the_watermark_back(world, make_topic, make_aggregate):
     topic = make_topic()
     right = make_aggregate(topic, allowed_lateness="0 seconds")
     wrong = replace(right, value=WrongDelays(VALUE.schema))
@@ -405,9 +382,7 @@ def test_final_goes_back_where_a_replay_takes_the_watermark_back(
     assert world.is_exact(right)
 
 
-def test_windows_can_become_final_later_than_the_target_was_made(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_windows_can_become_final_later_than_the_target_was_made(world, make_topic, make_aggregate):
     topic = make_topic(2)
     plain = make_aggregate(topic)
     topic.produce(event("AA", "05:00", 1))
@@ -425,9 +400,7 @@ def test_windows_can_become_final_later_than_the_target_was_made(
     assert world.is_exact(pipeline)
 
 
-def test_two_pipelines_that_share_a_target_at_once_miss_nothing(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate, tmp_path: Path
-) -> None:
+def test_two_pipelines_that_share_a_target_at_once_miss_nothing(world, make_topic, make_aggregate, tmp_path):
     topics = make_topic(), make_topic()
     sink = Aggregate(f'public."{topics[0].name}"', HOURLY, MEASURES)
     one, other = (make_aggregate(topic, sink=sink) for topic in topics)
@@ -456,9 +429,7 @@ def process_alone(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> Publ
     return process_batch(world.spark, pipeline, batch_id, world.settings)
 
 
-def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(topic, allowed_lateness="1 hour", on_late="reject", max_rejects=9)
     topic.produce(event("AA", "05:00", 1), event("AA", "08:30", 1), event("AA", "05:01", 1))
@@ -496,9 +467,7 @@ def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(
     assert world.is_exact(update)
 
 
-def test_a_target_that_does_not_fit_is_refused(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_a_target_that_does_not_fit_is_refused(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
     table = f'public."{topic.name}"'
@@ -533,9 +502,7 @@ def test_a_target_that_does_not_fit_is_refused(
     assert finals(world, pipeline) == {5: (1, False, 0)}
 
 
-def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(topic, allowed_lateness="1 hour")
     topic.produce(event("AA", "05:00", 10), event(None, "08:00", 20))
@@ -571,9 +538,7 @@ def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(
         assert world.is_exact(pipeline)
 
 
-def test_another_meaning_of_the_partial_results_is_refused(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_another_meaning_of_the_partial_results_is_refused(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
     pipeline = make_aggregate(topic)
@@ -596,9 +561,7 @@ def test_another_meaning_of_the_partial_results_is_refused(
     )
 
 
-def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", "05:00", 7))
     pipeline = make_aggregate(topic, aggregates={"flights": Count()})
@@ -624,12 +587,8 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(
 
 @pytest.mark.parametrize("point", ["publish.after_retract", "publish.after_insert", "publish.before_commit"])
 def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
-    world: BatchRunner,
-    make_topic: MakeTopic,
-    make_aggregate: MakeAggregate,
-    monkeypatch: pytest.MonkeyPatch,
-    point: str,
-) -> None:
+    world, make_topic, make_aggregate, monkeypatch, point
+):
     topic = make_topic()
     right = make_aggregate(topic, allowed_lateness="1 hour")
     wrong = replace(right, value=WrongDelays(VALUE.schema))
@@ -667,9 +626,7 @@ def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
     assert state(world, right, "carrier, hour, delay") == {("AA", hour(5)): (40,), ("UA", hour(9)): (20,)}
 
 
-def test_windows_of_the_time_that_kafka_has_of_a_record(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+def test_windows_of_the_time_that_kafka_has_of_a_record(world, make_topic, make_aggregate):
     topic = make_topic(retention_ms="-1")
     topic.produce(event("AA", None, 1), event("AA", None, 2), timestamp=int(hour(5).timestamp() * 1000) + 1)
     topic.produce(event("AA", None, 3), timestamp=int(hour(6).timestamp() * 1000))
@@ -735,7 +692,7 @@ def test_windows_of_the_time_that_kafka_has_of_a_record(
         (lambda: Aggregate("t" * 60, HOURLY, MEASURES), "the name is too long"),
     ],
 )
-def test_an_aggregate_that_cannot_be_one_is_told(sink: Callable[[], Aggregate], said: str) -> None:
+def test_an_aggregate_that_cannot_be_one_is_told(sink, said):
     with pytest.raises(ConfigurationError) as caught:
         Pipeline(name="p", topics=("t",), value=VALUE, sink=sink())
     assert said in str(caught.value)
@@ -743,8 +700,8 @@ def test_an_aggregate_that_cannot_be_one_is_told(sink: Callable[[], Aggregate], 
 
 @pytest.mark.parametrize("late", ["update", "reject"])
 def test_any_history_of_rows_and_replays_ends_as_a_plain_program_has_it(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate, late: str
-) -> None:
+    world, make_topic, make_aggregate, late
+):
     """Two partitions, times out of order, null keys, bad records, batches of any size, replays in between."""
     chance = random.Random(late)
     topic = make_topic(2)
@@ -822,8 +779,8 @@ def _measured(delays: list[int | None]) -> tuple[Any, ...]:
 
 
 def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_does_again(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+    world, make_topic, make_aggregate
+):
     fast, silent = make_topic(), make_topic()
     alone = make_aggregate(fast, allowed_lateness="0 seconds")
     both = replace(alone, topics=(fast.name, silent.name))
@@ -852,8 +809,8 @@ def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_doe
 
 
 def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
-    world: BatchRunner, make_topic: MakeTopic, make_aggregate: MakeAggregate
-) -> None:
+    world, make_topic, make_aggregate
+):
     one, other = make_topic(), make_topic()
     first = make_aggregate(one, allowed_lateness="0 seconds")
     second = make_aggregate(other, sink=first.sink)

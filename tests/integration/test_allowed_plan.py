@@ -16,7 +16,7 @@ ROWS = 12
 
 
 @pytest.fixture(scope="module")
-def records(spark: Any) -> DataFrame:
+def records(spark):
     """Records as a transform gets them, and the views `records` of them and `static` of another source."""
     frame: DataFrame = marked(spark.sql(VALUES.format(rows=ROWS)))
     frame.createOrReplaceTempView("records")

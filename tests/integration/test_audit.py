@@ -1,6 +1,6 @@
 """The auditor finds what a fault would leave behind, and nothing where nothing is wrong."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -15,7 +15,6 @@ from exactbatch.audit import audit, partition
 from exactbatch.audit.report import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.settings import Settings
 from support.audited_target import COUNT, FORGE, AuditedTarget, findings, settle
 from support.topics import Topic, record
 
@@ -24,16 +23,14 @@ MakePipeline = Callable[..., Pipeline]
 
 
 @pytest.fixture
-def make_world(
-    connection: Any, settings: Settings, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., AuditedTarget]:
+def make_world(connection, settings, make_pipeline, monkeypatch):
     """A pipeline over a topic; the auditor looks at seven offsets at a time."""
     monkeypatch.setattr(partition, "_WINDOW", 7)
     return lambda topic, **changes: AuditedTarget(connection, settings, make_pipeline(topic, **changes))
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """A topic with one partition of thirty records."""
     topic = make_topic()
     topic.produce(*map(record, range(30)))
@@ -405,9 +402,7 @@ def test_a_foreign_partition_is_named(make_world, topic, database):
 
 
 @pytest.fixture
-def reader(
-    make_world: Callable[..., AuditedTarget], topic: Topic, database: str
-) -> Iterator[tuple[AuditedTarget, Settings]]:
+def reader(make_world, topic, database):
     """A sound target, and a login that may read it and the ledger."""
     world = make_world(topic)
     world.load()

@@ -17,7 +17,6 @@ from psycopg2.extensions import make_dsn, parse_dsn
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert, Window
 from exactbatch.audit.audit import audit
 from exactbatch.settings import Settings
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "audit.md"
 VALUE: Final = Json(
@@ -271,9 +270,7 @@ KINDS: Final[dict[str, tuple[Callable[[str], Any], tuple[Planted, ...], tuple[st
 
 
 @pytest.fixture
-def make_sound(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> Callable[[str], Pipeline]:
+def make_sound(world, make_topic, make_pipeline):
     """Commit one batch of records by Spark; nobody is connected to the database afterwards."""
 
     def make(kind: str) -> Pipeline:

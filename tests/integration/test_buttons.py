@@ -5,7 +5,7 @@ Spark is played: a launch commits its batch with plain SQL. tests/e2e does the s
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -184,7 +184,7 @@ class Buttons:
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """One partition with a record at the beginning of each of six hours."""
     topic = make_topic(retention_ms="-1")
     for hour in range(6):
@@ -193,13 +193,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 @pytest.fixture
-def make_buttons(
-    connection: Any,
-    settings: Settings,
-    topic: Topic,
-    make_pipeline: MakePipeline,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[..., Buttons]]:
+def make_buttons(connection, settings, topic, make_pipeline, monkeypatch):
     monkeypatch.setattr(Connections, "settings", lambda _: settings)
 
     def make(**changes: Any) -> Buttons:
@@ -212,11 +206,11 @@ def make_buttons(
 
 
 @pytest.fixture
-def buttons(make_buttons: Callable[..., Buttons]) -> Buttons:
+def buttons(make_buttons):
     return make_buttons()
 
 
-def test_a_run_announces_its_batch_and_the_next_has_nothing_to_do(buttons: Buttons, topic: Topic) -> None:
+def test_a_run_announces_its_batch_and_the_next_has_nothing_to_do(buttons, topic):
     event = buttons.run(Run("one"))
     assert (event["batch_id"], event["missed"], event["beyond_stored"]) == (1, [], [])
     assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
@@ -226,7 +220,7 @@ def test_a_run_announces_its_batch_and_the_next_has_nothing_to_do(buttons: Butto
         buttons.plan(Run("two"))
 
 
-def test_what_was_marked_as_success_and_never_committed_is_not_announced(buttons: Buttons) -> None:
+def test_what_was_marked_as_success_and_never_committed_is_not_announced(buttons):
     """An advance, and a replay, which nobody else would do."""
     run = Run("one")
     assert buttons.plan(run) == "process_batch"
@@ -240,9 +234,7 @@ def test_what_was_marked_as_success_and_never_committed_is_not_announced(buttons
         buttons.report(replay)
 
 
-def test_a_replay_that_nobody_processes_is_shown(
-    buttons: Buttons, kafka_log: KafkaBroker, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_replay_that_nobody_processes_is_shown(buttons, kafka_log, caplog):
     """Its process_replay was marked as success, or plan_batch was cleared alone."""
     run = Run("one")
     buttons.run(run)
@@ -260,7 +252,7 @@ def test_a_replay_that_nobody_processes_is_shown(
     assert "has not committed" not in buttons.troubles(kafka_log)
 
 
-def test_tasks_take_no_batch_of_another_run(buttons: Buttons) -> None:
+def test_tasks_take_no_batch_of_another_run(buttons):
     first, second = Run("one"), Run("two", dag_id=buttons.pipeline.name)
     buttons.run(first)
     second.xcoms = dict(first.xcoms)
@@ -274,8 +266,8 @@ def test_tasks_take_no_batch_of_another_run(buttons: Buttons) -> None:
 
 
 def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run(
-    buttons: Buttons, topic: Topic, kafka_log: KafkaBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    buttons, topic, kafka_log, monkeypatch
+):
     lost, other = Run("one"), Run("two")
     buttons.plan(lost)
     buttons.process(lost)  # and report_batch never runs
@@ -305,9 +297,7 @@ def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run
     assert buttons.rows("select from exactbatch.batch where announced_at is null") == []
 
 
-def test_ranges_that_a_superseded_batch_has_committed_are_announced(
-    make_buttons: Callable[..., Buttons], topic: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranges_that_a_superseded_batch_has_committed_are_announced(make_buttons, topic, monkeypatch):
     monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     for name in ("nothing of it", "some of it"):
@@ -323,9 +313,7 @@ def test_ranges_that_a_superseded_batch_has_committed_are_announced(
     assert (missed["batch_id"], missed["ranges"][0]["until_offset"]) == (2, 6)
 
 
-def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
-    buttons: Buttons, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(buttons, monkeypatch, caplog):
     run = Run("one")
     buttons.plan(run)
     buttons.process(run)
@@ -344,9 +332,7 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(
     assert "how far the pipeline is behind the log is not known: KafkaUnavailable" in caplog.text
 
 
-def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(
-    buttons: Buttons, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(buttons, monkeypatch):
     """Airflow has no event then: only what it has may count as announced."""
     monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
     run = Run("one")
@@ -366,7 +352,7 @@ def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(
         buttons.plan(Run("three"))
 
 
-def test_what_a_user_calls_on_success_is_called_beside_the_announcement(buttons: Buttons) -> None:
+def test_what_a_user_calls_on_success_is_called_beside_the_announcement(buttons):
     called = []
     buttons.tasks = pipeline_dag(
         buttons.pipeline, default_args={"on_success_callback": lambda _: called.append(1)}
@@ -376,9 +362,7 @@ def test_what_a_user_calls_on_success_is_called_beside_the_announcement(buttons:
     assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
 
 
-def test_a_run_that_was_tested_before_says_that_it_processes_nothing(
-    buttons: Buttons, topic: Topic, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_that_was_tested_before_says_that_it_processes_nothing(buttons, topic, caplog):
     """`airflow dags test` with the same date has the same run id, start and clear number each time."""
     buttons.run(Run("manual__2026-01-05", "manual"))
     topic.produce(record(6))
@@ -388,11 +372,11 @@ def test_a_run_that_was_tested_before_says_that_it_processes_nothing(
     assert buttons.ranges(again) == [(0, 6)]
 
 
-def test_keys_that_airflow_has_in_a_runs_configuration_are_no_mistakes(buttons: Buttons) -> None:
+def test_keys_that_airflow_has_in_a_runs_configuration_are_no_mistakes(buttons):
     assert buttons.plan(Run("one", "manual", {"airflow/task_span_detail_level": 2})) == "process_batch"
 
 
-def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons: Buttons) -> None:
+def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons):
     buttons.run(Run("one"))
     asked = {"topic": buttons.pipeline.name, "partition": 0, "from_offset": 1, "until_offset": 3}
     wider = {**asked, "until_offset": 5}
@@ -409,7 +393,7 @@ def test_a_replay_that_a_later_one_has_done_is_no_failure(buttons: Buttons) -> N
         buttons.report(older)
 
 
-def test_a_replay_of_which_a_later_one_has_done_a_part_fails(buttons: Buttons) -> None:
+def test_a_replay_of_which_a_later_one_has_done_a_part_fails(buttons):
     buttons.run(Run("one"))
     asked = {"topic": buttons.pipeline.name, "partition": 0, "from_offset": 1, "until_offset": 3}
     older = Run("older", "manual", {"ranges": [{**asked, "until_offset": 5}]})
@@ -421,9 +405,7 @@ def test_a_replay_of_which_a_later_one_has_done_a_part_fails(buttons: Buttons) -
         buttons.process(older)
 
 
-def test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared(
-    buttons: Buttons, topic: Topic
-) -> None:
+def test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared(buttons, topic):
     """Also where there was nothing new in its second life before."""
     buttons.run(Run("again"))
     second = Run("again", start_date=T0 + 5 * HOUR)
@@ -440,7 +422,7 @@ def test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_clear
     assert buttons.ranges(fourth) == [(6, 7)]
 
 
-def test_a_backfill_over_what_was_never_processed_fails_and_says_so(buttons: Buttons, topic: Topic) -> None:
+def test_a_backfill_over_what_was_never_processed_fails_and_says_so(buttons, topic):
     """The scheduled run of this hour has failed; a user repairs it with a backfill."""
     run = Run("scheduled__2", hour=2)
     buttons.plan(run)
@@ -457,9 +439,7 @@ def test_a_backfill_over_what_was_never_processed_fails_and_says_so(buttons: But
     assert buttons.run(backfill)["ranges"][0]["from_offset"] == 2
 
 
-def test_what_a_window_leaves_to_the_next_advance_is_named(
-    make_buttons: Callable[..., Buttons], topic: Topic, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_window_leaves_to_the_next_advance_is_named(make_buttons, topic, caplog):
     from exactbatch import Limits
 
     buttons = make_buttons(limits=Limits(max_records=4))
@@ -473,8 +453,8 @@ def test_what_a_window_leaves_to_the_next_advance_is_named(
 
 
 def test_a_backfill_of_whole_batches_is_refused_before_it_processes_them_for_each_interval(
-    make_buttons: Callable[..., Buttons], topic: Topic
-) -> None:
+    make_buttons, topic
+):
     buttons = make_buttons(sink=Append(f'public."{topic.name}"', lineage="batch"))
     buttons.run(Run("one"))
     with pytest.raises(
@@ -485,7 +465,7 @@ def test_a_backfill_of_whole_batches_is_refused_before_it_processes_them_for_eac
     assert buttons.run(whole)["ranges"][0]["until_offset"] == 6
 
 
-def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons: Buttons, topic: Topic) -> None:
+def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons, topic):
     """Records that are sent late, into hours for which Kafka had none at the time."""
     buttons.run(Run("one"))
     early = Run("early", "backfill", hour=8)
@@ -502,8 +482,8 @@ def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons: Bu
 
 
 def test_a_record_with_a_wrong_time_does_not_hide_what_follows_it(
-    make_buttons: Callable[..., Buttons], make_topic: MakeTopic, connection: Any, kafka_log: KafkaBroker
-) -> None:
+    make_buttons, make_topic, connection, kafka_log
+):
     """Not one from the future, which is seen without looking behind it."""
     buttons = make_buttons()
     for hour in (300, 6, 7):
@@ -517,13 +497,13 @@ def test_a_record_with_a_wrong_time_does_not_hide_what_follows_it(
     assert buttons.run(Run("four", "backfill", hour=4))["ranges"][0]["from_offset"] == 4
 
 
-def test_airflow_tasks_test_plans_nothing(buttons: Buttons) -> None:
+def test_airflow_tasks_test_plans_nothing(buttons):
     with pytest.raises(AirflowFailException, match="would plan a real batch.*`exactbatch plan`"):
         buttons.plan(Run("__airflow_temporary_run_2026-01-05T00:00:00__"))
     assert buttons.states() == []
 
 
-def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(buttons: Buttons) -> None:
+def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(buttons):
     """However many batches there are."""
     with transaction(buttons.connection) as cursor:
         cursor.execute(

@@ -19,7 +19,6 @@ from exactbatch.cli.app import app
 from exactbatch.cli.console import confirm, print_json
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from exactbatch.settings import Settings
 from support.staged_batches import Batches
 from support.topics import Topic, record
 
@@ -29,7 +28,7 @@ Command = Callable[..., Result]
 
 
 @pytest.fixture
-def command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(settings, monkeypatch):
     """Run `exactbatch …` for a pipeline, in this process."""
     module = ModuleType("pipelines_of_commands")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -44,7 +43,7 @@ def command(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Command:
 
 
 @pytest.fixture
-def pipeline(make_topic: MakeTopic, make_pipeline: MakePipeline) -> Pipeline:
+def pipeline(make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(record(0), record(1))
     return make_pipeline(topic)

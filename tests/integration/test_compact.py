@@ -43,7 +43,7 @@ def at(hours: float) -> int:
 
 
 @pytest.fixture
-def compacted(world: BatchRunner) -> Compact:
+def compacted(world):
     """Compact a pipeline, and see that the preview told it and that the target is the same."""
 
     def run(pipeline: Pipeline, before: datetime | None = None) -> Compaction:
@@ -326,7 +326,7 @@ def test_a_replay_that_was_planned_before_does_not_publish(world, make_topic, ma
 
 
 @pytest.fixture
-def command(world: BatchRunner, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def command(world, tmp_path):
     """Start `exactbatch compact` for a pipeline, as a process of its own."""
 
     def start(pipeline: Pipeline, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:

@@ -4,7 +4,7 @@ import io
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -51,7 +51,7 @@ def body(number: int) -> bytes:
 
 
 @pytest.fixture
-def registry() -> Iterator[str]:
+def registry():
     """A schema registry with one schema, id 7, for those who know the secret."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -116,7 +116,7 @@ class LastOfPartition(SinkDefaults):
 
 
 @pytest.fixture(autouse=True)
-def known_to_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_to_the_ledger(monkeypatch):
     """List the sink, which for a sink of the package is its export."""
     monkeypatch.setitem(sinks.SINKS, LastOfPartition.kind, LastOfPartition)  # type: ignore[arg-type]
 

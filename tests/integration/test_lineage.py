@@ -1,7 +1,6 @@
 """What Spark's plan proves of the lineage that a transform gives. No job is run."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame
@@ -18,7 +17,7 @@ kafka_timestamp timestamp, outcome binary"
 
 
 @pytest.fixture(scope="module")
-def decoded(spark: Any) -> DataFrame:
+def decoded(spark):
     """As batch/transform.py reads records."""
     read = spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, SCHEMA)
     return read.where(F.col("outcome").isNull()).drop("outcome")

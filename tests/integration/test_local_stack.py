@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -22,7 +21,7 @@ from support.environment import HOME
 
 
 @pytest.fixture
-def own() -> Iterator[LocalStack]:
+def own():
     stack = LocalStack(HOME, f"own-{uuid.uuid4().hex[:8]}")
     try:
         yield stack

@@ -11,9 +11,8 @@ from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.task import StagedBatch
-from support.batch_runner import MakeTopic
 from support.environment import LONG
-from support.topics import Topic, record
+from support.topics import record
 
 log = logging.getLogger(__name__)
 PARTITIONS: Final = 1000 if LONG else 60
@@ -26,13 +25,13 @@ WAYS: Final[dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, Topic]:
+def loaded():
     """Filled by the first test, for all of them."""
     return {}
 
 
 @pytest.fixture
-def topic(loaded: dict[str, Topic], make_topic: MakeTopic) -> Topic:
+def topic(loaded, make_topic):
     """One record in every second partition, and 200 in one of them."""
     if not loaded:
         topic = loaded["topic"] = make_topic(PARTITIONS)

@@ -30,14 +30,14 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import connect, transaction
-from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic, recreate
+from support.batch_runner import LINEAGE, BatchRunner, recreate
 from support.range_commits import committed, task_of
 from support.replays import ranges
-from support.topics import Topic, record
+from support.topics import record
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """Two partitions: 5 records in the first, and 3 and a bad one in the second."""
     topic = make_topic(2, retention_ms="-1")
     topic.produce(*map(record, range(5)))
@@ -46,7 +46,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 @pytest.fixture
-def pipeline(topic: Topic, make_pipeline: MakePipeline) -> Pipeline:
+def pipeline(topic, make_pipeline):
     """It allows no reject, so that only the first partition's range can be committed."""
     return make_pipeline(topic, commit="partition")
 

@@ -15,12 +15,12 @@ from exactbatch.operations.status import Status, load_status
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
-from support.batch_runner import BatchRunner, MakeTopic
-from support.topics import Topic, record
+from support.batch_runner import BatchRunner
+from support.topics import record
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """Ten good records."""
     topic = make_topic()
     topic.produce(*map(record, range(10)))

@@ -1,6 +1,6 @@
 """TLS to Postgres with sslmode=verify-full: of planning, of the driver and of the executors' COPY."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.certificates import Authority
 from support.tls_proxy import TlsProxy
 from support.topics import record
@@ -33,21 +33,21 @@ LEDGER: Final = {"tests", "exactbatch", "exactbatch launch", "exactbatch task", 
 
 
 @pytest.fixture(scope="module")
-def authorities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Authority, Authority]:
+def authorities(tmp_path_factory):
     """One that has issued the certificate, and a stranger."""
     folder = tmp_path_factory.mktemp("certificates")
     return Authority(folder, "authority"), Authority(folder, "stranger")
 
 
 @pytest.fixture
-def proxy(stack: LocalStack, authorities: tuple[Authority, Authority]) -> Iterator[TlsProxy]:
+def proxy(stack, authorities):
     proxy = TlsProxy(authorities[0].issue("postgres", [NAME]), HOST, stack.postgres.port)
     yield proxy
     proxy.close()
 
 
 @pytest.fixture
-def dsn(proxy: TlsProxy, database: str, authorities: tuple[Authority, Authority]) -> Callable[..., str]:
+def dsn(proxy, database, authorities):
     """dsn(**changes): the connection string with verify-full, and with a password that nobody asks for."""
 
     def make(**changes: Any) -> str:
@@ -63,15 +63,8 @@ def dsn(proxy: TlsProxy, database: str, authorities: tuple[Authority, Authority]
 
 @pytest.mark.parametrize("kind", ["append", "upsert", "partition", "transform"])
 def test_every_connection_of_a_batch_is_encrypted(
-    spark: Any,
-    connection: Any,
-    proxy: TlsProxy,
-    dsn: Callable[..., str],
-    settings: Settings,
-    make_topic: MakeTopic,
-    make_pipeline: MakePipeline,
-    kind: str,
-) -> None:
+    spark, connection, proxy, dsn, settings, make_topic, make_pipeline, kind
+):
     topic = make_topic(2)
     topic.produce(*(record(n) for n in range(5)), b"bad")
     topic.produce(*(record(n) for n in range(5, 9)), partition=1)
@@ -101,9 +94,7 @@ def test_every_connection_of_a_batch_is_encrypted(
     assert proxy.plain == 0
 
 
-def test_a_plain_connection_is_refused_by_the_server_of_these_tests(
-    proxy: TlsProxy, dsn: Callable[..., str]
-) -> None:
+def test_a_plain_connection_is_refused_by_the_server_of_these_tests(proxy, dsn):
     """Otherwise the test above would show nothing."""
     with pytest.raises(PostgresUnavailable, match="expected TLS, found a plain connection"):
         connect(dsn(sslmode="disable"), application="tests")
@@ -129,13 +120,7 @@ def wrong(name: str, dsn: Callable[..., str], stack: LocalStack, stranger: Autho
 
 
 @pytest.mark.parametrize(("name", "said"), WRONG)
-def test_the_driver_says_what_is_wrong(
-    stack: LocalStack,
-    dsn: Callable[..., str],
-    authorities: tuple[Authority, Authority],
-    name: str,
-    said: str,
-) -> None:
+def test_the_driver_says_what_is_wrong(stack, dsn, authorities, name, said):
     with pytest.raises(PostgresUnavailable) as caught:
         connect(wrong(name, dsn, stack, authorities[1]), application="tests")
     assert said in str(caught.value)
@@ -145,18 +130,8 @@ def test_the_driver_says_what_is_wrong(
 
 @pytest.mark.parametrize(("name", "said"), WRONG)
 def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behind(
-    spark: Any,
-    connection: Any,
-    stack: LocalStack,
-    dsn: Callable[..., str],
-    settings: Settings,
-    authorities: tuple[Authority, Authority],
-    make_topic: MakeTopic,
-    make_pipeline: MakePipeline,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    said: str,
-) -> None:
+    spark, connection, stack, dsn, settings, authorities, make_topic, make_pipeline, monkeypatch, name, said
+):
     """The driver can connect: where the executors run, files or names are others."""
     topic = make_topic()
     topic.produce(record(1))
@@ -175,6 +150,6 @@ def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behi
     assert PASSWORD not in message
 
 
-def test_the_proxy_hands_on_what_the_server_says(dsn: Callable[..., str]) -> None:
+def test_the_proxy_hands_on_what_the_server_says(dsn):
     with pytest.raises(psycopg2.OperationalError, match='database "nowhere" does not exist'):
         psycopg2.connect(dsn(dbname="nowhere"))

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,14 +12,13 @@ from exactbatch import Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import TooManyRejects
 from exactbatch.settings import KAFKA, POSTGRES
-from support.batch_runner import BatchRunner
 from support.topics import Topic, record
 
 Command = Callable[..., Any]
 
 
 @pytest.fixture
-def command(world: BatchRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(world, tmp_path, monkeypatch):
     """Run `exactbatch …` over a pipeline in this process, whose Spark session it uses; the JSON it prints."""
     monkeypatch.syspath_prepend(tmp_path)
     for name, value in world.settings.as_environment().items():

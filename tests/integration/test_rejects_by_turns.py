@@ -1,7 +1,6 @@
 """Rejects are copied in portions, so that no worker holds all of them; each counts once all the same."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,15 +17,15 @@ from exactbatch.errors import TooManyRejects
 from exactbatch.kafka import reader as read
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.range_commits import committed, task_of
-from support.topics import Topic, record
+from support.topics import record
 
 GOOD, BAD = 40, 20
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """60 records, of which each third is bad."""
     topic = make_topic()
     topic.produce(*(b"bad" if number % 3 == 2 else record(number) for number in range(GOOD + BAD)))
@@ -34,7 +33,7 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def turns(monkeypatch):
     """Ten records are read at a time, and their rejects copied; how often that was."""
     monkeypatch.setattr(read, "_FIRST_RECORDS", 10)
     monkeypatch.setattr(read, "_BATCH_RECORDS", 10)
@@ -46,7 +45,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def task(world: BatchRunner, topic: Topic, make_pipeline: MakePipeline) -> Iterator[StageTask]:
+def task(world, topic, make_pipeline):
     """What an executor is given, and its staging tables."""
     pipeline = make_pipeline(topic, max_rejects=1.0)
     batch_id = world.plan(pipeline)
@@ -65,9 +64,7 @@ def staged(world: BatchRunner, task: StageTask, table: str) -> list[tuple[Any, .
     return world.rows(f"select task_attempt, count(*) from exactbatch_staging.{table} group by 1 order by 1")
 
 
-def test_one_connection_takes_rows_and_rejects_by_turns(
-    world: BatchRunner, task: StageTask, turns: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_connection_takes_rows_and_rejects_by_turns(world, task, turns, monkeypatch):
     assert stage(task, 5) == Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)
     assert turns["stage.after_rejects"] >= 6
     assert staged(world, task, task.tables.rows) == [(5, GOOD)]
@@ -87,9 +84,7 @@ def test_one_connection_takes_rows_and_rejects_by_turns(
     assert staged(world, task, task.tables.rejects) == [(5, BAD)]
 
 
-def test_what_a_transform_reads_leaves_its_rejects_in_portions(
-    world: BatchRunner, task: StageTask, turns: Counter[str]
-) -> None:
+def test_what_a_transform_reads_leaves_its_rejects_in_portions(world, task, turns):
     given = list(decode_range(task, 5))
     assert given.pop() == Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)
     assert sum(len(batch) for batch in given if isinstance(batch, pa.RecordBatch)) == GOOD
@@ -104,9 +99,7 @@ def test_what_a_transform_reads_leaves_its_rejects_in_portions(
     assert 0 < part < BAD  # an attempt that Spark does not accept: it does not count
 
 
-def test_a_range_is_committed_with_rejects_of_many_portions(
-    world: BatchRunner, topic: Topic, make_pipeline: MakePipeline, turns: Counter[str]
-) -> None:
+def test_a_range_is_committed_with_rejects_of_many_portions(world, topic, make_pipeline, turns):
     pipeline = make_pipeline(topic, commit="partition", max_rejects=1.0)
     batch_id = world.plan(pipeline)
     task = task_of(world, pipeline, batch_id)
@@ -122,9 +115,7 @@ def test_a_range_is_committed_with_rejects_of_many_portions(
     assert f"The first: offset {GOOD + BAD}: " in str(error)
 
 
-def test_rows_that_do_not_fit_become_rejects_page_by_page(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_do_not_fit_become_rejects_page_by_page(world, make_topic, make_pipeline, monkeypatch):
     """100,000 is too large a number for the target; its records are far from each other, and near."""
     topic = make_topic(2)
     large = {0, 1, 2, 7, 8, 19}

@@ -16,7 +16,6 @@ from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger, Run
 from exactbatch.model import LogPartition
 from exactbatch.postgres.connection import transaction
-from exactbatch.settings import Settings
 from support.audited_target import AuditedTarget, findings
 from support.topics import Topic, record
 
@@ -34,9 +33,7 @@ NAMED = (
 
 
 @pytest.fixture
-def world(
-    connection: Any, settings: Settings, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> AuditedTarget:
+def world(connection, settings, make_topic, make_pipeline):
     """A pipeline with a committed batch, and a row in each table of the ledger that has its name."""
     topic = make_topic()
     topic.produce(*map(record, range(10)))
@@ -73,7 +70,7 @@ def register(world: AuditedTarget, pipeline: Pipeline, **how: Any) -> bool:
         return Ledger(world.connection).register(pipeline, **how)
 
 
-def test_a_renamed_pipeline_takes_all_its_rows_along(world: AuditedTarget) -> None:
+def test_a_renamed_pipeline_takes_all_its_rows_along(world):
     old = world.pipeline
     world.pipeline = under(world, "renamed")
     assert register(world, world.pipeline, rename=old.name) is True
@@ -91,9 +88,7 @@ def test_a_renamed_pipeline_takes_all_its_rows_along(world: AuditedTarget) -> No
         Ledger(world.connection).check_registered(old)
 
 
-def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out(
-    world: AuditedTarget,
-) -> None:
+def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out(world):
     """It would load each record a second time, and every audit would be exact."""
     old, new = world.pipeline.name, under(world, "new")
     with transaction(world.connection), pytest.raises(NotRegistered) as caught:
@@ -117,7 +112,7 @@ def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out
     assert register(world, under(world, "new", topics=("another",))) is True
 
 
-def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(world: AuditedTarget) -> None:
+def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(world):
     new = under(world, "new")
     assert register(world, new, share_topics=True) is True
     assert register(world, new) is False
@@ -130,9 +125,7 @@ def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(
         register(world, under(world, "newer"))
 
 
-def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(
-    world: AuditedTarget, make_topic: MakeTopic
-) -> None:
+def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(world, make_topic):
     apart = under(world, "apart", topics=(make_topic().name,))
     assert register(world, apart) is True
     both = replace(apart, topics=(*apart.topics, *world.pipeline.topics))
@@ -141,7 +134,7 @@ def test_a_topic_that_is_added_to_a_pipeline_is_no_way_around(
             check(Ledger(world.connection), both)
 
 
-def test_what_cannot_be_renamed(world: AuditedTarget) -> None:
+def test_what_cannot_be_renamed(world):
     with pytest.raises(NotRegistered, match="pipeline 'nobody' is not in the ledger"):
         register(world, under(world, "new"), rename="nobody")
     register(world, under(world, "taken"), share_topics=True)
@@ -161,22 +154,20 @@ def test_what_cannot_be_renamed(world: AuditedTarget) -> None:
         "update exactbatch.batch set announced_at = now(), rows = 0",
     ],
 )
-def test_nobody_moves_the_past_to_another_pipeline_by_hand(world: AuditedTarget, statement: str) -> None:
+def test_nobody_moves_the_past_to_another_pipeline_by_hand(world, statement):
     register(world, under(world, "taken"), share_topics=True)
     with pytest.raises(StatementRefused, match="SQLSTATE 23001"):
         world.execute(statement)
 
 
-def test_a_batch_that_was_announced_stays_so(world: AuditedTarget) -> None:
+def test_a_batch_that_was_announced_stays_so(world):
     announced = "update exactbatch.batch set announced_at = now() where status = 'committed'"
     assert world.execute(announced) == 1
     with pytest.raises(StatementRefused, match="can not be changed any more"):
         world.execute("update exactbatch.batch set announced_at = null where status = 'committed'")
 
 
-def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(
-    world: AuditedTarget, make_pipeline: MakePipeline
-) -> None:
+def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(world, make_pipeline):
     """As they were left behind by a rename before there was one."""
     other = AuditedTarget(world.connection, world.settings, under(world, "other"))
     register(world, other.pipeline, share_topics=True)
@@ -190,9 +181,7 @@ def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(
     assert findings(world.audit()) == findings(other.audit()) == {"doubled": (10, [])}
 
 
-def test_the_command_line_renames_and_forgets(
-    world: AuditedTarget, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line_renames_and_forgets(world, settings, monkeypatch):
     module = ModuleType("pipelines_renamed")
     module.new = under(world, "new")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)

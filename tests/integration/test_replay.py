@@ -19,7 +19,6 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
-from support.batch_runner import MakeTopic
 from support.replays import ranges
 from support.topics import Topic, record
 
@@ -37,7 +36,7 @@ def at(hours: float) -> int:
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """Two partitions: 100 records in the first and 20 in the second."""
     topic = make_topic(2, retention_ms="-1")
     topic.produce(*[record(n, f"a{n}") for n in range(100)])

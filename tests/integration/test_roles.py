@@ -16,13 +16,12 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
-from support.batch_runner import MakeTopic
 from support.roles import ROLES, Deployment
-from support.topics import Topic, record
+from support.topics import record
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     topic = make_topic()
     topic.produce(*(record(n) for n in range(5)), b"bad")
     return topic
@@ -72,7 +71,7 @@ def test_each_role_can_do_its_work(spark, deployment, topic, kind):
 
 
 @pytest.fixture
-def committed(spark: Any, deployment: Deployment, topic: Topic) -> Deployment:
+def committed(spark, deployment, topic):
     """A deployment in which a batch has committed."""
     pipeline = Pipeline(
         name=topic.name, topics=(topic.name,), value=Json("id int"), sink=Append("shop.item"), max_rejects=1

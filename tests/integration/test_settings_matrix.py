@@ -224,7 +224,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(spark: Any, stack: LocalStack, make_topic_once: Callable[..., Topic]) -> Iterator[Place]:
+def place(spark, stack, make_topic_once):
     """One for all conditions."""
     name = f"d{uuid.uuid4().hex[:12]}"
     execute(stack.postgres_dsn, f"create database {name}")

@@ -1,6 +1,5 @@
 """Pipelines that share tables, or whose rules change: the same values, or an error and nothing written."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +28,12 @@ def pipeline(name: str, sink: Any, columns: str = COLUMNS) -> Pipeline:
 
 
 @pytest.fixture
-def ledger(connection: Any) -> Ledger:
+def ledger(connection):
     return Ledger(connection)
 
 
 @pytest.fixture
-def rows(connection: Any) -> Callable[[str], list[Row]]:
+def rows(connection):
     def select(statement: str) -> list[Row]:
         with transaction(connection) as cursor:
             cursor.execute(statement)

@@ -16,9 +16,8 @@ from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
 from exactbatch.batch.session import PINNED, batch_session, spark_session
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
-from support.batch_runner import BatchRunner, MakeTopic
+from support.batch_runner import BatchRunner
 from support.environment import LONG
-from support.topics import Topic
 
 LINEAGE: Final = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
 # What a site may have set, each contrary to what Spark has by default, or to what exactbatch pins.
@@ -129,7 +128,7 @@ def site(spark: Any, settings: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, Any]:
+def expected():
     """What each sink holds without any setting."""
     return {}
 
@@ -154,7 +153,7 @@ def run_and_replay(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ..
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     topic = make_topic(2)
     for number in range(12):
         value = {"id": number, "name": f"n{number % 4}", "at": f"2026-03-01T{number:02}:30:00Z"}

@@ -8,14 +8,14 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, TargetMismatch, TooManyRejects
-from support.batch_runner import BatchRunner, MakeTopic
+from support.batch_runner import BatchRunner
 from support.topics import Topic
 
 Produced = Callable[..., Topic]
 
 
 @pytest.fixture
-def produced(make_topic: MakeTopic) -> Produced:
+def produced(make_topic):
     """A topic with one JSON object for each argument."""
 
     def make(*objects: dict[str, Any], partitions: int = 1) -> Topic:

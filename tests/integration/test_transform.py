@@ -24,8 +24,7 @@ from exactbatch.errors import (
 )
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
-from support.batch_runner import BatchRunner, MakeTopic
-from support.topics import Topic
+from support.batch_runner import BatchRunner
 from support.transform_queries import LINEAGE
 
 MakeTransformed = Callable[..., Pipeline]
@@ -36,7 +35,7 @@ def record(number: int, **fields: Any) -> bytes:
 
 
 @pytest.fixture
-def topic(make_topic: MakeTopic) -> Topic:
+def topic(make_topic):
     """20 records in two partitions, with ids from 0 to 19."""
     topic = make_topic(2)
     for number in range(20):

@@ -117,7 +117,7 @@ class Variants:
 
 
 @pytest.fixture
-def variants(spark: Any) -> Iterator[Variants]:
+def variants(spark):
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     spark.conf.set("spark.sql.timeType.enabled", "true")
     yield Variants(spark, RECORDS)

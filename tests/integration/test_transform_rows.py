@@ -23,8 +23,7 @@ from exactbatch.errors import (
     TransformRefused,
 )
 from exactbatch.postgres.connection import transaction
-from exactbatch.settings import Settings
-from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
+from support.batch_runner import BatchRunner
 from support.topics import Topic
 
 LINEAGE = "kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
@@ -40,9 +39,7 @@ def rejects(world: BatchRunner) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(world, make_topic, make_pipeline):
     topic = make_topic()
     records(topic, {"id": 1, "name": "kept"}, {"id": 2, "name": "unknown"}, {"id": 3, "name": "gone"})
     query = f"""select id, name, case name when 'gone' then true when 'kept' then false end as deleted, {LINEAGE}
@@ -61,8 +58,8 @@ def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(
 
 
 def test_changes_of_one_key_from_one_record_are_refused_unless_a_version_orders_them(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+    world, make_topic, make_pipeline
+):
     topic = make_topic()
     records(topic, {"id": 1, "name": "a"}, {"id": 2, "name": "b"})
     sink = Upsert(f'public."{topic.name}"', key=("key",), version="version")
@@ -92,9 +89,7 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize("large", ["false", "true"])
-def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, large: str
-) -> None:
+def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(world, make_topic, make_pipeline, large):
     topic = make_topic()
     topic.produce(*BAD_VALUES)
     query = f"""
@@ -123,9 +118,7 @@ def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(
     assert world.is_exact(pipeline)
 
 
-def test_without_lineage_such_a_value_ends_the_batch(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_without_lineage_such_a_value_ends_the_batch(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(b"fine", b"\xff")
     query = f"select cast(value as string) as line, {LINEAGE} from records"
@@ -136,8 +129,8 @@ def test_without_lineage_such_a_value_ends_the_batch(
 
 
 def test_a_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
-    connection: Any, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    connection, settings, monkeypatch
+):
     tables = StagingTables(1, 1)
     columns = Json("name text").columns
     with transaction(connection) as cursor:
@@ -178,9 +171,7 @@ def with_offsets(offsets: Callable[[int], list[int]]) -> Any:
     return lambda frame: frame.mapInArrow(change, frame.schema)
 
 
-def test_lineage_that_belongs_to_another_record_is_refused(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_lineage_that_belongs_to_another_record_is_refused(world, make_topic, make_pipeline):
     topic = make_topic(retention_ms="-1")
     for number in range(3):
         records(topic, {"id": number, "name": "n"}, timestamp=1_700_000_000_000 + number)
@@ -229,9 +220,7 @@ def failing_to_read(_frame: DataFrame) -> DataFrame:
     raise ReadFailed("the broker is away")
 
 
-def test_a_transform_may_act_while_it_is_planned(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
-) -> None:
+def test_a_transform_may_act_while_it_is_planned(world, make_topic, make_pipeline):
     topic = make_topic()
     records(topic, *({"id": number, "name": "n"} for number in range(3)))
     topic.produce(b"bad")
@@ -250,8 +239,8 @@ def test_a_transform_may_act_while_it_is_planned(
 
 
 def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, make_topic, make_pipeline, monkeypatch
+):
     topic = make_topic(8)
     for partition in range(8):
         records(topic, *({"id": 10 * partition + n, "name": "n"} for n in range(4)), partition=partition)
@@ -274,9 +263,7 @@ def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
     assert "ZeroDivisionError" in message
 
 
-def test_nothing_is_searched_where_postgres_has_failed(
-    world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_searched_where_postgres_has_failed(world, make_topic, make_pipeline, monkeypatch):
     topic = make_topic()
     records(topic, {"id": 1, "name": "n"})
     pipeline = make_pipeline(topic, transform=lambda frame: frame)

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -37,7 +36,7 @@ UNGROUPED = ("json", "public.item", "public.citext", "interval", "real", "double
 
 
 @pytest.fixture
-def matrix(connection: Any, database: str) -> Matrix:
+def matrix(connection, database):
     return Matrix(connection, database)
 
 

@@ -12,7 +12,7 @@ from exactbatch.errors import TasksFailed
 
 
 @pytest.fixture
-def full(spark: Any) -> Any:
+def full(spark):
     """Spark, whose two slots another job holds."""
 
     def hold(numbers: Any) -> Any:

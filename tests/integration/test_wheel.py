@@ -34,7 +34,7 @@ flights = Pipeline(name="flights", topics=("flights",), value=Json("id int"), si
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """Built from a copy: setuptools leaves folders in the sources."""
     source = tmp_path_factory.mktemp("source")
     for name in BUILT_FROM:
@@ -52,7 +52,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scope="module",
     params=["packages of this environment", pytest.param("own packages", marks=pytest.mark.long)],
 )
-def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(request, wheel, tmp_path_factory):
     """The bin folder of an environment that has the wheel, and either only the dependencies that it names, or,
     which takes seconds instead of minutes, the packages of the environment that runs the tests."""
     environment = tmp_path_factory.mktemp("environment")
@@ -79,7 +79,7 @@ def run(*command: object, status: int = 0, **environment: str) -> subprocess.Com
     return done
 
 
-def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
     jobs = ROOT / "jobs"
     files = {
         str(path.relative_to(jobs))
@@ -99,17 +99,17 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel: Path) -> 
         assert f"exactbatch/{name}" in names
 
 
-def test_the_command_runs(installed: Path) -> None:
+def test_the_command_runs(installed):
     assert "audit" in run(installed / "exactbatch", "--help").stdout
     assert "audit" in run(installed / "python", "-m", "exactbatch.cli", "--help").stdout
 
 
 @pytest.mark.parametrize("installed", [pytest.param("own packages", marks=pytest.mark.long)], indirect=True)
-def test_the_extra_is_not_installed_unless_it_is_asked_for(installed: Path) -> None:
+def test_the_extra_is_not_installed_unless_it_is_asked_for(installed):
     assert "exactbatch[local]" in run(installed / "exactbatch", "local", "up", status=42).stderr
 
 
-def test_a_command_against_nothing_says_what_is_missing(installed: Path, tmp_path: Path) -> None:
+def test_a_command_against_nothing_says_what_is_missing(installed, tmp_path):
     command = (installed / "exactbatch", "status", "own_pipelines:flights")
     assert "No module" not in (missing := run(*command, status=42).stderr)
     assert "own_pipelines" in missing
@@ -123,7 +123,7 @@ def test_a_command_against_nothing_says_what_is_missing(installed: Path, tmp_pat
     assert "error: PostgresUnavailable: " in nobody
 
 
-def test_a_dag_is_built_with_the_application_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_a_dag_is_built_with_the_application_of_the_wheel(installed, tmp_path):
     (tmp_path / "own_pipelines.py").write_text(PIPELINES)
     done = run(
         installed / "python", "-c", DAG, PYTHONPATH=str(tmp_path), AIRFLOW_HOME=str(tmp_path / "airflow")

@@ -344,7 +344,7 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
 
 
 @pytest.fixture
-def registry() -> Iterator[Registry]:
+def registry():
     with registry_server() as server:
         yield server
 

@@ -33,7 +33,7 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module", params=DAGS, ids=lambda path: path.stem)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict:
+def loaded(request, tmp_path_factory):
     """What a fresh process finds after it has loaded a DAG file as Airflow does."""
     import json
     import os

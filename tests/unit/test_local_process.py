@@ -4,7 +4,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
 import psutil
@@ -20,7 +19,7 @@ SLEEP = (sys.executable, "-c", "print('here', flush=True); import time; time.sle
 
 
 @pytest.fixture
-def listening() -> Iterator[int]:
+def listening():
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 

@@ -2,9 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -122,7 +120,7 @@ def test_a_replay_that_a_later_one_has_overtaken_is_done(monkeypatch):
 
 
 @pytest.fixture
-def real_hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ProcessBatchOperator]:
+def real_hook(monkeypatch, tmp_path):
     """An operator with the provider's own hook: real_hook(exit_status=42, extra="{}")."""
 
     def make(*, exit_status: int = 0, extra: str = "{}") -> ProcessBatchOperator:

@@ -1,8 +1,6 @@
 """Writing and loading a pipeline: what cannot work is refused, and the message says why."""
 
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -115,7 +113,7 @@ def test_what_is_no_table_name_is_refused(target):
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def module(tmp_path, monkeypatch):
     """Write a module that load_pipeline finds: module(name, text)."""
     monkeypatch.syspath_prepend(tmp_path)
 

@@ -15,7 +15,7 @@ SETTINGS = Settings(
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def environment(monkeypatch):
     """An environment with good settings."""
     for name, value in SETTINGS.as_environment().items():
         monkeypatch.setenv(name, value)

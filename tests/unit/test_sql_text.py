@@ -74,7 +74,7 @@ def is_constant(node: ast.AST) -> bool:
     return False
 
 
-def test_no_statement_is_put_together_as_text() -> None:
+def test_no_statement_is_put_together_as_text():
     found = {
         str(path.relative_to(PACKAGE)): texts
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -97,7 +97,7 @@ def test_no_statement_is_put_together_as_text() -> None:
         "sql.SQL('select {}' if x else text)",
     ],
 )
-def test_what_is_looked_for_is_found(statement: str) -> None:
+def test_what_is_looked_for_is_found(statement):
     assert list(built(ast.parse(statement)))
 
 
@@ -110,5 +110,5 @@ def test_what_is_looked_for_is_found(statement: str) -> None:
         "sql.SQL('sum(records)' if aggregate else 'count(*)')",
     ],
 )
-def test_what_is_no_text_of_a_value_is_left_alone(statement: str) -> None:
+def test_what_is_no_text_of_a_value_is_left_alone(statement):
     assert not list(built(ast.parse(statement)))
