@@ -554,14 +554,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an event of the group's coordinator ends a read",
-        "kafka/client.py",
-        "    return event.topic() is not None or event.error().fatal()",
+        "kafka/consumer.py",
+        "    return event.topic() is not None or (error is not None and error.fatal())",
         "    return True",
         ("tests/integration/test_kafka_acls.py::test_the_reader_needs_no_group",),
     ),
     Mutant(
         "a damaged offset is taken for a hole in the log",
-        "kafka/client.py",
+        "kafka/consumer.py",
         "    if end <= offset:\n        raise ReadFailed(",
         "    if False:\n        raise ReadFailed(",
         ("tests/integration/test_read.py::test_a_damaged_offset_is_no_hole_in_the_log",),
@@ -659,8 +659,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an executor may read from another cluster",
-        "kafka/client.py",
-        "    if found not in (None, cluster_id):",
+        "kafka/consumer.py",
+        "    if connected_to not in (None, cluster_id):",
         "    if False:",
         (
             "tests/integration/test_log_identity.py::test_executors_that_reach_another_cluster_than_the_planner_write_nothing",
@@ -668,7 +668,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "what no partition is concerned with ends a look behind a window",
-        "kafka/broker.py",
+        "kafka/consumer.py",
         "elif concerns_reading(message):",
         "else:",
         ("tests/integration/test_kafka_acls.py::test_a_window_behind_whose_end_is_looked_needs_no_group",),
@@ -676,7 +676,7 @@ MUTANTS: Final = (
     Mutant(
         "a quota is a stall",
         "kafka/reader.py",
-        "max(deadline, held_back.until + timeout)",
+        "max(deadline, throttling.until + timeout)",
         "deadline",
         ("tests/integration/test_read.py::test_what_a_quota_holds_back_is_no_stall",),
     ),

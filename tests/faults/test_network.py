@@ -265,7 +265,7 @@ def test_a_broker_that_is_out_of_reach_fails_the_plan_and_nothing_is_planned(net
     net.kafka.inject(fault, when=b"" if isinstance(fault, Refuse | Stall) else b"kafka-python")
     said = net.fails(partial(net.plan, pipeline))
     assert net.kafka.fired.is_set()
-    assert "KafkaUnavailable: expected Kafka at" in said or isinstance(fault, Cut)
+    assert "KafkaUnavailable: Kafka at" in said or isinstance(fault, Cut)
     net.kafka.heal()
     net.process(pipeline, net.plan(pipeline))
     net.check(pipeline, 40)

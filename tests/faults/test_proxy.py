@@ -183,6 +183,6 @@ def _check_proxied(stack: LocalStack) -> None:
         )
         assert through.partitions([]) == ()
         proxy.inject(Refuse())
-        with pytest.raises(Exception, match="expected Kafka at"):
+        with pytest.raises(Exception, match="^Kafka at .* does not answer"):
             through.partitions([])
         assert KafkaBroker(stack.kafka_properties).partitions([]) == ()

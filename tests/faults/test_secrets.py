@@ -23,7 +23,7 @@ from exactbatch.batch.job import process_batch
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.client import check_properties
+from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port

@@ -73,7 +73,8 @@ def test_two_of_three_brokers_that_are_killed_fail_the_batch_and_the_retry_is_ex
             brokers.brokers[node].kill()
         said = case.refused(batch.result, TasksFailed)
         assert "ReadFailed" in said
-        assert "found that the broker sent nothing for 3 s" in said
+        assert "the broker sent nothing from offset" in said
+        assert "on for 3 s" in said
         assert "Check that the brokers are up" in said
         # One broker is no majority: nobody may lead what the others led.
         case.refused(case.plan, KafkaUnavailable)
@@ -169,7 +170,7 @@ def test_a_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
     for _ in range(3):
         case.produce()
     batch_id = case.plan()
-    with pytest.raises(LogTruncated, match="was cut below that offset and has grown again"):
+    with pytest.raises(LogTruncated, match="the log was truncated below .* and has grown again"):
         case.process(batch_id)
     case.assert_nothing_written(batch_id)
     assert case.rows(f"select * from public.{topic.name} order by kafka_partition, kafka_offset") == rows

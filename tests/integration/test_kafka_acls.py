@@ -265,7 +265,7 @@ def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(
     """Whether Kafka has compacted it is then not known, and what a compacted topic lacks cannot be made again."""
     world.load()
     guarded.grant(READ, LAG, START)
-    with pytest.raises(ConfigurationError, match="A replay with available_only does without"):
+    with pytest.raises(ConfigurationError, match="A replay with available_only does not need it"):
         plan_replay(world)
     request = ReplayRequest(ranges=(RequestedRange(TOPIC, 0, 2, 5),), available_only=True)
     log = KafkaBroker(world.settings.kafka)

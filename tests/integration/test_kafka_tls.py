@@ -180,6 +180,15 @@ WRONG: Final = [
     ("a plain client", KafkaUnavailable, "security properties"),
 ]
 
+# A message states one of these facts, once.
+FACTS: Final = (
+    "do not accept each other",
+    "rejects the Kafka client properties",
+    "client properties do not work on",
+    "does not answer",
+    "sent nothing",
+)
+
 
 @pytest.mark.parametrize(("name", "error", "said"), WRONG)
 def test_planning_says_in_time_what_is_wrong(
@@ -211,7 +220,7 @@ def test_reading_says_in_time_what_is_wrong(
 
 def check_message(message: str, said: str) -> None:
     assert said in message
-    assert message.count("expected") == 1 or "expected Kafka" in message
+    assert sum(message.count(fact) for fact in FACTS) == 1, message
     for secret in (PASSWORD, WRONG_PASSWORD, KEY_PASSWORD):
         assert secret not in message
 

@@ -33,7 +33,7 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.client import reader_properties
+from exactbatch.kafka.client_properties import reader_properties
 from exactbatch.kafka.reader import read_range
 from exactbatch.local import LocalStack
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -120,13 +120,9 @@ def test_a_missing_topic_is_named(make_topic: MakeTopic, kafka_log: KafkaBroker,
         remedy = "Check the pipeline's topics and bootstrap.servers, and create the topic; exactbatch never "
         remedy += "creates one."
         if ask == kafka_log.topic_ids:  # created again, it would be another one
-            remedy = (
-                "It was there before: check bootstrap.servers. If it was deleted, a topic that is created "
-            )
-            remedy += "again has another id, and needs a pipeline under a new name."
-        assert str(failed.value) == (
-            f"expected the topic {missing!r}, found that the broker does not know it. {remedy}"
-        )
+            remedy = "It existed before: check bootstrap.servers. If it was deleted, a topic that is created "
+            remedy += "again has another ID, and needs a pipeline under a new name."
+        assert str(failed.value) == (f"the broker does not know the topic {missing!r}. {remedy}")
     assert missing not in admin.list_topics(timeout=10).topics
 
 
@@ -137,7 +133,7 @@ def test_a_closed_port_is_an_error_within_seconds() -> None:
     with pytest.raises(KafkaUnavailable) as failed:
         KafkaBroker({"bootstrap.servers": f"127.0.0.1:{port}"}).partitions(["t"])
     assert time.monotonic() - started < 25
-    assert str(failed.value).startswith(f"expected Kafka at 127.0.0.1:{port} to answer, found: ")
+    assert str(failed.value).startswith(f"Kafka at 127.0.0.1:{port} does not answer: ")
     assert "Check bootstrap.servers and the security properties" in str(failed.value)
     assert failed.value.retryable
 
@@ -253,8 +249,7 @@ def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
     assert not failed.value.retryable
     message = str(failed.value)
     assert message.startswith(
-        "cut[0] 100..150: expected the log that was processed up to 100, found that it was cut below that "
-        "offset and has grown again ("
+        "cut[0] 100..150: the log was truncated below 100, up to which it was processed, and has grown again ("
     )
     assert "Compare the target with the log by `exactbatch audit`" in message
 
@@ -402,17 +397,12 @@ def test_batches_over_logs_that_are_cut_write_nothing_and_say_so(
         batch_id = world.plan(pipelines[topic.name])
         for _ in range(2):
             message = world.refused(LogTruncated, pipelines[topic.name], batch_id)
-            assert (
-                f"{topic.name}[0] 50..105: expected the log that was processed up to 50, found that"
-                in message
-            )
+            assert f"{topic.name}[0] 50..105: the log was truncated below 50, up to which it was" in message
             assert "register a pipeline under a new name to load the log as it is now" in message
     assert {name: world.everything(each) for name, each in pipelines.items()} == before
     # Where the stored offset is below the cut, the next plan takes the log as it is now; so do later ones.
     for name, message in said.items():
-        assert (
-            f"{name}[0] 0..100: expected the log as it was when the batch was planned, found that" in message
-        )
+        assert f"{name}[0] 0..100: the log was truncated since the batch was planned, and" in message
         assert "Nothing was written. Plan again (clear the run, or wait for the next one)." in message
         assert world.run(pipelines[name]).batch.records == 205
         Topic(name, broker.kafka_properties).produce(record(2000))

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from exactbatch import Pipeline
 from exactbatch.cli import render
 from exactbatch.errors import ConfigurationError, ReplayRefused
-from exactbatch.kafka import client as kafka_client
+from exactbatch.kafka import admin
 from exactbatch.kafka.broker import KafkaBroker, _topic_id
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay
@@ -106,13 +106,13 @@ def test_a_broker_without_topic_ids_is_refused(
     settings: Settings, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
-    properties = kafka_client.admin_properties(settings.kafka)
+    properties = admin.admin_properties(settings.kafka)
     # What a broker of that version would answer: Metadata without topic ids.
-    monkeypatch.setattr(kafka_client, "admin_properties", lambda _: {**properties, "api_version": (2, 7)})
+    monkeypatch.setattr(admin, "admin_properties", lambda _: {**properties, "api_version": (2, 7)})
     log = KafkaBroker(settings.kafka, settle=1)
     for ask in (log.partitions, log.topic_ids):
         with pytest.raises(
-            ConfigurationError, match=f"topic '{topic.name}': the broker gives no topic id.*2.8"
+            ConfigurationError, match=f"topic '{topic.name}': the broker sends no topic ID.*2.8"
         ):
             ask([topic.name])
 

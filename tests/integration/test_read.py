@@ -32,8 +32,9 @@ from exactbatch.errors import (
 from exactbatch.formats import Json, Text, WithMessage
 from exactbatch.formats.message import UNREADABLE, Unreadable
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.client import FetchPosition, HeldBack, Troubles
-from exactbatch.kafka.reader import Records, _read, read_range
+from exactbatch.kafka.consumer import ConnectionErrors, FetchPosition, Throttling
+from exactbatch.kafka.reader import _read, read_range
+from exactbatch.kafka.records import Records
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
 from support.topics import Topic
@@ -163,7 +164,7 @@ def test_a_range_up_to_an_open_transaction_is_read_and_no_further(
     assert offsets(read(topic, 0, 5)) == [0, 1, 2, 3, 4]
     error, _ = failure(topic, 0, 7, timeout=1)
     assert isinstance(error, LogEndedEarly)
-    assert "expected the log to reach 7, found its end at 5" in str(error)
+    assert "the log has ended at 5, before the range does" in str(error)
     topic.end_transaction(producer, "commit")
     assert offsets(read(topic, 0, 8)) == list(range(7))
 
@@ -204,14 +205,15 @@ def test_an_offset_that_was_removed_since_the_plan_is_an_error(
     error, seconds = failure(topic, 10, 50, timeout=10)
     assert isinstance(error, OffsetsLost)
     assert str(error) == (
-        f"{topic.name}[0] 10..50: expected all of it in the log, found that the log starts at 30: retention "
-        f"removed 20 offsets since the batch was planned. Plan again (clear the run, or wait for the next "
-        f"one); with on_loss='record' the plan records them as lost."
+        f"{topic.name}[0] 10..50: retention removed 20 of these offsets since the batch was planned (log starts "
+        f"at 30). Plan again (clear the run, or wait for the next one); with on_loss='record' the plan records "
+        f"them as lost."
     )
+    assert (error.topic, error.partition, error.from_offset, error.until_offset) == (topic.name, 0, 10, 30)
     assert seconds < 9
     assert offsets(read(topic, 30, 50)) == list(range(30, 50))
     wholly_lost, _ = failure(topic, 5, 15, timeout=10)
-    assert "removed 10 offsets" in str(wholly_lost)
+    assert "removed 10 of these offsets" in str(wholly_lost)
 
 
 def test_a_log_that_ends_before_the_range_is_an_error_after_the_timeout(make_topic: MakeTopic) -> None:
@@ -221,8 +223,8 @@ def test_a_log_that_ends_before_the_range_is_an_error_after_the_timeout(make_top
     assert isinstance(error, LogEndedEarly)
     assert error.retryable
     assert str(error) == (
-        f"{topic.name}[0] 5..20: expected the log to reach 20, found its end at 10 for 1 s. A new leader may "
-        f"be behind: try again. If it stays, the log was cut."
+        f"{topic.name}[0] 5..20: the log has ended at 10, before the range does, for 1 s. A new leader may be "
+        f"behind: try again. If the error persists, the log was truncated."
     )
     assert 1 <= seconds < 20
 
@@ -242,7 +244,7 @@ def test_a_range_beyond_the_end_says_that_the_log_went_backwards(make_topic: Mak
     error, seconds = failure(topic, 50, 60, timeout=1)
     assert isinstance(error, StoredOffsetBeyondLog)
     assert not error.retryable
-    assert f"{topic.name}[0] 50..60: expected the log to reach it, found its end at 10 for 1 s" in str(error)
+    assert f"{topic.name}[0] 50..60: the log has ended at 10, below this range, for 1 s" in str(error)
     assert seconds > 1
 
 
@@ -409,9 +411,9 @@ def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
 
     range_ = OffsetRange("t", 0, 0, 10, UUID(int=0))
     with pytest.raises(ReadFailed) as failed:
-        list(_read(Stalled(), range_, 0.3, Troubles(), fetched, HeldBack()))  # type: ignore[arg-type]
+        list(_read(Stalled(), range_, 0.3, ConnectionErrors(), fetched, Throttling()))  # type: ignore[arg-type]
     assert str(failed.value) == (
-        "t[0] 0..10: expected records from 0, found that the broker sent nothing for 0.3 s, after nothing but "
+        "t[0] 0..10: the broker sent nothing from offset 0 on for 0.3 s, after only "
         "records of aborted transactions up to 7. Check that the brokers are up, and try again; read_timeout "
         "sets how long to wait."
     )
@@ -429,7 +431,7 @@ def test_a_broker_that_never_answers_is_an_error_at_the_deadline() -> None:
     assert isinstance(error, ReadFailed)
     assert error.retryable
     assert accepted
-    assert "t[0] 0..10: expected records from 0, found that the broker sent nothing for 1.5 s" in str(error)
+    assert "t[0] 0..10: the broker sent nothing from offset 0 on for 1.5 s" in str(error)
     assert "read_timeout sets how long to wait" in str(error)
     assert 1.5 <= seconds < 20
 
@@ -439,7 +441,7 @@ def test_a_broker_that_is_not_there_is_an_error_that_names_it() -> None:
         port = closed.getsockname()[1]
     error, seconds = failure(Topic("t", {"bootstrap.servers": f"127.0.0.1:{port}"}), 0, 10, timeout=1)
     assert isinstance(error, ReadFailed)
-    assert f"the last trouble was: 127.0.0.1:{port}" in str(error)
+    assert f"the last connection error was: 127.0.0.1:{port}" in str(error)
     assert "Connection refused" in str(error)
     assert seconds < 20
 
@@ -448,13 +450,13 @@ def test_a_topic_that_is_gone_is_an_error(make_topic: MakeTopic) -> None:
     gone = Topic(f"gone-{uuid4().hex[:6]}", make_topic().properties)
     error, seconds = failure(gone, 0, 10, timeout=3)
     assert isinstance(error, TopicMissing)
-    assert f"{gone.name}[0] 0..10: expected the topic and partition that were planned" in str(error)
+    assert f"{gone.name}[0] 0..10: the broker no longer knows this topic and partition" in str(error)
     assert "Was the topic deleted?" in str(error)
     assert seconds < 30
 
 
 def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> None:
-    with pytest.raises(TopicMissing, match=r"\[7\] 0\.\.1: expected the topic and partition"):
+    with pytest.raises(TopicMissing, match=r"\[7\] 0\.\.1: the broker no longer knows this topic and"):
         read(make_topic(), 0, 1, partition=7, timeout=3)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from exactbatch.audit.values import _MessageParts
-from exactbatch.kafka.reader import Records
+from exactbatch.kafka.records import Records
 
 
 class Told:

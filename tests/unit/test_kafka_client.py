@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.kafka.client import admin_properties, check_properties, reader_properties
+from exactbatch.kafka.client_properties import admin_properties, check_properties, reader_properties
 from exactbatch.kafka.properties import FIXED, READING, REFUSED, SHARED, UNUSED, is_number, is_security
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "kafka.md"
@@ -120,7 +120,7 @@ def test_what_only_concerns_reading_is_kept_from_the_admin_client() -> None:
 def test_bootstrap_servers_are_required(given: dict[str, Any]) -> None:
     message = refusal(given)
     assert message.startswith(
-        f"expected the Kafka property bootstrap.servers, found {', '.join(given) or 'none'}. Set it in"
+        f"the Kafka property bootstrap.servers is missing (properties: {', '.join(given) or 'none'}). Set it in"
     )
     assert "EXACTBATCH_KAFKA" in message
 
@@ -148,16 +148,14 @@ def test_a_security_property_that_kafka_python_lacks_is_refused_by_its_name(name
 )
 def test_what_librdkafka_refuses_names_librdkafka(given: dict[str, Any], said: str) -> None:
     message = refusal({**BROKER, **given})
-    assert message.startswith(
-        "expected Kafka client properties that librdkafka, which reads, accepts; it says: "
-    )
+    assert message.startswith("librdkafka, which reads, rejects the Kafka client properties: ")
     assert said in message
     assert message.endswith("Correct the Kafka connection.")
 
 
 def test_brokers_are_given_as_text() -> None:
     assert refusal({**BROKER, "bootstrap.servers": 9092}) == (
-        "expected the Kafka property bootstrap.servers as librdkafka writes it, found 9092. Correct the Kafka "
+        "the Kafka property bootstrap.servers is 9092, which librdkafka does not accept. Correct the Kafka "
         "connection."
     )
 

@@ -44,7 +44,7 @@ def plan_task(
         """Plan the run's batch and freeze it in the ledger. Skip the run if there is nothing to process."""
         from exactbatch.discovery import load_pipeline
         from exactbatch.kafka.broker import KafkaBroker
-        from exactbatch.kafka.client import check_properties
+        from exactbatch.kafka.client_properties import check_properties
         from exactbatch.ledger import Ledger, Run, check_schema, ledger_session
         from exactbatch.planning.run import plan_run
         from exactbatch.postgres.connection import transaction

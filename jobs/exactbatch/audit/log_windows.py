@@ -10,15 +10,15 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from exactbatch.audit.report import Offsets
 from exactbatch.audit.values import ExpectedValues
 from exactbatch.errors import ReadFailed
-from exactbatch.kafka.client import (
+from exactbatch.kafka.client_properties import reader_properties
+from exactbatch.kafka.consumer import (
     FetchPosition,
-    HeldBack,
+    Throttling,
     check_in_log,
     concerns_reading,
-    event_error,
     is_cluster,
-    reader_properties,
 )
+from exactbatch.kafka.errors import event_error
 from exactbatch.model import LogPartition
 
 # Messages that are requested at a time: fewer where their values are held until they are decoded.
@@ -47,10 +47,10 @@ class LogWindows:
         self._head, self._partition, self._expected = head, partition, expected
         self._ahead: tuple[list[int], list[int]] = ([], [])
         self._fetched = FetchPosition(partition.topic, partition.partition)
-        self._held_back = HeldBack()
+        self._throttling = Throttling()
         self._consumer: Consumer | None = None
         if self._position < head:
-            callbacks = {"stats_cb": self._fetched, "throttle_cb": self._held_back}
+            callbacks = {"stats_cb": self._fetched, "throttle_cb": self._throttling}
             self._consumer = Consumer({**reader_properties(properties), **callbacks})
             self._consumer.assign([TopicPartition(partition.topic, partition.partition, self._position)])
             self.check_cluster()
@@ -88,7 +88,7 @@ class LogWindows:
                 deadline = time.monotonic() + self._TIMEOUT
             if self._fetched.offset > passed:
                 passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
-            if time.monotonic() > max(deadline, self._held_back.until + self._TIMEOUT):
+            if time.monotonic() > max(deadline, self._throttling.until + self._TIMEOUT):
                 raise ReadFailed(
                     f"{self._partition}: nothing could be read from offset {self._position} to {end} for "
                     f"{self._TIMEOUT:g} s. Check that the broker is up."

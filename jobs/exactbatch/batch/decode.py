@@ -12,7 +12,8 @@ from exactbatch.batch.rejects import SHOWN_REJECTS, PendingRejects, Rejected, re
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes
-from exactbatch.kafka.reader import Records, read_range
+from exactbatch.kafka.reader import read_range
+from exactbatch.kafka.records import Records
 from exactbatch.offsets import OffsetRange
 
 

@@ -10,7 +10,7 @@ import typer
 from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
 from exactbatch.discovery import load_pipeline
-from exactbatch.kafka.client import check_properties
+from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import check_schema, ledger_session
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection

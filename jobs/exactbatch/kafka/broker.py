@@ -1,9 +1,7 @@
-"""What the broker says of the log: topics and their ids, earliest, last stable and latest offsets."""
+"""Query the brokers: topics and their IDs, the offsets of their logs, consumer groups and transactions."""
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
@@ -11,33 +9,25 @@ from uuid import UUID
 import tenacity
 
 from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffsetBeyondLog, TopicMissing
-from exactbatch.kafka.client import (
-    FetchPosition,
-    admin_client,
-    concerns_reading,
-    denied,
-    event_error,
-    reader_properties,
-)
+from exactbatch.kafka.admin import admin_client, needs_acl
+from exactbatch.kafka.errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
 from exactbatch.model import FoundRecord, LogPartition, Start, StoredOffset
 from exactbatch.offsets import TopicPartition
 
 _SETTLE: Final = 15.0  # seconds
 _NO_TOPIC_ID: Final = UUID(int=0)
-_SAMPLE: Final = 2000  # records that are looked at behind one that may hide others
-_SAMPLE_TIMEOUT: Final = 20.0  # seconds
 
 Answer = TypeVar("Answer")
 
 
 class KafkaBroker:
-    """Asks a broker through kafka-python's admin client, which joins no group and creates no topic.
+    """Queries brokers through kafka-python's admin client, which joins no group and creates no topic.
 
-    Each call opens a client and closes it. All raise KafkaUnavailable when the broker does not answer, and
-    ConfigurationError for client properties that are not allowed and for an ACL that is missing, which it names.
+    Each call opens a client and closes it. All raise KafkaUnavailable if the broker does not answer, and
+    ConfigurationError for client properties that are not allowed and for a missing ACL, which it names.
 
-    `settle`, in seconds, is how long an answer that contradicts what was processed is asked for again.
+    `settle`, in seconds, is how long to retry an answer that contradicts what was processed.
     """
 
     def __init__(self, properties: Mapping[str, Any], *, settle: float = _SETTLE) -> None:
@@ -45,10 +35,10 @@ class KafkaBroker:
         self._settle = settle
 
     def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
-        """What every partition of the topics holds now; some of them may have been `processed` before.
+        """Return the current state of every partition of the topics, some of which may have been `processed` before.
 
-        The offsets are read in three requests, earliest first, so that earliest <= last_stable <=
-        high_watermark holds of what is returned although the log moves meanwhile.
+        The offsets are read in three requests, earliest first, so that the result satisfies earliest <= last_stable <=
+        high_watermark although the log moves meanwhile.
 
         Raises TopicMissing.
         """
@@ -58,9 +48,9 @@ class KafkaBroker:
         with admin_client(self._properties) as client:
             described = _describe(client, topics, processed)
             partitions = [
-                KafkaPartition(t["name"], p["partition_index"])
-                for t in described.values()
-                for p in t["partitions"]
+                KafkaPartition(name, partition["partition_index"])
+                for name, topic in described.items()
+                for partition in topic["partitions"]
             ]
             earliest = client.list_partition_offsets(dict.fromkeys(partitions, OffsetSpec.EARLIEST))
             latest = dict.fromkeys(partitions, OffsetSpec.LATEST)
@@ -68,19 +58,19 @@ class KafkaBroker:
             high = client.list_partition_offsets(latest)
         return tuple(
             LogPartition(
-                topic=each.topic,
-                partition=each.partition,
-                topic_id=_topic_id(described[each.topic]),
-                leader_epoch=stable[each].leader_epoch,
-                earliest=earliest[each].offset,
-                last_stable=stable[each].offset,
-                high_watermark=high[each].offset,
+                topic=partition.topic,
+                partition=partition.partition,
+                topic_id=_topic_id(described[partition.topic]),
+                leader_epoch=stable[partition].leader_epoch,
+                earliest=earliest[partition].offset,
+                last_stable=stable[partition].offset,
+                high_watermark=high[partition].offset,
             )
-            for each in sorted(partitions)
+            for partition in sorted(partitions)
         )
 
     def known_partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
-        """As partitions(), of topics that were there: a broker that has just come up is asked again for them.
+        """Like partitions(), for topics that existed before: retries a broker that has just started.
 
         Raises TopicMissing.
         """
@@ -89,222 +79,187 @@ class KafkaBroker:
     def processed_partitions(
         self, topics: Sequence[str], stored: Sequence[StoredOffset]
     ) -> tuple[LogPartition, ...]:
-        """As partitions(), of a log that is the one that was processed up to the stored offsets of these topics.
+        """Like partitions(), for logs that must be those that were processed up to the stored offsets of these topics.
 
-        A topic that is none of them, because it was taken out of the pipeline, is left alone.
+        Stored offsets of other topics, which were removed from the pipeline, are ignored.
 
-        A broker that has just come up does not know its topics for a moment, and a new leader can tell an end
-        that lies behind: it is asked again before that is believed.
+        A broker that has just started does not know its topics for a moment, and a new leader can report an end
+        that is behind: such answers are retried.
 
         Raises TopicMissing, and what check_same_logs() raises.
         """
-        processed = [each for each in stored if each.topic in topics]
+        processed = [offset for offset in stored if offset.topic in topics]
 
-        def ask() -> tuple[LogPartition, ...]:
-            partitions = self.partitions(topics, {each.topic for each in processed})
+        def query() -> tuple[LogPartition, ...]:
+            partitions = self.partitions(topics, {offset.topic for offset in processed})
             check_same_logs(processed, partitions)
             return partitions
 
-        return self._settled(ask) if processed else ask()
+        return self._settled(query) if processed else query()
 
     def offsets_at(self, partitions: Sequence[LogPartition], at: datetime) -> dict[TopicPartition, int]:
-        """As records_at(), the offsets alone."""
-        return {key: found.offset for key, found in self.records_at(partitions, at).items()}
+        """Like records_at(), but return offsets only."""
+        return {partition: record.offset for partition, record in self.records_at(partitions, at).items()}
 
     def records_at(
         self, partitions: Sequence[LogPartition], at: datetime
     ) -> dict[TopicPartition, FoundRecord]:
-        """The first committed record at or after a time, by its timestamp: the first in the log, not in time.
+        """Return the first committed record with a timestamp at or after a time: the first in the log, not in time.
 
-        A partition without such a record is left out. (Kafka's ListOffsets by timestamp, in milliseconds.)
+        Partitions without such a record are left out. (Kafka's ListOffsets by timestamp, in milliseconds.)
         """
         from kafka import TopicPartition as KafkaPartition
         from kafka.protocol.consumer import IsolationLevel
 
-        # No timestamp lies before 1970; to the protocol, such numbers are earliest, latest and the like.
+        # No timestamp is before 1970; negative numbers mean earliest, latest and the like in the protocol.
         milliseconds = max(0, math.ceil(at.timestamp() * 1000))
-        asked = {KafkaPartition(each.topic, each.partition): milliseconds for each in partitions}
+        times = {KafkaPartition(*partition.topic_partition): milliseconds for partition in partitions}
         with admin_client(self._properties) as client:
-            found = client.list_partition_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+            answers = client.list_partition_offsets(times, isolation_level=IsolationLevel.READ_COMMITTED)
         return {
-            (each.topic, each.partition): FoundRecord(told.offset, told.timestamp)
-            for each, told in found.items()
-            if told.offset >= 0
+            (partition.topic, partition.partition): FoundRecord(answer.offset, answer.timestamp)
+            for partition, answer in answers.items()
+            if answer.offset >= 0
         }
 
     def first_before(
         self, partition: LogPartition, from_offset: int, until_offset: int, at: datetime
     ) -> FoundRecord | None:
-        """The first committed record in [from_offset, until_offset) whose time is before `at`.
+        """Return the first committed record in [from_offset, until_offset) with a timestamp before `at`.
 
-        Looks at the first _SAMPLE records alone; None where none of them is.
+        Looks at the first records only, at some thousands at most; returns None if there is no such record among
+        them.
         """
-        from confluent_kafka import Consumer, KafkaError
-        from confluent_kafka import TopicPartition as KafkaPartition
+        from exactbatch.kafka.search import first_before
 
-        milliseconds = math.ceil(at.timestamp() * 1000)
-        few = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
-        fetched = FetchPosition(partition.topic, partition.partition)
-        consumer = Consumer({**reader_properties(self._properties), **few, "stats_cb": fetched})
-        try:
-            consumer.assign([KafkaPartition(partition.topic, partition.partition, from_offset)])
-            seen, passed, deadline = 0, from_offset, time.monotonic() + _SAMPLE_TIMEOUT
-            while seen < _SAMPLE:
-                for message in consumer.consume(_SAMPLE - seen, 0.1):
-                    error = message.error()
-                    if error is None:
-                        record = FoundRecord(message.offset() or 0, message.timestamp()[1])
-                        if record.offset >= until_offset:
-                            return None
-                        if 0 <= record.timestamp < milliseconds:
-                            return record
-                        seen += 1
-                    elif error.code() == KafkaError._PARTITION_EOF:
-                        return None
-                    elif concerns_reading(message):
-                        raise event_error(partition, partition.topic, partition.partition, message)
-                if fetched.offset > passed:
-                    passed, deadline = fetched.offset, time.monotonic() + _SAMPLE_TIMEOUT
-                if time.monotonic() > deadline:
-                    raise KafkaUnavailable(
-                        f"{partition}: the broker gave no record from offset {from_offset} on within "
-                        f"{_SAMPLE_TIMEOUT:.0f} s. Check that the brokers are up; then try again."
-                    )
-            return None
-        finally:
-            consumer.close()
+        return first_before(self._properties, partition.range(from_offset, until_offset), at)
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
-        """The ids, now, of topics that were there. Raises TopicMissing."""
+        """Return the current IDs of topics that existed before. Raises TopicMissing."""
 
-        def ask() -> dict[str, UUID]:
+        def query() -> dict[str, UUID]:
             with admin_client(self._properties) as client:
                 return {name: _topic_id(topic) for name, topic in _describe(client, topics, topics).items()}
 
-        return self._settled(ask)
+        return self._settled(query)
 
     def cluster(self, topics: Sequence[str]) -> tuple[dict[str, UUID], str | None]:
-        """As topic_ids(), and the id of the cluster that has told them, where it has one."""
+        """Like topic_ids(), with the ID of the cluster, None if it has none."""
 
-        def ask() -> tuple[dict[str, UUID], str | None]:
+        def query() -> tuple[dict[str, UUID], str | None]:
             with admin_client(self._properties) as client:
                 described = _describe(client, topics, topics)
                 ids = {name: _topic_id(topic) for name, topic in described.items()}
                 return ids, client.describe_cluster()["cluster_id"]
 
-        return self._settled(ask)
+        return self._settled(query)
 
     def group_offsets(self, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
-        """What a consumer group has committed for the topics.
+        """Return the offsets that a consumer group has committed for the topics.
 
-        Raises ConfigurationError for a topic for which it has committed nothing at all.
+        Raises ConfigurationError for a topic without any.
         """
         with (
             admin_client(self._properties) as client,
-            _needs("Describe", "group", group, f"start='group:{group}'"),
+            needs_acl("Describe", "group", group, f"start='group:{group}'"),
         ):
             committed = client.list_group_offsets(group)[group]
         offsets = {
-            (each.topic, each.partition): value.offset
-            for each, value in committed.items()
-            if each.topic in topics and value.offset >= 0
+            (partition.topic, partition.partition): value.offset
+            for partition, value in committed.items()
+            if partition.topic in topics and value.offset >= 0
         }
         if missing := sorted(set(topics) - {topic for topic, _ in offsets}):
-            there = sorted({each.topic for each, value in committed.items() if value.offset >= 0})
+            others = sorted({partition.topic for partition, value in committed.items() if value.offset >= 0})
             raise ConfigurationError(
                 f"start='group:{group}': the consumer group {group!r} has committed no offset for "
-                f"{', '.join(missing)}; it has for {', '.join(there) or 'no topic at all'}. Check the names "
-                f"of group and topics. For a topic that the group never read, change start: it only concerns "
-                f"topics that the pipeline has not processed yet."
+                f"{', '.join(missing)}; it has for {', '.join(others) or 'no topic at all'}. Check the names "
+                f"of the group and the topics. For a topic that the group never read, change start: it only "
+                f"affects topics that the pipeline has not processed yet."
             )
         return offsets
 
     def open_transactions(self, partition: LogPartition) -> list[tuple[int, int]]:
-        """The transactions that hold back a partition's last stable offset: (producer id, first offset)."""
+        """Return the transactions that hold back a partition's last stable offset, as (producer ID, first offset)."""
         from kafka import TopicPartition as KafkaPartition
 
-        asked = KafkaPartition(partition.topic, partition.partition)
+        kafka_partition = KafkaPartition(*partition.topic_partition)
         with (
             admin_client(self._properties) as client,
-            _needs("Read", "topic", partition.topic, "naming the producers of open transactions"),
+            needs_acl("Read", "topic", partition.topic, "naming the producers of open transactions"),
         ):
-            producers = client.describe_producers([asked])[asked].active_producers
+            producers = client.describe_producers([kafka_partition])[kafka_partition].active_producers
         return sorted(
-            (each.producer_id, each.current_transaction_start_offset)
-            for each in producers
-            if each.current_transaction_start_offset >= 0
+            (producer.producer_id, producer.current_transaction_start_offset)
+            for producer in producers
+            if producer.current_transaction_start_offset >= 0
         )
 
     def compacted(self, topics: Sequence[str]) -> set[str]:
-        """Those of the topics whose cleanup.policy lets the broker remove records in the middle.
+        """Return those of the topics whose cleanup.policy lets the broker remove records in the middle of the log.
 
-        Raises ConfigurationError where the client may not know: kafka-python then has no entry, and no error.
+        Raises ConfigurationError if an ACL denies it: kafka-python then returns no entry, and no error.
         """
         from kafka.admin import ConfigResource, ConfigResourceType
 
-        asked = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
         with admin_client(self._properties) as client:
-            configs = client.describe_configs(asked, config_filter="all")
+            configs = client.describe_configs(resources, config_filter="all")
         policies = {
             topic: config.get("cleanup.policy", {}).get("value")
             for topic, config in configs.get("topic", {}).items()
         }
         for topic in topics:
             if policies.get(topic) is None:
-                missing = denied(
-                    "DescribeConfigs", "topic", topic, "asking whether Kafka compacts it (cleanup.policy)"
+                missing = acl_missing(
+                    "DescribeConfigs", "topic", topic, "checking whether Kafka compacts it (cleanup.policy)"
                 )
-                raise ConfigurationError(f"{missing} A replay with available_only does without.")
+                raise ConfigurationError(
+                    f"{missing} A replay with available_only does not need it.", topic=topic
+                )
         return {topic for topic in topics if "compact" in policies[topic]}
 
     def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Commit offsets to a consumer group, for tools that show its lag. Nothing ever reads them back."""
+        """Commit offsets to a consumer group, for tools that show its lag. exactbatch never reads them."""
         from kafka import TopicPartition as KafkaPartition
         from kafka.errors import NoError, TopicAuthorizationFailedError
         from kafka.structs import OffsetAndMetadata
 
-        asked = {KafkaPartition(*each): OffsetAndMetadata(offset) for each, offset in offsets.items()}
-        why = "showing the pipeline's lag"
-        with admin_client(self._properties) as client, _needs("Read", "group", group, why):
-            for partition, error in client.alter_group_offsets(group, asked).items():
+        commits = {KafkaPartition(*key): OffsetAndMetadata(offset) for key, offset in offsets.items()}
+        purpose = "showing the pipeline's lag"
+        with admin_client(self._properties) as client, needs_acl("Read", "group", group, purpose):
+            for partition, error in client.alter_group_offsets(group, commits).items():
                 if issubclass(error, TopicAuthorizationFailedError):
-                    raise denied("Read", "topic", partition.topic, why)
+                    raise acl_missing("Read", "topic", partition.topic, purpose)
                 if error is not NoError:
                     raise error(f"{partition.topic}[{partition.partition}]: {error.__name__}")
 
-    def _settled(self, ask: Callable[[], Answer]) -> Answer:
-        """An answer that is at odds with what was processed is not believed before it is given for a while."""
+    def _settled(self, query: Callable[[], Answer]) -> Answer:
+        """Retry answers that contradict what was processed until they persist for `settle` seconds."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((StoredOffsetBeyondLog, TopicMissing)),
             wait=tenacity.wait_fixed(0.5),
             stop=tenacity.stop_after_delay(self._settle),
             reraise=True,
         )
-        return retrying(ask)
+        return retrying(query)
 
 
 def resolve_start(
-    start: str | Mapping[str, Mapping[int, int]], log: KafkaBroker, topics: Sequence[str]
+    start: str | Mapping[str, Mapping[int, int]], broker: KafkaBroker, topics: Sequence[str]
 ) -> Start:
-    """Turn a pipeline's `start` into what the planner takes, asking the broker for a group's offsets."""
+    """Resolve a pipeline's `start` for plan_advance(); "group:NAME" queries the broker for the group's offsets."""
     if isinstance(start, str):
         if start == "earliest":
             return "earliest"
         if start == "latest":
             return "latest"
-        return log.group_offsets(start.removeprefix("group:"), topics)
-    return {(topic, partition): offset for topic, each in start.items() for partition, offset in each.items()}
-
-
-@contextmanager
-def _needs(operation: str, resource: str, name: str, why: str) -> Iterator[None]:
-    """Raise ConfigurationError where an ACL denies this operation on a topic or group."""
-    from kafka.errors import AuthorizationError
-
-    try:
-        yield
-    except AuthorizationError as error:
-        raise denied(operation, resource, name, why) from error
+        return broker.group_offsets(start.removeprefix("group:"), topics)
+    return {
+        (topic, partition): offset
+        for topic, offsets in start.items()
+        for partition, offset in offsets.items()
+    }
 
 
 def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) -> dict[str, Any]:
@@ -315,29 +270,30 @@ def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) ->
         error = for_code(described[name]["error_code"]) if name in described else UnknownTopicOrPartitionError
         if error is UnknownTopicOrPartitionError:
             remedy = (
-                "It was there before: check bootstrap.servers. If it was deleted, a topic that "
-                "is created again has another id, and needs a pipeline under a new name."
+                "It existed before: check bootstrap.servers. If it was deleted, a topic that is created again has "
+                "another ID, and needs a pipeline under a new name."
                 if name in processed
                 else "Check the pipeline's topics and bootstrap.servers, and create the topic; exactbatch never "
                 "creates one."
             )
-            raise TopicMissing(
-                f"expected the topic {name!r}, found that the broker does not know it. {remedy}"
-            )
+            raise TopicMissing(f"the broker does not know the topic {name!r}. {remedy}", topic=name)
         if error is TopicAuthorizationFailedError:
-            raise denied("Describe", "topic", name, "planning")
+            raise acl_missing("Describe", "topic", name, "planning")
         if error is not NoError:
-            raise KafkaUnavailable(f"expected the broker to describe topic {name!r}, found {error.__name__}")
+            raise KafkaUnavailable(
+                f"the broker did not describe the topic {name!r}: {error.__name__}. Try again.", topic=name
+            )
     return described
 
 
 def _topic_id(described: Mapping[str, Any]) -> UUID:
-    """The topic's id, which Metadata tells from version 10 on (KIP-516); a cluster that gives none says zero."""
+    """Return the topic's ID, which Metadata contains from version 10 on (KIP-516); clusters without IDs send zero."""
     topic_id = UUID(str(described.get("topic_id") or _NO_TOPIC_ID))
     if topic_id == _NO_TOPIC_ID:
         raise ConfigurationError(
-            f"topic {described['name']!r}: the broker gives no topic id, without which a topic that was deleted "
-            f"and created again looks like the one that was processed. Use Kafka 2.8 or newer, and with ZooKeeper "
-            f"an inter.broker.protocol.version of 2.8 or newer."
+            f"topic {described['name']!r}: the broker sends no topic ID, without which a topic that was "
+            f"deleted and created again looks like the one that was processed. Use Kafka 2.8 or newer, and "
+            f"with ZooKeeper an inter.broker.protocol.version of 2.8 or newer.",
+            topic=described["name"],
         )
     return topic_id

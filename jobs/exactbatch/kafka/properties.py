@@ -38,7 +38,7 @@ FIXED: Final[Mapping[str, Fixed]] = {
 # Another name of a fixed property.
 _ALIASES_OF_FIXED: Final[Mapping[str, str]] = {"auto.commit.enable": "enable.auto.commit"}
 
-# Both clients get these: where the brokers are, and who the client is. exactbatch.kafka.client translates them.
+# Both clients get these: where the brokers are, and who the client is. kafka/client_properties.py translates them.
 SHARED: Final[frozenset[str]] = frozenset(
     {
         "bootstrap.servers",

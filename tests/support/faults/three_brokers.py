@@ -12,7 +12,7 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch.errors import KafkaUnavailable
-from exactbatch.kafka.client import admin_client
+from exactbatch.kafka.admin import admin_client
 from exactbatch.local.broker import Broker
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.ports import HOST

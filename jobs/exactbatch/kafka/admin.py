@@ -1,0 +1,93 @@
+"""Open kafka-python's admin client, and explain why it cannot reach or use a broker."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.client_properties import admin_properties, check_properties, reader_properties
+from exactbatch.kafka.errors import acl_missing, connection_refused, unavailable
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError
+
+# Seconds that librdkafka gets to say why brokers cannot be reached, after kafka-python has failed to reach them.
+_DIAGNOSIS: Final = 3.0
+
+
+@contextmanager
+def admin_client(properties: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield a kafka-python admin client, which has no types, and close it at the end.
+
+    Raises KafkaUnavailable if the broker cannot be reached or does not answer in time, and ConfigurationError for
+    properties that a client rejects, a broker that is too old, and requests that its ACLs deny.
+    """
+    from kafka import KafkaAdminClient
+    from kafka.errors import (
+        AuthorizationError,
+        KafkaConfigurationError,
+        KafkaError,
+        UnsupportedVersionError,
+    )
+
+    check_properties(properties)
+    logging.getLogger("kafka").setLevel(logging.ERROR)  # at INFO it logs every connection
+    servers = properties.get("bootstrap.servers")
+    try:
+        client = KafkaAdminClient(**admin_properties(properties))
+    except (KafkaConfigurationError, AssertionError, ValueError) as error:
+        raise ConfigurationError(
+            f"kafka-python, which plans, rejects the Kafka client properties: {error}. Correct the Kafka "
+            f"connection."
+        ) from None
+    except KafkaError as error:
+        # It only says that it could not bootstrap: librdkafka, with the same properties, says why.
+        cause = _diagnose(properties)
+        if cause is not None and (refusal := connection_refused(servers, cause)) is not None:
+            raise refusal from None
+        raise unavailable(servers, error, "" if cause is None else f" ({cause.str()})") from error
+    try:
+        yield client
+    except UnsupportedVersionError as error:
+        raise ConfigurationError(
+            f"Kafka at {servers} does not support a request that exactbatch needs: {error}. Use Kafka 2.8 or "
+            f"newer."
+        ) from error
+    except AuthorizationError as error:
+        raise ConfigurationError(
+            f"Kafka at {servers} denies this client a request that exactbatch needs: {error}. docs/security.md "
+            f"lists the ACLs that a pipeline needs."
+        ) from error
+    except KafkaError as error:
+        raise unavailable(servers, error) from error
+    finally:
+        client.close()
+
+
+@contextmanager
+def needs_acl(operation: str, resource: str, name: str, purpose: str) -> Iterator[None]:
+    """Raise ConfigurationError if an ACL denies this operation on a topic or group."""
+    from kafka.errors import AuthorizationError
+
+    try:
+        yield
+    except AuthorizationError as error:
+        raise acl_missing(operation, resource, name, purpose) from error
+
+
+def _diagnose(properties: Mapping[str, Any]) -> "KafkaError | None":
+    """Return the error that librdkafka has with the brokers; None if it reaches them."""
+    from confluent_kafka import Consumer, KafkaException
+
+    from exactbatch.kafka.consumer import ConnectionErrors
+
+    errors = ConnectionErrors()
+    consumer = Consumer({**reader_properties(properties), "error_cb": errors, "log_level": 0})
+    timeout: KafkaError | None = None
+    try:
+        consumer.list_topics(timeout=_DIAGNOSIS)
+    except KafkaException as error:
+        timeout = error.args[0]
+    consumer.close()  # delivers the callbacks that are due
+    return timeout and (errors.last or timeout)

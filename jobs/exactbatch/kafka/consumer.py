@@ -1,0 +1,134 @@
+"""Follow a librdkafka consumer: its callbacks, its events, and the cluster and log that it reads."""
+
+import json
+import socket
+import time
+from collections.abc import Sequence
+from operator import methodcaller
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from exactbatch.errors import ConfigurationError, ReadFailed
+from exactbatch.kafka.client_properties import ANSWER_TIMEOUT
+from exactbatch.kafka.errors import DAMAGED
+
+# consume() waits until it has as many messages as requested or this time has passed, in seconds.
+POLL: Final = 0.1
+_error = methodcaller("error")
+
+
+class ConnectionErrors:
+    """The errors that librdkafka has with its connections, as error_cb; `last` is the last one with a cause."""
+
+    def __init__(self) -> None:
+        self.last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        # "All brokers down" follows each failure of the only one, and would hide the cause.
+        if self.last is None or error.name() != "_ALL_BROKERS_DOWN":
+            self.last = error
+
+
+class Throttling:
+    """The monotonic time until which a quota throttles the client, as throttle_cb."""
+
+    def __init__(self) -> None:
+        self.until = 0.0
+
+    def __call__(self, event: Any) -> None:
+        # The last of several events has a time of zero.
+        self.until = max(self.until, time.monotonic() + event.throttle_time)
+
+
+class FetchPosition:
+    """The offset up to which librdkafka has fetched a partition, as stats_cb; -1 before the first fetch.
+
+    It advances where consume() returns nothing: past records of aborted transactions, transaction markers and gaps
+    left by compaction. (`next_offset` of a partition in librdkafka's STATISTICS.md.)
+    """
+
+    def __init__(self, topic: str, partition: int) -> None:
+        self._topic, self._partition = topic, str(partition)
+        self.offset = -1
+
+    def __call__(self, statistics: str) -> None:
+        topic = json.loads(statistics).get("topics", {}).get(self._topic, {})
+        partition = topic.get("partitions", {}).get(self._partition, {})
+        self.offset = max(self.offset, partition.get("next_offset", -1))
+
+
+def split_events(messages: Sequence[Message]) -> tuple[Sequence[Message], int | None, Message | None]:
+    """Split the messages of one consume() into records, the end of the log, and an error.
+
+    The end is the offset of the last end-of-log event, None without one. The error is the first error event that
+    concerns reading, None without one; messages after it are dropped.
+    """
+    if not any(map(_error, messages)):
+        return messages, None, None
+    records = []
+    end_of_log = None
+    for message in messages:
+        error = message.error()
+        if error is None:
+            records.append(message)
+        elif error.code() == KafkaError._PARTITION_EOF:
+            end_of_log = message.offset()
+        elif concerns_reading(message):
+            return records, end_of_log, message
+    return records, end_of_log, None
+
+
+def concerns_reading(event: Message) -> bool:
+    """True if an error event of consume() is about the partition that is read, or ends the client.
+
+    Other events are about the coordinator of the consumer group, which librdkafka looks for although reads of
+    assigned offsets do not need it: neither its ACL nor its availability matters.
+    """
+    error = event.error()
+    return event.topic() is not None or (error is not None and error.fatal())
+
+
+def is_cluster(consumer: Consumer, where: Any, topic: str, cluster_id: str | None) -> bool:
+    """True if a consumer is connected to the cluster that the batch was planned from; False if no broker answers soon,
+    for example because a quota throttles the client.
+
+    Raises ConfigurationError if it is connected to another cluster: both have a topic of this name, and nothing in
+    the records distinguishes them.
+    """
+    if cluster_id is None:
+        return True
+    try:
+        connected_to = consumer.list_topics(topic, timeout=ANSWER_TIMEOUT).cluster_id
+    except KafkaException:
+        return False
+    if connected_to not in (None, cluster_id):
+        raise ConfigurationError(
+            f"{where}: it was planned from the Kafka cluster {cluster_id}, and {socket.gethostname()} reads "
+            f"from the cluster {connected_to}. Nothing was written. Check whether the names in "
+            f"bootstrap.servers belong to two clusters, or this host resolves them to other brokers. They must "
+            f"name one cluster on every host.",
+            topic=topic,
+        )
+    return True
+
+
+def check_in_log(consumer: Consumer, topic: str, partition: int, offset: int) -> None:
+    """Raise ReadFailed for a record at an offset that the log has not reached.
+
+    No checksum covers the offset of a record batch: if a bit of it is damaged, its records seem to be elsewhere,
+    and the log seems to have a gap in their place.
+    """
+    where = TopicPartition(topic, partition)
+    _, end = consumer.get_watermark_offsets(where, cached=True)  # of the last answer, which may be an error
+    if end <= offset:
+        _, end = consumer.get_watermark_offsets(where, timeout=ANSWER_TIMEOUT)
+    if end <= offset:
+        raise ReadFailed(
+            f"{topic}[{partition}] offset {offset}: a record claims this offset, and the log ends at {end}: the "
+            f"offset of its batch is damaged. {DAMAGED}",
+            topic=topic,
+            partition=partition,
+            from_offset=offset,
+            until_offset=offset + 1,
+        )
