@@ -13,8 +13,8 @@ from exactbatch.pipeline import Pipeline
 def load_pipeline(reference: str) -> Pipeline:
     """Import `module:name`, as in "pipelines.flights:flights".
 
-    Raises ConfigurationError when there is no such module, importing it fails, there is no such name in it,
-    or it is not a Pipeline.
+    Raises ConfigurationError if there is no such module, importing it fails, it has no such name, or the name is
+    not a Pipeline.
     """
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
@@ -28,28 +28,32 @@ def load_pipeline(reference: str) -> Pipeline:
         raise
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
-            raise _not_imported(module_name, error) from error  # something that it imports is not there
+            raise _not_imported(
+                module_name, error
+            ) from error  # the module imports something that does not exist
         raise ConfigurationError(
-            f"expected a module {module_name!r} for {reference!r}, found none: {error.name!r} cannot be "
-            f"imported. A pipeline is a module in jobs/pipelines/; check the name, and PYTHONPATH."
+            f"there is no module {module_name!r} for {reference!r}: {error.name!r} cannot be imported. A "
+            f"pipeline is a module in jobs/pipelines/; check the name, and PYTHONPATH."
         ) from None
     except (Exception, SystemExit) as error:
         raise _not_imported(module_name, error) from error
     pipeline = getattr(module, attribute, None)
     if isinstance(pipeline, Pipeline):
         return pipeline
-    there = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
+    pipelines = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
     raise ConfigurationError(
         f"expected a Pipeline named {attribute!r} in {module_name}, found "
         f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
-        f"the module has: {', '.join(there) or 'no pipeline'}"
+        f"the module has: {', '.join(pipelines) or 'no pipeline'}"
     )
 
 
 def _not_imported(module_name: str, error: BaseException) -> ConfigurationError:
-    """What a module raised when it was imported: it would again."""
-    places = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith("<")]
-    place = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
+    """Return the error for a module whose import raises; it would raise on every retry."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
+    ]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return ConfigurationError(
         f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}{place}. Correct it, or "
         f"install what it imports."
@@ -57,16 +61,16 @@ def _not_imported(module_name: str, error: BaseException) -> ConfigurationError:
 
 
 def reference_of(pipeline: Pipeline) -> str:
-    """The `module:name` under which a pipeline was imported, for another process to import it.
+    """Return the `module:name` under which a pipeline was imported, for another process to import it.
 
-    Raises ConfigurationError when no module that can be imported again has it.
+    Raises ConfigurationError if no module that can be imported again has it.
     """
     for module_name, module in list(sys.modules.items()):
         for name, value in list(vars(module).items()):
-            # Airflow loads a DAG file under a name that nothing can import; the pipeline's own module can be.
+            # Airflow loads a DAG file under a name that cannot be imported; the pipeline's own module can be.
             if value is pipeline and PathFinder.find_spec(module_name.partition(".")[0]) is not None:
                 return f"{module_name}:{name}"
     raise ConfigurationError(
-        f"expected pipeline {pipeline.name!r} to be a name in a module, as `flights = Pipeline(…)` in "
-        f"jobs/pipelines/flights.py, found no module that has it. Move it there and import it in the DAG file."
+        f"no module has the pipeline {pipeline.name!r}. Assign it to a name in a module, as `flights = "
+        f"Pipeline(…)` in jobs/pipelines/flights.py, and import it in the DAG file."
     )

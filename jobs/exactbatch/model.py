@@ -131,8 +131,7 @@ class Plan:
     losses   offsets that retention removed before they were processed
     ranges   offsets to process
     unnamed  partitions that start at their earliest offset because `start`, a mapping or the committed offsets
-    of a
-             group, does not name them
+             of a group, does not name them
     """
 
     seeds: tuple[StoredOffset, ...]

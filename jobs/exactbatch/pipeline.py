@@ -1,4 +1,4 @@
-"""A pipeline, as its user writes it."""
+"""A pipeline as its user defines it."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,45 +16,45 @@ from exactbatch.sinks.target_definition import Evolve
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-# Kafka's own rule for topic names fits Airflow's dag ids and pools as well.
+# Kafka's rule for topic names also suits Airflow's DAG ids and pools.
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 _NAME_LENGTH = 200
 _LEAST_LAUNCH_TIMEOUT = 30  # seconds; executors report every 10 s (spark.executor.heartbeatInterval)
-# Beside the records of a pipeline with a transform there is what the tasks did, in a column of its own.
+# With a transform, a separate column carries the outcomes of the tasks next to the records.
 OUTCOME: Final = "exactbatch_outcome"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Topics, how their values are decoded, and where the rows go.
+    """Topics, the format of their values, and the sink that the rows go to.
 
-    key            how message keys are decoded: an Upsert takes from it which row a null value deletes
-    start          where topics without a stored offset begin: "earliest", "latest", "group:NAME" (what that
-                   consumer group has committed) or {topic: {partition: offset}}; partitions that a group or
-                   mapping does not name begin at their earliest offset
+    key            the format of message keys; an Upsert deletes the row with this key when a value is null
+    start          where topics without a stored offset start: "earliest", "latest", "group:NAME" (the offsets that
+                   this consumer group has committed) or {topic: {partition: offset}}; partitions that the group or
+                   the mapping does not name start at their earliest offset
     limits         how many offsets one batch may span
-    on_loss        when retention removed offsets that were not processed: "fail", or "record" them as lost
-    transform      a function from a Spark DataFrame of the decoded records to one of the rows to store
+    on_loss        if retention removed unprocessed offsets: "fail", or "record" them as lost
+    transform      a function from a Spark DataFrame of the decoded records to a DataFrame of the rows to store
     sql            the same as a query over the view `records`
-    allow_nondeterministic  names of Spark expressions that may give other results on a retry, and that the
-                   transform may use all the same: ("now",)
-    evolve         what to do with columns that the target does not have: "refuse" the batch, or "add" them
-    commit         "batch": all of a batch in one transaction; "partition": each range of an advance in one of its
-                   own, for big catch-ups into an Append
-    max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records between
-                   0 and 1; one more, and the batch fails; of each range, with commit="partition"
-    read_timeout   seconds without progress after which reading a range is given up
-    max_connections  how many connections to Postgres the tasks of a batch have open at a time, at most: so many
-                   Spark tasks share its ranges, each with one; the driver has two of its own
-    publish_timeout  seconds that publish waits for a lock, and that Postgres lets it sit idle in its
-                   transaction: the longest time for which a driver that hangs can hold the pipeline
-    statement_timeout  seconds in which Postgres must have answered a statement of the batch, or have taken the
-                   next rows: a server that says nothing is given up then, and so is a statement that takes longer
-    launch_timeout  seconds that a job of the batch waits for Spark to run a task before it is given up: the
-                   cluster may have no executor to give
+    allow_nondeterministic  names of Spark expressions that may return other results on a retry, and that the
+                   transform may use nevertheless: ("now",)
+    evolve         if the target lacks columns of the pipeline: "refuse" the batch, or "add" the columns
+    commit         "batch": a batch in one transaction; "partition": each range of an advance in its own
+                   transaction, for large catch-ups into an Append
+    max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records from
+                   0.0 to 1.0; one more fails the batch; with commit="partition", of each range
+    read_timeout   seconds without progress after which reading a range fails
+    max_connections  how many connections to Postgres the tasks of a batch may have open at a time: at most
+                   this many Spark tasks share its ranges, with one connection each; the driver has two more
+    publish_timeout  seconds that publish waits for a lock, and that Postgres lets it be idle in its
+                   transaction: the longest time for which a driver that hangs can block the pipeline
+    statement_timeout  seconds in which Postgres must answer a statement of the batch, or accept the next
+                   rows; after that, the statement fails
+    launch_timeout  seconds that a job of the batch waits for Spark to run a task: the cluster may have no free
+                   executor
     spark_conf     Spark properties of the batch job
 
-    Raises ConfigurationError for what cannot work.
+    Raises ConfigurationError for values that cannot work.
     """
 
     name: str
@@ -85,52 +85,45 @@ class Pipeline:
                 f"expected a pipeline name of 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', "
                 f"found {self.name!r}"
             )
-        if not self.topics:
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected topics as a tuple of one or more names, "
-                f'found {self.topics!r}; write topics=("flights",)'
-            )
-        if not isinstance(self.start, str):
-            _check_start(self.name, self.topics, self.start)
-        elif not (
-            self.start in ("earliest", "latest") or self.start.removeprefix("group:") not in ("", self.start)
-        ):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected start to be 'earliest', 'latest', 'group:NAME' or "
-                f"{{topic: {{partition: offset}}}}, found {self.start!r}"
-            )
-        share = isinstance(self.max_rejects, float)
-        if self.max_rejects < 0 or (share and not 0 <= self.max_rejects <= 1):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected max_rejects to be a whole number of 0 or more, or a share "
-                f"from 0.0 to 1.0, found {self.max_rejects}"
-            )
+        self._expect(
+            bool(self.topics),
+            'topics as a tuple of one or more names, such as ("flights",)',
+            repr(self.topics),
+        )
+        self._check_start()
+        self._expect(
+            self.max_rejects >= 0 and (isinstance(self.max_rejects, int) or self.max_rejects <= 1),
+            "max_rejects to be a whole number of 0 or more, or a share from 0.0 to 1.0",
+            self.max_rejects,
+        )
         for name in ("read_timeout", "publish_timeout", "statement_timeout", "launch_timeout"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigurationError(
-                    f"pipeline {self.name!r}: expected {name} to be more than 0 seconds, found "
-                    f"{getattr(self, name)}"
-                )
+            seconds = getattr(self, name)
+            self._expect(0 < seconds < math.inf, f"{name} to be more than 0 seconds", seconds)
         if self.launch_timeout < _LEAST_LAUNCH_TIMEOUT:
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: launch_timeout is {self.launch_timeout:g} s. Make it "
-                f"{_LEAST_LAUNCH_TIMEOUT} or more: Spark tells up to 10 s late which tasks run."
+            raise self._error(
+                f"launch_timeout is {self.launch_timeout:g} s. Make it {_LEAST_LAUNCH_TIMEOUT} or more: Spark "
+                f"reports up to 10 s late which tasks run."
             )
-        if self.max_connections < 1:
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected max_connections to be 1 or more, found {self.max_connections}"
-            )
+        self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)
-        if self.commit == "partition" and (found := self._needs_one_transaction()):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected rows that one range gives alone and that are copied as they "
-                f"are, which commit='partition' needs, found {found}. Use commit='batch'."
+        if self.commit == "partition" and (obstacle := self._needs_one_transaction()):
+            raise self._error(
+                f"commit='partition' needs rows that each come from one range and are copied as they are, found "
+                f"{obstacle}. Use commit='batch'."
             )
 
+    def _error(self, fact: str) -> ConfigurationError:
+        return ConfigurationError(f"pipeline {self.name!r}: {fact}")
+
+    def _expect(self, condition: bool, expected: str, found: object) -> None:
+        """Raise ConfigurationError unless the condition holds."""
+        if not condition:
+            raise self._error(f"expected {expected}, found {found}")
+
     def _needs_one_transaction(self) -> str | None:
-        """What makes it impossible to commit each range by itself; None where it is possible."""
+        """Return what prevents committing each range in its own transaction; None if it is possible."""
         if self.sink.not_copyable is not None:
             return self.sink.not_copyable
         if self.is_transformed:
@@ -144,15 +137,15 @@ class Pipeline:
         return None
 
     def rejects_allowed(self, records: int) -> int:
-        """How many of so many records may be rejected."""
+        """Return how many of this number of records may be rejected."""
         if isinstance(self.max_rejects, float):
             return int(self.max_rejects * records)
         return self.max_rejects
 
     def too_many_rejects(self, rejected: int, records: int) -> str:
-        """How many of the records that were read are rejects, beside how many of so many may be.
+        """Say how many records were rejected, and how many may be.
 
-        Reading and checking end once there are too many, so `rejected` may be less than there are.
+        Reading and checking end once there are too many, so there may be more than `rejected`.
         """
         share = f"{float(f'{100 * rejected / records:.2g}'):.9f}".rstrip("0").rstrip(".") + " %"
         return (
@@ -162,7 +155,7 @@ class Pipeline:
 
     @property
     def is_transformed(self) -> bool:
-        """Whether rows are what a transform makes of the decoded records."""
+        """True if a transform makes the rows from the decoded records."""
         return self.transform is not None or self.sql is not None
 
     def _check_transform(self) -> None:
@@ -170,60 +163,64 @@ class Pipeline:
             self.sink.check(self.value.columns)
             return
         if self.transform is not None and self.sql is not None:
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected a transform or sql, found both: let the function run the query"
-            )
-        # What the sink gets is not known before Spark has seen the transform; what the transform gets is.
+            raise self._error("it has both a transform and sql. Let the function run the query.")
+        # The columns that the sink gets are not known before Spark has analyzed the transform. The transform gets
+        # those of the value and these:
         own = (
             {column.name for column in LINEAGE}
             | {OUTCOME}
             | ({"deleted"} if self.sink.keeps_deletes else set())
         )
-        there = {each.lower(): each for each in own}
+        names = {name.lower(): name for name in own}
         for column in self.value.columns:
-            other = there.setdefault(column.name.lower(), column.name)
+            other = names.setdefault(column.name.lower(), column.name)
             if column.name in own:
-                raise ConfigurationError(
-                    f"pipeline {self.name!r}: the value has a column {column.name!r}, and a transform gets one of "
-                    f"that name with each record. Rename the value's."
+                raise self._error(
+                    f"the value has a column {column.name!r}, and a transform gets another column of that name "
+                    f"with each record. Rename the value's."
                 )
             if other != column.name:
-                raise ConfigurationError(
-                    f"pipeline {self.name!r}: the columns {other!r} and {column.name!r} that the transform gets "
-                    f"are one name to Spark, which does not tell capitals from small letters. Rename "
-                    + ("the value's." if other in own else "one of them.")
+                raise self._error(
+                    f"the columns {other!r} and {column.name!r} that the transform gets have one name in Spark, "
+                    f"which ignores case. Rename " + ("the value's." if other in own else "one of them.")
                 )
 
     def _check_key(self, key: Format) -> None:
         key_columns = self.sink.key_columns if self.sink.keeps_deletes else ()
         if {column.name for column in key.columns} != set(key_columns):
-            raise ConfigurationError(
-                f"pipeline {self.name!r}: expected key to give the key columns of the sink, "
-                f"({', '.join(key_columns)}), found ({', '.join(column.name for column in key.columns)})"
+            raise self._error(
+                f"expected key to have the key columns of the sink, ({', '.join(key_columns)}), found "
+                f"({', '.join(column.name for column in key.columns)})"
                 + ("" if self.sink.keeps_deletes else ": only an Upsert has a key")
             )
+        types = {column.name: column.type for column in self.value.columns}
         for column in key.columns:
             if column not in self.value.columns:
-                other = {each.name: each.type for each in self.value.columns}.get(
-                    column.name, "no such column"
-                )
                 raise ConfigurationError(
                     f"pipeline {self.name!r}, column {column.name}: expected one type in key and value, found "
-                    f"{column.type} and {other}"
+                    f"{column.type} and {types.get(column.name, 'no such column')}",
+                    column=column.name,
                 )
 
-
-def _check_start(name: str, topics: tuple[str, ...], start: Mapping[str, Mapping[int, int]]) -> None:
-    """A topic that is misspelt here would begin at its earliest offset instead."""
-    for topic, offsets in start.items():
-        if topic not in topics:
-            raise ConfigurationError(
-                f"pipeline {name!r}: expected start to name topics of the pipeline, {', '.join(topics)}, "
-                f"found {topic!r}"
+    def _check_start(self) -> None:
+        if isinstance(self.start, str):
+            self._expect(
+                self.start in ("earliest", "latest")
+                or (self.start.startswith("group:") and self.start != "group:"),
+                "start to be 'earliest', 'latest', 'group:NAME' or {topic: {partition: offset}}",
+                repr(self.start),
             )
-        for partition, offset in offsets.items():
-            if min(partition, offset) < 0:
-                raise ConfigurationError(
-                    f"pipeline {name!r}: start has {{{partition}: {offset}}} for topic {topic!r}: partitions and "
-                    f"offsets must be 0 or more"
-                )
+            return
+        for topic, offsets in self.start.items():
+            # A misspelt topic would start at its earliest offset instead.
+            self._expect(
+                topic in self.topics,
+                f"start to name topics of the pipeline, {', '.join(self.topics)}",
+                repr(topic),
+            )
+            for partition, offset in offsets.items():
+                if min(partition, offset) < 0:
+                    raise self._error(
+                        f"start has {{{partition}: {offset}}} for topic {topic!r}: partitions and offsets must "
+                        f"be 0 or more"
+                    )

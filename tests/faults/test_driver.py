@@ -133,7 +133,7 @@ def test_a_driver_tells_by_its_status_whether_a_retry_can_help(world, make_loade
         ["--pipeline", "pipelines.flights:flights", "--batch-id", "1"], {"EXACTBATCH_KAFKA": ""}
     )
     assert nowhere.wait() == 42, nowhere.output
-    assert "expected a module 'pipelines.flihgts'" in nowhere.error_line("ConfigurationError")
+    assert "there is no module 'pipelines.flihgts'" in nowhere.error_line("ConfigurationError")
     assert unset.wait() == 42, unset.output
     assert "the environment variable EXACTBATCH_KAFKA is not set" in unset.error_line("ConfigurationError")
 

@@ -370,7 +370,7 @@ def test_the_report_of_a_batch_asks_a_broker_that_has_just_come_up_again(
     waking = WakingLog(kafka_log)
     report = load_report(settings.postgres, waking, pipeline, batch_id)
     assert waking.asked == 2
-    assert [(each.topic, each.partition) for each in report.log] == [(topic.name, 0), (topic.name, 1)]
+    assert [(each.topic, each.partition) for each in report.partitions] == [(topic.name, 0), (topic.name, 1)]
 
 
 def test_a_topic_that_is_not_there_is_named_and_not_created(

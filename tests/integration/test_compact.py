@@ -488,6 +488,6 @@ def test_the_command_shows_asks_and_drops(
     assert "the replay horizon of" in run("rejects", "--replay", status=TERMINAL)
     run("rejects", "--replay", "--available-only")
     append = make_pipeline(topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), key=None)
-    assert "expected an Upsert" in run("compact", "--all", pipeline=append, status=TERMINAL)
+    assert "only an Upsert has" in run("compact", "--all", pipeline=append, status=TERMINAL)
     with pytest.raises(ConfigurationError, match="found Append"):
         compact_changes(world.connection, world.log, append, before=None)

@@ -58,8 +58,8 @@ def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
     [trouble] = status(world, pipeline).troubles
     assert trouble == (
         f"batch {poisoned} (advance) has failed 2 times since {failing.since:%Y-%m-%d %H:%M:%S}, last at "
-        f"{failing.failed_at:%Y-%m-%d %H:%M:%S} UTC, with TargetMismatch: {message} Trying it again does not "
-        f"help: mend the cause, and the next run plans its offsets again. Until then the stored offsets stay "
+        f"{failing.failed_at:%Y-%m-%d %H:%M:%S} UTC, with TargetMismatch: {message} A retry does not "
+        f"help: correct the cause, and the next run plans its offsets again. Until then the stored offsets stay "
         f"where they are; replays of other ranges go on."
     )
     # Other ranges go on.
@@ -102,7 +102,7 @@ def test_a_transform_that_fails_and_a_replay_that_fails_are_told(world, topic, m
     assert (failing.batch_id, failing.kind, failing.error) == (batch_id, "replay", "TransformFailed")
     assert "once, last at" in status(world, pipeline).troubles[0]
     assert (
-        "mend the cause, and plan the replay again. What the ranges had given"
+        "correct the cause, and plan the replay again. The previous results of its ranges"
         in status(world, pipeline).troubles[0]
     )
     # An advance goes on beside it.
@@ -120,9 +120,7 @@ def test_a_failure_that_may_pass_and_one_that_cannot_be_noted(
     with pytest.raises(RuntimeError):
         world.process(pipeline, batch_id)
     [trouble] = status(world, pipeline).troubles
-    assert trouble.endswith(
-        "with RuntimeError: failpoint job.after_stage It may succeed when it is tried again."
-    )
+    assert trouble.endswith("with RuntimeError: failpoint job.after_stage A retry may succeed.")
 
     def unavailable(*arguments: Any, application: str, **named: Any) -> Any:
         if application == "exactbatch failure":

@@ -394,7 +394,7 @@ def test_records_that_spark_has_read_again_meanwhile_are_noticed(world, topic, m
 
 
 def test_a_function_and_a_query_at_once_are_refused(topic, make_pipeline):
-    with pytest.raises(ConfigurationError, match="expected a transform or sql, found both"):
+    with pytest.raises(ConfigurationError, match="it has both a transform and sql"):
         make_pipeline(topic, transform=even, sql="select 1")
 
 

@@ -26,7 +26,7 @@ def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects
         ({"name": "flüge"}, "found 'flüge'"),
         ({"name": "a b"}, "found 'a b'"),
         ({"name": "a" * 201}, "expected a pipeline name of 1 to 200 letters"),
-        ({"topics": ()}, r"expected topics as a tuple of one or more names, found \(\)"),
+        ({"topics": ()}, r"expected topics as a tuple of one or more names, .*found \(\)"),
         ({"topics": "flights"}, r"found 'flights' \(str\); write topics=\(\"flights\",\)"),
         ({"start": "newest"}, "expected start to be 'earliest', 'latest', 'group:NAME' or .*found 'newest'"),
         ({"start": "group:"}, "found 'group:'"),
@@ -63,11 +63,11 @@ def test_a_pipeline_that_cannot_work_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Json('"A" int, a int'), "the columns 'A' and 'a' that the transform gets are one name to Spark"),
+        (Json('"A" int, a int'), "the columns 'A' and 'a' that the transform gets have one name in Spark"),
         (Json('"Kafka_Offset" int'), "the columns 'kafka_offset' and 'Kafka_Offset' .* Rename the value's"),
         (
             Json("exactbatch_outcome int"),
-            "the value has a column 'exactbatch_outcome', and a transform gets one of",
+            "the value has a column 'exactbatch_outcome', and a transform gets another column",
         ),
         (Json('"Exactbatch_Outcome" int'), "'exactbatch_outcome' and 'Exactbatch_Outcome'"),
         (Json("kafka_topic text"), "the value has a column 'kafka_topic'"),
@@ -140,9 +140,7 @@ def test_a_reference_without_module_and_name_is_refused(reference):
 
 @pytest.mark.parametrize("name", ["pipelines.flihgts", "pipleines.flights", "jobs/pipelines/flights.py"])
 def test_a_module_that_is_not_there_is_named(name):
-    with pytest.raises(
-        ConfigurationError, match=f"expected a module '{name}' for '{name}:flights', found none"
-    ):
+    with pytest.raises(ConfigurationError, match=f"there is no module '{name}' for '{name}:flights'"):
         load_pipeline(f"{name}:flights")
 
 
@@ -210,7 +208,11 @@ def test_a_number_of_rejects_that_is_none_is_refused(max_rejects):
 def test_what_ranges_cannot_give_by_themselves_needs_one_transaction(changes, found):
     with pytest.raises(ConfigurationError) as caught:
         flights_pipeline(**{"value": Json("id int"), **changes}, commit="partition")
-    assert "which commit='partition' needs, found " + found in str(caught.value)
+    assert (
+        "commit='partition' needs rows that each come from one range and are copied as they are, found "
+        + found
+        in str(caught.value)
+    )
     assert str(caught.value).endswith("Use commit='batch'.")
     assert flights_pipeline(**{"value": Json("id int"), **changes}).commit == "batch"
 

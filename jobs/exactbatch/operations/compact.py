@@ -1,4 +1,4 @@
-"""Compacting an Upsert: below a horizon, only the latest change of each key stays, and nothing is replayed."""
+"""Compact an Upsert: below a horizon, only the latest change of each key stays, and nothing can be replayed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,10 @@ from exactbatch.sinks.lineage_table import Part
 
 @dataclass(frozen=True, slots=True)
 class CompactedPartition:
-    """One partition: the offset below which nothing can be replayed, before (0 for none) and after, and how
-    many changes below it are dropped and kept."""
+    """One partition: its replay horizon before (0 for none) and after, and the numbers of changes below it.
+
+    Offsets below a horizon cannot be replayed.
+    """
 
     topic: str
     partition: int
@@ -38,45 +40,59 @@ class Compaction:
 
     @property
     def dropped(self) -> int:
-        """How many changes are dropped."""
-        return sum(each.dropped for each in self.partitions)
+        """Number of changes that are dropped."""
+        return sum(partition.dropped for partition in self.partitions)
 
     @property
     def kept(self) -> int:
-        """How many changes below the horizons are kept."""
-        return sum(each.kept for each in self.partitions)
+        """Number of changes below the horizons that are kept."""
+        return sum(partition.kept for partition in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """What a compaction is computed from, observed before the pipeline is locked.
+
+    The stored offsets are read before the broker is queried: what is processed meanwhile is above the horizons.
+    Stored offsets of topics that were removed from the pipeline are left out. `since` has the first record at or
+    after the time `before`, by partition.
+    """
+
+    stored: tuple[StoredOffset, ...]
+    before: datetime | None
+    since: Mapping[TopicPartition, int]
 
 
 def preview_compaction(
-    connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
+    connection: Connection, broker: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
     """Return what compact_changes() would do, without writing or locking anything. Raises what it raises."""
     compactor, ledger = _compactor_of(pipeline), Ledger(connection)
-    stored, since = _ask(connection, log, pipeline, before)
+    situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         previous = ledger.horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, compactor, stored, previous, since, before)
+        below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         return _compaction(below, previous, compactor.preview(cursor, below))
 
 
 def compact_changes(
-    connection: Connection, log: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
+    connection: Connection, broker: KafkaBroker, pipeline: Pipeline, *, before: datetime | None
 ) -> Compaction:
     """Drop the changes of an Upsert that only a replay below the new horizons could need, in one transaction.
 
-    The horizon of a partition is its stored offset or, with `before`, the first offset there that has a change,
-    or a record that is still in the log, from that time or later by its Kafka timestamp. It never moves back.
+    The horizon of a partition is its stored offset or, with `before`, the first offset that has a change, or a
+    record still in the log, with a Kafka timestamp at or after that time. It never moves back.
 
-    Raises ConfigurationError where the sink is no Upsert, NotRegistered, IdentityChanged, PostgresUnavailable
-    and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or StoredOffsetBeyondLog
-    where the log is not the one that was processed.
+    Raises ConfigurationError if the sink is not an Upsert, NotRegistered, IdentityChanged, PostgresUnavailable
+    and, with `before`, KafkaUnavailable, TopicMissing, and TopicRecreated, PartitionGone or
+    StoredOffsetBeyondLog if the log is not the one that was processed.
     """
     compactor, ledger = _compactor_of(pipeline), Ledger(connection)
-    stored, since = _ask(connection, log, pipeline, before)
+    situation = _observe(connection, broker, pipeline, before)
     with transaction(connection) as cursor:
         ledger.lock(pipeline)
         previous = ledger.horizons(pipeline)
-        below = _below(cursor, ledger, pipeline, compactor, stored, previous, since, before)
+        below = _below(cursor, ledger, pipeline, compactor, situation, previous)
         for range_, _ in below:
             ledger.raise_horizon(pipeline, range_)
         done = _compaction(below, previous, compactor.compact(cursor, below))
@@ -85,39 +101,36 @@ def compact_changes(
 
 
 def horizon_of(stored: int, previous: int, *since: int | None) -> int:
-    """The offset below which a partition is compacted.
+    """Return the offset below which a partition is compacted.
 
-    That is the first of the offsets `since` a time, each None where there is none; never beyond the stored
-    offset, and never below the previous horizon.
+    That is the first of the offsets `since` a time, each None if there is none; at most the stored offset, and at
+    least the previous horizon.
     """
-    return max(previous, min([stored, *(each for each in since if each is not None)]))
+    return max(previous, min([stored, *(offset for offset in since if offset is not None)]))
 
 
 def _compactor_of(pipeline: Pipeline) -> Compactor:
     if (compactor := pipeline.sink.compactor) is None:
         raise ConfigurationError(
-            f"pipeline {pipeline.name!r}: expected an Upsert, whose old changes can be dropped, found "
-            f"{type(pipeline.sink).__name__}. There is nothing to compact."
+            f"pipeline {pipeline.name!r} has a sink of type {type(pipeline.sink).__name__}, and only an Upsert "
+            f"has old changes to drop. There is nothing to compact."
         )
     return compactor
 
 
-def _ask(
-    connection: Connection, log: KafkaBroker, pipeline: Pipeline, before: datetime | None
-) -> tuple[list[StoredOffset], Mapping[TopicPartition, int]]:
-    """Where the pipeline stands, and the first record of each partition that is not from before a time.
-
-    The stored offsets come first: what is processed after the broker was asked lies beyond the horizons. A
-    topic that was taken out of the pipeline is left alone.
-    """
+def _observe(
+    connection: Connection, broker: KafkaBroker, pipeline: Pipeline, before: datetime | None
+) -> _Situation:
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
-        stored = [each for each in ledger.stored_offsets(pipeline) if each.topic in pipeline.topics]
+        stored = tuple(
+            offset for offset in ledger.stored_offsets(pipeline) if offset.topic in pipeline.topics
+        )
     if before is None:
-        return stored, {}
-    partitions = log.processed_partitions(pipeline.topics, stored)
-    return stored, log.offsets_at(partitions, before)
+        return _Situation(stored, None, {})
+    partitions = broker.processed_partitions(pipeline.topics, stored)
+    return _Situation(stored, before, broker.offsets_at(partitions, before))
 
 
 def _below(
@@ -125,32 +138,30 @@ def _below(
     ledger: Ledger,
     pipeline: Pipeline,
     compactor: Compactor,
-    stored: Sequence[StoredOffset],
+    situation: _Situation,
     previous: Mapping[PartitionKey, int],
-    since: Mapping[TopicPartition, int],
-    before: datetime | None,
 ) -> list[Part]:
-    """What lies below the new horizon of each partition, with the batches that stand for it."""
+    """Return the offsets below the new horizon of each partition, with the batches that cover them."""
     coverage = ledger.coverage(pipeline)
     changes_since: Mapping[TopicPartition, int] = {}
-    if before is not None:
-        processed = covered_parts(_ranges({_log(each): each.next_offset for each in stored}), coverage)
-        changes_since = compactor.first_since(cursor, processed, before)
-    horizons = {}
-    for each in stored:
-        log, key = _log(each), (each.topic, each.partition)
-        horizons[log] = horizon_of(
-            each.next_offset, previous.get(log, 0), since.get(key), changes_since.get(key)
+    if situation.before is not None:
+        heads = {offset.key: offset.next_offset for offset in situation.stored}
+        processed = covered_parts(_ranges(heads), coverage)
+        changes_since = compactor.first_since(cursor, processed, situation.before)
+    horizons = {
+        offset.key: horizon_of(
+            offset.next_offset,
+            previous.get(offset.key, 0),
+            situation.since.get(offset.topic_partition),
+            changes_since.get(offset.topic_partition),
         )
+        for offset in situation.stored
+    }
     return [*covered_parts(_ranges(horizons), coverage)]
 
 
-def _log(stored: StoredOffset) -> PartitionKey:
-    return stored.topic, stored.partition, stored.topic_id
-
-
 def _ranges(ends: Mapping[PartitionKey, int]) -> list[OffsetRange]:
-    """All offsets of each log below its end."""
+    """Return all offsets of each partition below its end."""
     return [
         OffsetRange(topic, partition, 0, end, topic_id)
         for (topic, partition, topic_id), end in ends.items()
@@ -163,7 +174,7 @@ def _compaction(
 ) -> Compaction:
     partitions = []
     for range_, _ in below:
-        dropped, kept = counts.get((range_.topic, range_.partition), (0, 0))
+        dropped, kept = counts.get(range_.topic_partition, (0, 0))
         partitions.append(
             CompactedPartition(
                 range_.topic,

@@ -1,4 +1,4 @@
-"""Where a pipeline stands: the ledger beside the log."""
+"""Show the state of a pipeline: its ledger compared with its log."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,18 +11,21 @@ from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
-_BATCHES: Final = 5  # how many of the newest are shown
+_BATCHES: Final = 5  # number of the newest batches to show
 _UNFINISHED_AFTER: Final = 3600.0  # seconds; a replay may take that long
-_UNANNOUNCED_AFTER: Final = 600.0  # seconds; so long its own report may take to tell of a batch
+_UNANNOUNCED_AFTER: Final = 600.0  # seconds; a batch's own report may take that long to announce it
 _SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. `stored` and `committed_at` are None where no offset is stored yet.
+    """One partition.
 
-    `horizon` is the offset below which changes were compacted and nothing can be replayed, None where there
-    is none.
+    log                what the broker reports
+    stored             its stored offset; None if there is none yet
+    committed_at       when the stored offset last moved; None if there is none yet
+    horizon            the offset below which changes were compacted and nothing can be replayed; None without one
+    open_transactions  producer ID and first offset of the transactions that hold back the last stable offset
     """
 
     log: LogPartition
@@ -33,42 +36,45 @@ class PartitionStatus:
 
     @property
     def lag(self) -> int:
-        """Offsets between the stored offset, or the start of the log, and its end."""
+        """Number of offsets between the stored offset, or without one the start of the log, and the end of the log."""
         return self.log.high_watermark - (self.stored.next_offset if self.stored else self.log.earliest)
 
     @property
     def troubles(self) -> list[str]:
-        """What keeps this partition from going on, in words."""
-        found = []
+        """Sentences that say what blocks this partition."""
+        troubles = []
         if self.log.last_stable < self.log.high_watermark:
             held = self.log.high_watermark - self.log.last_stable
-            who = ", ".join(f"producer {p} since offset {o}" for p, o in self.open_transactions)
-            found.append(
-                f"{self.log}: an open transaction ({who or 'its producer is not known'}) holds back {held} "
-                f"offsets from {self.log.last_stable}; nothing past it is read until it ends. If it hangs, end "
-                f"it with Kafka's own kafka-transactions.sh --abort."
+            producers = ", ".join(
+                f"producer {producer} since offset {offset}" for producer, offset in self.open_transactions
+            )
+            troubles.append(
+                f"{self.log}: an open transaction ({producers or 'its producer is not known'}) holds back {held} "
+                f"offsets from {self.log.last_stable} on; none of them is read until it ends. If it hangs, end it "
+                f"with Kafka's own kafka-transactions.sh --abort."
             )
         if self.stored is None:
-            return found
+            return troubles
         if self.stored.topic_id != self.log.topic_id:
-            found.append(
-                f"{self.log}: the topic was deleted and created again; the next plan will refuse it."
-            )
+            troubles.append(f"{self.log}: the topic was deleted and created again; the next plan will fail.")
         elif self.stored.next_offset < self.log.earliest:
             lost = self.log.earliest - self.stored.next_offset
-            found.append(f"{self.log}: retention removed {lost} offsets that were not processed.")
+            troubles.append(f"{self.log}: retention removed {lost} unprocessed offsets.")
         elif self.stored.next_offset > self.log.high_watermark:
-            found.append(f"{self.log}: the log ends at {self.log.high_watermark}, before the stored offset.")
-        return found
+            troubles.append(
+                f"{self.log}: the log ends at {self.log.high_watermark}, below the stored offset."
+            )
+        return troubles
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
     """A pipeline's partitions and its newest batches, newest first.
 
-    `partly_committed` tells more of those batches that are not committed, although some of their ranges are, and
-    `failing` of those that were tried and failed. `unfinished` are replays that were planned long ago and have not
-    committed, and `unannounced` batches with results that no asset event has told of.
+    partly_committed  details of the batches that are not committed although some of their ranges are
+    failing           details of the planned batches that have failed
+    unfinished        replays that were planned long ago and have not committed
+    unannounced       batches with results that no asset event has announced
     """
 
     pipeline: Pipeline
@@ -81,70 +87,73 @@ class Status:
 
     @property
     def troubles(self) -> list[str]:
-        """What keeps the pipeline from going on, in words."""
-        of_partitions = [trouble for each in self.partitions for trouble in each.troubles]
-        failing = {each.batch_id for each in self.failing}
-        waiting = [_unfinished(each) for each in self.unfinished if each.batch_id not in failing]
-        return [*map(_failure, self.failing), *waiting, *_untold(self.unannounced), *of_partitions]
+        """Sentences that say what blocks the pipeline."""
+        failing = {batch.batch_id for batch in self.failing}
+        return [
+            *map(_failure, self.failing),
+            *(_unfinished(batch) for batch in self.unfinished if batch.batch_id not in failing),
+            *_unannounced(self.unannounced),
+            *(trouble for partition in self.partitions for trouble in partition.troubles),
+        ]
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the content of `exactbatch status --json`."""
         return {
             "pipeline": self.pipeline.name,
             "partitions": [
                 {
-                    "topic": each.log.topic,
-                    "partition": each.log.partition,
-                    "stored": each.stored and each.stored.next_offset,
-                    "last_stable": each.log.last_stable,
-                    "high_watermark": each.log.high_watermark,
-                    "earliest": each.log.earliest,
-                    "horizon": each.horizon,
-                    "lag": each.lag,
-                    "committed_at": each.committed_at,
-                    "troubles": each.troubles,
+                    "topic": partition.log.topic,
+                    "partition": partition.log.partition,
+                    "stored": partition.stored and partition.stored.next_offset,
+                    "last_stable": partition.log.last_stable,
+                    "high_watermark": partition.log.high_watermark,
+                    "earliest": partition.log.earliest,
+                    "horizon": partition.horizon,
+                    "lag": partition.lag,
+                    "committed_at": partition.committed_at,
+                    "troubles": partition.troubles,
                 }
-                for each in self.partitions
+                for partition in self.partitions
             ],
-            "batches": [asdict(each) for each in self.batches],
-            "partly_committed": [asdict(each) for each in self.partly_committed],
-            "failing": [asdict(each) for each in self.failing],
-            "unfinished": [asdict(each) for each in self.unfinished],
-            "unannounced": [asdict(each) for each in self.unannounced],
+            "batches": list(map(asdict, self.batches)),
+            "partly_committed": list(map(asdict, self.partly_committed)),
+            "failing": list(map(asdict, self.failing)),
+            "unfinished": list(map(asdict, self.unfinished)),
+            "unannounced": list(map(asdict, self.unannounced)),
         }
 
 
-def load_status(connection: Connection, kafka: KafkaBroker, pipeline: Pipeline) -> Status:
-    """Ask ledger and broker.
+def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline) -> Status:
+    """Query ledger and broker.
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing.
     """
     with transaction(connection):
         ledger = Ledger(connection)
         ledger.check_registered(pipeline)
-        stored = {(each.topic, each.partition): each for each in ledger.stored_offsets(pipeline)}
+        stored = {offset.topic_partition: offset for offset in ledger.stored_offsets(pipeline)}
         moved = ledger.stored_at(pipeline)
         horizons = ledger.horizons(pipeline)
         batches = ledger.batches(pipeline, limit=_BATCHES)
         partly_committed = ledger.partly_committed(pipeline, batches)
         failing = ledger.failing(pipeline, batches)
         unfinished = tuple(
-            each
-            for each in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, limit=_SHOWN)
-            if ledger.overtaken_by(each) is None
+            replay
+            for replay in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, limit=_SHOWN)
+            if ledger.overtaken_by(replay) is None
         )
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
     partitions = tuple(
         PartitionStatus(
-            log=each,
-            stored=stored.get((each.topic, each.partition)),
-            committed_at=moved.get((each.topic, each.partition)),
-            horizon=horizons.get((each.topic, each.partition, each.topic_id)),
+            log=log,
+            stored=stored.get(log.topic_partition),
+            committed_at=moved.get(log.topic_partition),
+            horizon=horizons.get(log.key),
             open_transactions=tuple(
-                kafka.open_transactions(each) if each.last_stable < each.high_watermark else ()
+                broker.open_transactions(log) if log.last_stable < log.high_watermark else ()
             ),
         )
-        for each in kafka.partitions(pipeline.topics)
+        for log in broker.partitions(pipeline.topics)
     )
     return Status(pipeline, partitions, tuple(batches), partly_committed, failing, unfinished, unannounced)
 
@@ -152,14 +161,14 @@ def load_status(connection: Connection, kafka: KafkaBroker, pipeline: Pipeline) 
 def _failure(failing: Failing) -> str:
     times = "once" if failing.failures == 1 else f"{failing.failures} times since {_time(failing.since)}"
     if failing.kind == "replay":
-        next_one, rest = "plan the replay again", "What the ranges had given before stays."
+        next_step, rest = "plan the replay again", "The previous results of its ranges stay."
     else:
-        next_one = "the next run plans its offsets again"
+        next_step = "the next run plans its offsets again"
         rest = "Until then the stored offsets stay where they are; replays of other ranges go on."
     advice = (
-        "It may succeed when it is tried again."
+        "A retry may succeed."
         if failing.retryable
-        else f"Trying it again does not help: mend the cause, and {next_one}. {rest}"
+        else f"A retry does not help: correct the cause, and {next_step}. {rest}"
     )
     return (
         f"batch {failing.batch_id} ({failing.kind}) has failed {times}, last at {_time(failing.failed_at)} UTC, "
@@ -168,10 +177,10 @@ def _failure(failing: Failing) -> str:
 
 
 def _unfinished(batch: Batch) -> str:
-    whose = f"run {batch.run_id!r}" if batch.run_id else "a command"
+    planner = f"run {batch.run_id!r}" if batch.run_id else "a command"
     return (
-        f"batch {batch.batch_id} (replay) was planned at {_time(batch.planned_at)} UTC for {whose} and has not "
-        f"committed. If nothing processes it any more, what it was to process again is as it was: "
+        f"batch {batch.batch_id} (replay) was planned at {_time(batch.planned_at)} UTC for {planner} and has not "
+        f"committed. If nothing processes it any more, its ranges keep their previous results: "
         + (
             "clear plan_batch of that run with its downstream tasks."
             if batch.run_id
@@ -180,13 +189,13 @@ def _unfinished(batch: Batch) -> str:
     )
 
 
-def _untold(batches: Sequence[Batch]) -> list[str]:
+def _unannounced(batches: Sequence[Batch]) -> list[str]:
     if not batches:
         return []
     more = " or more" if len(batches) == _SHOWN else ""
     return [
-        f"batch {batches[0].batch_id}: no asset event has told of its results, nor of those of {len(batches) - 1}"
-        f"{more} later batches. The next run of the DAG does."
+        f"batch {batches[0].batch_id}: no asset event has announced its results, nor those of {len(batches) - 1}"
+        f"{more} later batches. The next run of the DAG announces them."
     ]
 
 
