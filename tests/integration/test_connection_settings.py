@@ -13,7 +13,7 @@ import pytest
 from adbc_driver_manager import Error as AdbcError
 from psycopg2.extensions import make_dsn
 
-from exactbatch.batch.staging_tables import StagingTables, launched
+from exactbatch.batch.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres import session_settings
 from exactbatch.postgres.arrow import connect_arrow
@@ -156,7 +156,7 @@ def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
     pipeline = make_pipeline(Topic("launches", {}), publish_timeout=0.3)
     tables = StagingTables(1, 1111)
     with (
-        launched(connection, settings, pipeline, tables),
+        hold_launch(connection, settings, pipeline, tables),
         transaction(connection) as cursor,
     ):
         cursor.execute(

@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from exactbatch.batch.staging_tables import StagingTables, launched
+from exactbatch.batch.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.arrow import connect_arrow
@@ -124,9 +124,9 @@ def test_a_launch_keeps_its_tables_and_leaves_nothing_on_the_pools_connections(
             closing(connect(dsn, application="x")) as other,
         ):
             first, second = StagingTables(1, 1111), StagingTables(2, 2222)
-            with launched(own, through, pipeline, first):
+            with hold_launch(own, through, pipeline, first):
                 assert staging(connection) == {first.rejects}
-                with launched(other, through, pipeline, second):
+                with hold_launch(other, through, pipeline, second):
                     assert staging(connection) == {first.rejects, second.rejects}
                 assert staging(connection) == {first.rejects}
             assert staging(connection) == set()

@@ -150,7 +150,7 @@ def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt:
 
 
 @contextmanager
-def garbage_collector_paused() -> Iterator[None]:
+def pause_garbage_collector() -> Iterator[None]:
     """Pause the search for reference cycles: records come by the ten thousand, none is part of a cycle, and the
     repeated search would take a third of the time that reading takes."""
     enabled = gc.isenabled()

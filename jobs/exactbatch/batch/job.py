@@ -25,7 +25,7 @@ from exactbatch.batch.range_copy import RangeTask
 from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.session import batch_session, jvm_errors
 from exactbatch.batch.stager import Stager, stage_tasks
-from exactbatch.batch.staging_tables import StagingTables, create_rows, identifier, launched
+from exactbatch.batch.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.task import StagedBatch
 from exactbatch.batch.transform import TransformStager
 from exactbatch.batch.uncastable import reject_uncastable
@@ -130,7 +130,7 @@ def _process(
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
     parallelism = spark.sparkContext.defaultParallelism
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, parallelism, cluster_id)
-    with launched(connection, settings, pipeline, tables):
+    with hold_launch(connection, settings, pipeline, tables):
         stager: Stager = (
             TransformStager(spark, connection, pipeline, tasks)
             if pipeline.is_transformed

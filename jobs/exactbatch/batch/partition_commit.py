@@ -10,7 +10,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from exactbatch.batch.arrow_copy import PostgresAccess
-from exactbatch.batch.decode import garbage_collector_paused
+from exactbatch.batch.decode import pause_garbage_collector
 from exactbatch.batch.fences import check_publishable, check_topic_ids
 from exactbatch.batch.publish import Published
 from exactbatch.batch.range_copy import REJECTS, RangeTask, copy_range, one_row, range_reader
@@ -43,7 +43,7 @@ def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
     pipeline = task.pipeline
     postgres = PostgresAccess(task.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
     try:
-        with garbage_collector_paused():
+        with pause_garbage_collector():
             postgres.run(
                 lambda connection, timeout: _commit(connection, task, attempt, timeout), where=str(task)
             )

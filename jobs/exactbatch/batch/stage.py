@@ -6,7 +6,7 @@ import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.batch.arrow_copy import PostgresAccess, copy_batches, copy_in_turns
-from exactbatch.batch.decode import RangeReader, garbage_collector_paused
+from exactbatch.batch.decode import RangeReader, pause_garbage_collector
 from exactbatch.batch.rejects import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.staging_tables import (
     LINEAGE_SCHEMA,
@@ -48,7 +48,7 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
         failpoint("stage.after_copy_commit")
 
     try:
-        with garbage_collector_paused():
+        with pause_garbage_collector():
             task.postgres.run(copy, where=f"{task.range}, staging its rows")
     except Exception as error:
         return _terminal(error)
@@ -68,7 +68,7 @@ def decode_range(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Sta
             failpoint("stage.after_rejects")
 
     try:
-        with garbage_collector_paused():
+        with pause_garbage_collector():
             for batch in reader.batches():
                 if reader.pending.is_full:
                     copy_rejects()

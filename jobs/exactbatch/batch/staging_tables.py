@@ -124,7 +124,7 @@ def identifier(table: str) -> sql.Identifier:
 
 
 @contextmanager
-def launched(
+def hold_launch(
     connection: Connection, settings: Settings, pipeline: Pipeline, tables: StagingTables
 ) -> Iterator[None]:
     """Hold a launch; drop its staging tables at the end, whatever happens. The table of rejects exists from the
