@@ -23,7 +23,7 @@ from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_pr
 from exactbatch.formats.json import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.raw_json_fields import json_texts
-from exactbatch.formats.registry import writer_schema
+from exactbatch.formats.schema_registry import writer_schema
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

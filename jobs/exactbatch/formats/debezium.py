@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.binary import BinaryText, decoded_text
+from exactbatch.formats.binary_text import BinaryText, decoded_text
 from exactbatch.formats.debezium_event import event_of, other_event, table_of
+from exactbatch.formats.debezium_placeholder import Placeholder
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json import as_stored, objects, read_objects, readable, stored_schema, why_refused
-from exactbatch.formats.unavailable import Placeholder
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:

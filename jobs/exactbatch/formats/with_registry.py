@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from exactbatch.formats.avro import Avro
 from exactbatch.formats.format import Format
 from exactbatch.formats.message import WithMessage
-from exactbatch.formats.registry import registry_properties
+from exactbatch.formats.schema_registry import registry_properties
 
 AnyFormat = TypeVar("AnyFormat", bound=Format | WithMessage | None)
 

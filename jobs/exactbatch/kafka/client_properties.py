@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats import registry
+from exactbatch.formats import schema_registry as registry
 from exactbatch.kafka.properties import FIXED, allowed
 
 # Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms changes it.
