@@ -111,7 +111,7 @@ def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(connectio
         with few(), transaction(connection) as cursor:
             covering = Coverage(ledger.coverage_of_ranges("s", scattered))
             parts = [(each, tuple(covering.batches(each))) for each in scattered]
-            assert pipeline.sink.counts(cursor, parts) == [1] * MANY
+            assert pipeline.sink.count_retracted_by_part(cursor, parts) == [1] * MANY
             assert ledger.count_rejects(pipeline, parts) == ([1] * 5 if batch_id == 2 else []) + [0] * (
                 MANY - 5 if batch_id == 2 else MANY
             )

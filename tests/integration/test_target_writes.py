@@ -479,12 +479,14 @@ def test_many_ranges_are_taken_back_at_once(db, batches):
         made.log[partition] = [(row[0] + 100,) for row in made.log[partition]]
     parts = [(OffsetRange("t", 0, 1, 2, ID), [1]), (OffsetRange("t", 0, 4, 6, ID), [1])]
     with transaction(db.connection) as cursor:
-        assert made.pipeline.sink.counts(cursor, [*parts, (OffsetRange("t", 1, 0, 9, ID), [2, 4])]) == [
+        assert made.pipeline.sink.count_retracted_by_part(
+            cursor, [*parts, (OffsetRange("t", 1, 0, 9, ID), [2, 4])]
+        ) == [
             1,
             2,
             7,
         ]
-        assert made.pipeline.sink.count(cursor, parts) == 3
+        assert made.pipeline.sink.count_retracted(cursor, parts) == 3
     made.replay((0, 1, 2), (0, 4, 6), (2, 0, 3))
     found = db.rows("select kafka_partition, id from t order by kafka_partition, kafka_offset")
     assert [id_ for partition, id_ in found if partition == 0] == [0, 101, 2, 3, 104, 105]

@@ -53,24 +53,24 @@ def check_schema(connection: Connection) -> None:
     expected = migrations()[-1][0]
     with transaction(connection) as cursor:
         try:
-            found = _version(cursor)
+            version = _version(cursor)
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise NotRegistered(
                 f"the database {connection.info.dbname!r} has no ledger (no table exactbatch.schema_version). Check "
                 f"the connection string. If this is the right database, run `exactbatch init` once."
             ) from None
-    if found < expected:
+    if version < expected:
         raise NotRegistered(
-            f"expected version {expected} of the ledger, found version {found}. Run `exactbatch init` to "
+            f"expected version {expected} of the ledger, found version {version}. Run `exactbatch init` to "
             f"migrate it."
         )
-    if found > expected:
-        raise _newer(expected, found)
+    if version > expected:
+        raise _newer(expected, version)
 
 
-def _newer(expected: int, found: int) -> NotRegistered:
+def _newer(expected: int, version: int) -> NotRegistered:
     return NotRegistered(
-        f"expected version {expected} of the ledger, found the newer version {found}. Upgrade exactbatch."
+        f"expected version {expected} of the ledger, found the newer version {version}. Upgrade exactbatch."
     )
 
 

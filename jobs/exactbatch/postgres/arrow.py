@@ -9,8 +9,8 @@ from adbc_driver_manager import Error as AdbcError
 from exactbatch.errors.translation import adbc_message, translate
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
 from exactbatch.postgres.session_settings import (
-    FOUND,
-    Found,
+    EFFECTIVE_SETTINGS,
+    EffectiveSettings,
     SessionSettings,
     milliseconds,
     startup_option_refused,
@@ -106,10 +106,10 @@ def _open(dsn: str, settings: SessionSettings) -> ArrowConnection:
         version = _server_version(connection)
         connection.begin_with(settings.statements(version))
         with connection.cursor() as cursor:
-            cursor.execute(FOUND)
-            found = Found.of(cursor.fetchall())
-        found.check(settings.all(version))
-        connection.begin_with(settings.statements(version, found))
+            cursor.execute(EFFECTIVE_SETTINGS)
+            effective = EffectiveSettings.of(cursor.fetchall())
+        effective.check(settings.all(version))
+        connection.begin_with(settings.statements(version, effective))
     except BaseException:
         connection.close()
         raise

@@ -16,7 +16,12 @@ from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import translate
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
-from exactbatch.postgres.session_settings import FOUND, Found, SessionSettings, milliseconds
+from exactbatch.postgres.session_settings import (
+    EFFECTIVE_SETTINGS,
+    EffectiveSettings,
+    SessionSettings,
+    milliseconds,
+)
 
 STATEMENT_TIMEOUT: Final = 3600.0  # seconds
 # Seconds that the server gets to report that it has cancelled a statement at its statement_timeout.
@@ -152,11 +157,11 @@ def _verify(connection: Connection, settings: SessionSettings) -> None:
     version = connection.server_version
     connection.pins = settings.statements(version)
     with connection.cursor() as cursor:
-        cursor.execute(FOUND)
-        found = Found.of(cursor.fetchall())
+        cursor.execute(EFFECTIVE_SETTINGS)
+        effective = EffectiveSettings.of(cursor.fetchall())
     connection.rollback()
-    found.check(settings.all(version))
-    connection.pins = settings.statements(version, found)
+    effective.check(settings.all(version))
+    connection.pins = settings.statements(version, effective)
 
 
 @contextmanager

@@ -159,46 +159,46 @@ class SessionSettings:
         sent = [setting for setting in self.all(0) if setting.scope != "server"]
         return " ".join(f"-c {_at_startup(s.name)}={s.value.replace(' ', _SPACE)}" for s in sent)
 
-    def statements(self, version: int, found: "Found | None" = None) -> str:
+    def statements(self, version: int, effective: "EffectiveSettings | None" = None) -> str:
         """Return the statements that pin the settings of a transaction that has just begun.
 
-        With `found`, they also pin the login's search path, and that a commit waits until it is on disk. None of
+        With `effective`, they also pin the login's search path, and that a commit waits until it is on disk. None of
         them takes a snapshot, so the transaction can still choose its isolation level.
         """
         settings = [setting for setting in self.all(version) if setting.scope == "transaction"]
         # The texts are constants and numbers of this module.
         local = [f"set local {setting.name} to '{setting.value}'" for setting in settings]
-        local.append(f"set local search_path to {found.search_path if found else 'default'}")
-        if found and not found.waits_for_commits:
+        local.append(f"set local search_path to {effective.search_path if effective else 'default'}")
+        if effective and not effective.waits_for_commits:
             local.append("set local synchronous_commit to on")
         return "; ".join(local)
 
 
-_ASKED: Final = "', '".join(
+_NAMES: Final = "', '".join(
     [*(setting.name for setting in (*_FIXED, _TEMPORARY_TABLES)), *_TIMEOUTS, "synchronous_commit"]
 )
 # The settings in effect, and the search path without schemas that do not exist. The query runs while that path is
 # in effect, on which other schemas may precede pg_catalog: hence the qualified names and operators.
-FOUND: Final = f"""
+EFFECTIVE_SETTINGS: Final = f"""
 select s.name, s.setting,
        (select pg_catalog.string_agg(pg_catalog.quote_ident(name), ', ' order by at)
         from pg_catalog.unnest(pg_catalog.current_schemas(false)) with ordinality path (name, at)
         where name operator(pg_catalog.<>) 'pg_catalog')
 from pg_catalog.pg_settings s
-where s.name operator(pg_catalog.=) any (array['{_ASKED}'])
+where s.name operator(pg_catalog.=) any (array['{_NAMES}'])
 """  # noqa: S608 - constants of this module
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EffectiveSettings:
     """The settings in effect in a transaction of a login, by name, and the schemas of its path as SQL text."""
 
     values: Mapping[str, str]
     schemas: str | None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[str | bytes | None]]) -> "Found":
-        """Read the rows of FOUND. ADBC returns bytes where quote_all_identifiers hides the types from it."""
+    def of(cls, rows: Sequence[Sequence[str | bytes | None]]) -> "EffectiveSettings":
+        """Read rows of EFFECTIVE_SETTINGS. ADBC returns bytes where quote_all_identifiers hides the types from it."""
         texts = [[cell.decode() if isinstance(cell, bytes) else cell for cell in row] for row in rows]
         return cls({str(name): str(setting) for name, setting, _ in texts}, texts[0][2])
 
