@@ -101,7 +101,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two Upserts of one target write different columns",
-        "sinks/upsert.py",
+        "sinks/upsert/sink.py",
         "        if pipelines and (extra := ",
         "        if False and (extra := ",
         (f"{_SHARED}::test_upserts_that_share_a_target_write_the_same_columns",),
@@ -199,21 +199,21 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows that a replay could not delete are not looked for",
-        "sinks/counted_writes.py",
+        "sinks/tables/counted_writes.py",
         "    if remaining := int(cursor.fetchone()[0]):\n",
         "    if remaining := 0 * int(cursor.fetchone()[0]):\n",
         (f"{_WRITES}::test_a_replay_whose_deletes_are_kept_back_is_refused",),
     ),
     Mutant(
         "what triggers alter is not looked for",
-        "sinks/target.py",
+        "sinks/tables/target.py",
         "        return guards_of(self.facts(cursor))\n",
         '        return guards_of(()) or ""\n',
         (f"{_WRITES}::test_a_trigger_that_alters_what_is_written_is_refused",),
     ),
     Mutant(
         "rows that a trigger changes beside those of the batch are not counted",
-        "sinks/write_counts.py",
+        "sinks/tables/write_counts.py",
         '        return (self.inserted + self.updated, self.deleted, self.files) == (rows, 0, "")\n',
         "        return True\n",
         (f"{_WRITES}::test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused",),
@@ -227,7 +227,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "equal values are taken for the same bytes",
-        "sinks/byte_equality.py",
+        "sinks/values/byte_equality.py",
         "record_image_ne(row({}), row({}))",
         "row({}) is distinct from row({})",
         (f"{_WRITES}::test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one",),
@@ -255,7 +255,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a target is created in a schema of others",
-        "sinks/target_definition.py",
+        "sinks/tables/target_definition.py",
         "    check_schema(table.spec, table.name[0])\n",
         "",
         (f"{_WRITES}::test_nothing_is_created_in_a_schema_of_others",),
@@ -269,7 +269,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a replay takes back rows of every batch",
-        "sinks/lineage_table.py",
+        "sinks/tables/lineage_table.py",
         'by_batch = sql.SQL("t.batch_id = any({}::bigint[])")',
         'by_batch = sql.SQL("{}::bigint[] is not null")',
         (f"{_REPLAY}::test_rows_of_another_pipeline_in_the_same_target_stay",),
@@ -339,14 +339,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an upsert does not delete",
-        "sinks/latest_changes.py",
+        "sinks/upsert/latest_changes.py",
         '"and not exists (select from {latest} l where {same_key} and not l.deleted)"',
         '"and false"',
         ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
     ),
     Mutant(
         "an aggregate does not count what it had",
-        "sinks/partial_results.py",
+        "sinks/aggregate/partial_results.py",
         '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n',
         '"from {partial} p join (select distinct {group_columns} from {affected}) k on {same_group} "\n'
         '                "where p.batch_id = (select max(batch_id) from {partial}) "\n',

@@ -10,8 +10,8 @@ from exactbatch.formats import Format, WithMessage
 from exactbatch.model import Limits, OnLoss
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
-from exactbatch.sinks.lineage_table import LINEAGE
-from exactbatch.sinks.target_definition import Evolve
+from exactbatch.sinks.tables.lineage_table import LINEAGE
+from exactbatch.sinks.tables.target_definition import Evolve
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -19,13 +19,13 @@ from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks import RejectRule, Sink, StagedRows
 from exactbatch.sinks.base import Comparison, SinkIdentity
-from exactbatch.sinks.cast import reject_rules
-from exactbatch.sinks.counted_writes import delete_rows, write_rows
-from exactbatch.sinks.lineage_table import LineageTable, Part
-from exactbatch.sinks.null_safe_groups import column_list
 from exactbatch.sinks.sink_defaults import SinkDefaults
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_definition import Evolve, prepare_table
+from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.values.cast import reject_rules
+from exactbatch.sinks.values.null_safe_groups import column_list
 from support.batch_runner import BatchRunner, MakePipeline
 from support.topics import Topic, record
 

@@ -12,7 +12,7 @@ from exactbatch.batch.rejects import PendingRejects
 from exactbatch.batch.storable_rows import storable_rows
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
 from support.transform_queries import LINEAGE
 from support.value_matrix import (
     AS_TEXT,

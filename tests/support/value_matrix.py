@@ -26,7 +26,7 @@ from exactbatch.batch.uncastable import note_uncastable, noted_after
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.sinks import StagedRows
-from exactbatch.sinks.lineage_table import LINEAGE
+from exactbatch.sinks.tables.lineage_table import LINEAGE
 from support import value_oracle as oracle
 
 SETUP = """

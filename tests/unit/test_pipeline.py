@@ -7,7 +7,7 @@ import pytest
 from exactbatch import Append, Json, Pipeline, Raw, Upsert
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
 from support.pipelines import flights_pipeline
 
 

@@ -8,7 +8,7 @@ from psycopg2 import sql
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.target_checks import check_operators
+from exactbatch.sinks.tables.target_checks import check_operators
 
 _LEDGER: Final = (
     "exactbatch.pipeline",

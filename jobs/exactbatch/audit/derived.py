@@ -13,7 +13,7 @@ from psycopg2 import sql
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks.base import Comparison
-from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 # How many expected and actual rows have no counterpart or other bytes, and how many have several counterparts.
 _DIFFERENCE: Final = (

@@ -13,7 +13,7 @@ from psycopg2 import sql
 from exactbatch.audit.report import SHOWN, TargetAudit
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
 
 # For each batch of the pipeline: how many offsets it covers, how many of its planned offsets are committed, and
 # whether a horizon cuts it.

@@ -20,8 +20,8 @@ from exactbatch.formats.message import read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks.lineage_table import LINEAGE
-from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.tables.lineage_table import LINEAGE
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 _TABLE: Final = "exactbatch_expected"  # a temporary table
 _EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)

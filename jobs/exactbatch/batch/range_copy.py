@@ -21,8 +21,8 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowCursor
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, guards_of
-from exactbatch.sinks.lineage_table import LINEAGE
-from exactbatch.sinks.write_counts import WRITES_OF, WriteCounts
+from exactbatch.sinks.tables.lineage_table import LINEAGE
+from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
 REJECTS: Final = "exactbatch_rejects"  # a temporary table, which INSERT_RANGE_REJECTS reads
 # ADBC reports what it sent, not what has arrived; and counting in the target would read much of it.

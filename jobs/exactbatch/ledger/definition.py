@@ -7,7 +7,7 @@ from typing import Final
 from exactbatch.errors import ConfigurationError, IdentityChanged
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import SINKS
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
 
 _IDENTITY: Final = ("target", "sink", "key", "version", "lineage")
 # Pipelines whose values of these are equal write the rows of a target by the same rules.

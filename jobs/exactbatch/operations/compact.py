@@ -14,7 +14,7 @@ from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import CompactedRows, Compactor
-from exactbatch.sinks.lineage_table import Part
+from exactbatch.sinks.tables.lineage_table import Part
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from exactbatch.columns import Column
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import SinkIdentity
-from exactbatch.sinks.cast import RejectRule, reject_rules
-from exactbatch.sinks.lineage_table import LineageTable, Part
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_checks import check_copyable
-from exactbatch.sinks.target_definition import Evolve
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_copyable
+from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.sinks.values.cast import RejectRule, reject_rules
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The protocol of sinks: how the rows of a batch are stored, retracted by a replay, and checked by an audit.
 
-A sink is one file: a frozen dataclass that satisfies Sink, with the help of SinkDefaults. exactbatch.sinks.SINKS
-lists it. Nothing else in the package depends on which sinks exist.
+A sink is a module or package of its name: a frozen dataclass that satisfies Sink, with the help of
+SinkDefaults. exactbatch.sinks.SINKS lists it. Nothing else in the package depends on which sinks exist.
+tests/integration/test_fourth_sink.py has a complete example.
 
 Tables. Every sink has one table whose rows carry lineage, the *lineage table*: which record, or at least which
 batch, a row comes from. A replay retracts by lineage, and an audit compares by lineage. For a sink that is not
@@ -17,11 +18,11 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import RejectRule
-from exactbatch.sinks.lineage_table import LineageTable, Part
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_definition import Evolve
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.sinks.values.cast import RejectRule
 
 # The origin that a row names: one record, or only the batch.
 Lineage = Literal["record", "batch"]

@@ -9,9 +9,9 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison
-from exactbatch.sinks.lineage_table import LineageTable, Part
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
 
 _ONE_ROW_EACH: Final = sql.SQL("count(*)")
 

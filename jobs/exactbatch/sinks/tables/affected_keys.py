@@ -6,9 +6,9 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.counted_writes import delete_rows
-from exactbatch.sinks.lineage_table import LineageTable, Part
-from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.tables.counted_writes import delete_rows
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 AFFECTED: Final = sql.Identifier("exactbatch_affected")
 

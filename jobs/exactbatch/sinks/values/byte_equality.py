@@ -6,7 +6,7 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 # Types of which equal values are the same bytes. Not so numeric (1.0, 1.00), floats (0, -0), interval (30 days, a
 # month) and citext.

@@ -9,7 +9,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.sinks.base import Comparison
-from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 
 def compare_with_changes(

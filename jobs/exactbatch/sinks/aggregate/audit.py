@@ -10,14 +10,14 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.sinks.aggregate_functions import AggregateFunction, Sum
+from exactbatch.sinks.aggregate.functions import AggregateFunction, Sum
+from exactbatch.sinks.aggregate.window import Window
+from exactbatch.sinks.aggregate.window_finality import WindowFinality
 from exactbatch.sinks.base import Comparison
 from exactbatch.sinks.ledger_conditions import committed_batches, has_committed_replay
-from exactbatch.sinks.lineage_table import LINEAGE
-from exactbatch.sinks.null_safe_groups import column_list, same_group
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.window import Window
-from exactbatch.sinks.window_finality import WindowFinality
+from exactbatch.sinks.tables.lineage_table import LINEAGE
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.null_safe_groups import column_list, same_group
 
 _KAFKA_TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 

@@ -9,12 +9,12 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import RejectRule
-from exactbatch.sinks.counted_writes import write_rows
+from exactbatch.sinks.aggregate.watermark import Watermark
+from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.ledger_conditions import earlier_reason, is_advance
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.watermark import Watermark
-from exactbatch.sinks.window import Window
+from exactbatch.sinks.tables.counted_writes import write_rows
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.cast import RejectRule
 
 FINAL: Final = Column("final", "boolean")
 REVISIONS: Final = Column("revisions", "bigint")

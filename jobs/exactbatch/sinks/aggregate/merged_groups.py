@@ -9,13 +9,13 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.affected_keys import AFFECTED
-from exactbatch.sinks.byte_equality import differs, has_one_image
-from exactbatch.sinks.counted_writes import delete_rows, write_rows
-from exactbatch.sinks.null_safe_groups import column_list, same_group
-from exactbatch.sinks.partial_results import MERGED, PartialResults
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.window_finality import WindowFinality
+from exactbatch.sinks.aggregate.partial_results import MERGED, PartialResults
+from exactbatch.sinks.aggregate.window_finality import WindowFinality
+from exactbatch.sinks.tables.affected_keys import AFFECTED
+from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.byte_equality import differs, has_one_image
+from exactbatch.sinks.values.null_safe_groups import column_list, same_group
 
 _OBSOLETE: Final = sql.Identifier("exactbatch_obsolete")
 

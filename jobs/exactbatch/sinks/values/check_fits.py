@@ -6,9 +6,9 @@ from psycopg2 import sql
 
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import RejectRule
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.cast import RejectRule
 
 
 def check_fits(cursor: Cursor, target: TargetTable, staged: StagedRows, rules: Sequence[RejectRule]) -> None:

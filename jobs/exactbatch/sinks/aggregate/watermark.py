@@ -8,14 +8,14 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.counted_writes import write_rows
+from exactbatch.sinks.aggregate.window import TIMESTAMPTZ
 from exactbatch.sinks.ledger_conditions import PROCESSED_PARTITIONS
-from exactbatch.sinks.lineage_table import LineageTable, Part
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_checks import check_companion
-from exactbatch.sinks.target_definition import prepare_table
-from exactbatch.sinks.window import TIMESTAMPTZ
+from exactbatch.sinks.tables.counted_writes import write_rows
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_companion
+from exactbatch.sinks.tables.target_definition import prepare_table
 
 _COLUMNS: Final = (
     Column("topic", "text"),

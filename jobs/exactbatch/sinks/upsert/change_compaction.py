@@ -7,9 +7,9 @@ from datetime import datetime
 from psycopg2 import sql
 
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.latest_changes import latest_first
-from exactbatch.sinks.lineage_table import LineageTable, Part
-from exactbatch.sinks.null_safe_groups import column_list
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.upsert.latest_changes import latest_first
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import PgType, refusal_of_null, type_named
-from exactbatch.sinks.exact_values import INTEGERS, changed, holds_all, is_convertible, keeps_text
-from exactbatch.sinks.text_formats import TEXT_FORMATS
+from exactbatch.sinks.values.exact_values import INTEGERS, changed, holds_all, is_convertible, keeps_text
+from exactbatch.sinks.values.text_formats import TEXT_FORMATS
 
 # The staged types under their names in pg_type.
 _STAGED: Final = {

@@ -8,7 +8,7 @@ from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.catalog import guards_of
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.target import TargetTable, quoted
+from exactbatch.sinks.tables.target import TargetTable, quoted
 
 # Types of which one value is equal to another in both or in neither.
 _COMPARED_AS: Final = {

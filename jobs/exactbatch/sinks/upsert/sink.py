@@ -9,19 +9,19 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.affected_keys import create_affected_keys, retract_affecting
 from exactbatch.sinks.base import Comparison, SinkIdentity
-from exactbatch.sinks.cast import RejectRule, check_two_steps, reject_rules
-from exactbatch.sinks.change_compaction import ChangeCompactor
-from exactbatch.sinks.counted_writes import forbid_changes
-from exactbatch.sinks.latest_changes import LatestChanges
-from exactbatch.sinks.lineage_table import LineageTable, Part
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_checks import check_operators, check_same_keys, check_unique
-from exactbatch.sinks.target_definition import Evolve, prepare_table
-from exactbatch.sinks.upsert_audit import compare_with_changes
+from exactbatch.sinks.tables.affected_keys import create_affected_keys, retract_affecting
+from exactbatch.sinks.tables.counted_writes import forbid_changes
+from exactbatch.sinks.tables.lineage_table import LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_operators, check_same_keys, check_unique
+from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.upsert.audit import compare_with_changes
+from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
+from exactbatch.sinks.upsert.latest_changes import LatestChanges
+from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
 
 DELETED: Final = Column("deleted", "boolean")
 _CHANGE: Final = "_change"

@@ -12,25 +12,25 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types, renamed_options
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.affected_keys import create_affected_keys
-from exactbatch.sinks.aggregate_audit import compare_partials_with_records, compare_with_partials
-from exactbatch.sinks.aggregate_functions import AggregateFunction
+from exactbatch.sinks.aggregate.audit import compare_partials_with_records, compare_with_partials
+from exactbatch.sinks.aggregate.functions import AggregateFunction
+from exactbatch.sinks.aggregate.merged_groups import MergedGroups
+from exactbatch.sinks.aggregate.partial_results import RECORD_COUNT, RECORDS, PartialResults, staged_values
+from exactbatch.sinks.aggregate.sum_overflow import explained_overflow
+from exactbatch.sinks.aggregate.watermark import Watermark
+from exactbatch.sinks.aggregate.window import TIMESTAMPTZ, Window, duration
+from exactbatch.sinks.aggregate.window_finality import FINAL, REVISIONS, WindowFinality
 from exactbatch.sinks.base import Comparison, SinkIdentity
-from exactbatch.sinks.cast import RejectRule, own_casts, reject_rules
-from exactbatch.sinks.check_fits import check_fits
-from exactbatch.sinks.lineage_table import LINEAGE, LineageTable, Part
-from exactbatch.sinks.merged_groups import MergedGroups
-from exactbatch.sinks.null_safe_groups import column_list
-from exactbatch.sinks.partial_results import RECORD_COUNT, RECORDS, PartialResults, staged_values
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.sum_overflow import explained_overflow
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_checks import check_collations, check_operators, check_unique
-from exactbatch.sinks.target_definition import Evolve, prepare_table
-from exactbatch.sinks.watermark import Watermark
-from exactbatch.sinks.window import TIMESTAMPTZ, Window, duration
-from exactbatch.sinks.window_finality import FINAL, REVISIONS, WindowFinality
+from exactbatch.sinks.tables.affected_keys import create_affected_keys
+from exactbatch.sinks.tables.lineage_table import LINEAGE, LineageTable, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_collations, check_operators, check_unique
+from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.values.cast import RejectRule, own_casts, reject_rules
+from exactbatch.sinks.values.check_fits import check_fits
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 _RESERVED: Final = {RECORDS.name, FINAL.name, REVISIONS.name, *(column.name for column in LINEAGE)}
 _PARTIAL, _WATERMARK = "_partial", "_watermark"

@@ -12,8 +12,8 @@ from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import psycopg2_message
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.values.cast import Cast
 
 _OFFSETS_SHOWN: Final = 5
 _LONG: Final = 2600  # bytes: an entry of a B-tree holds 2,704 bytes, with its own header

@@ -11,8 +11,8 @@ from exactbatch.columns import Column
 from exactbatch.errors import PostgresUnavailable, TargetMismatch
 from exactbatch.postgres.catalog import check_kinds, check_schema
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.target import TargetTable, quoted
-from exactbatch.sinks.target_checks import check_replicated
+from exactbatch.sinks.tables.target import TargetTable, quoted
+from exactbatch.sinks.tables.target_checks import check_replicated
 
 # What to do with columns that the pipeline has and its target lacks.
 Evolve = Literal["refuse", "add"]

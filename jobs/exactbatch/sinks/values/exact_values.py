@@ -9,7 +9,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.postgres.types import PgType
-from exactbatch.sinks.text_formats import TEXT_FORMATS
+from exactbatch.sinks.values.text_formats import TEXT_FORMATS
 
 # Types that hold every value of another type as it is.
 _WIDER: Final = {

@@ -14,9 +14,9 @@ from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.postgres.catalog import changers_of
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.constraint_errors import constraint_error
-from exactbatch.sinks.target import TargetTable, quoted
-from exactbatch.sinks.write_counts import PSYCOPG2_WRITES, WriteCounts
+from exactbatch.sinks.tables.constraint_errors import constraint_error
+from exactbatch.sinks.tables.target import TargetTable, quoted
+from exactbatch.sinks.tables.write_counts import PSYCOPG2_WRITES, WriteCounts
 
 
 def write_rows(

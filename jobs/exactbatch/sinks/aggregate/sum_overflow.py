@@ -7,7 +7,7 @@ from typing import Final
 import psycopg2
 
 from exactbatch.errors import TargetMismatch
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
 
 # Postgres's message for floating point numbers alone.
 _DOUBLE_OVERFLOW: Final = "value out of range: overflow"

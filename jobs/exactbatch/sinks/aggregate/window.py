@@ -10,7 +10,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types
-from exactbatch.sinks.cast import RejectRule
+from exactbatch.sinks.values.cast import RejectRule
 
 TIMESTAMPTZ: Final = "timestamp with time zone"
 _UNITS: Final = {

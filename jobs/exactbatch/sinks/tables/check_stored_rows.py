@@ -7,9 +7,9 @@ from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import Cast
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.cast import Cast
 
 _COLUMNS_SHOWN: Final = 3
 

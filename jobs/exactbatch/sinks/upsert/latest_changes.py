@@ -9,15 +9,15 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.affected_keys import AFFECTED
-from exactbatch.sinks.byte_equality import differs, has_one_image
-from exactbatch.sinks.cast import Cast
-from exactbatch.sinks.constraint_errors import candidates_of
-from exactbatch.sinks.counted_writes import delete_rows, forbid_changes, write_rows
-from exactbatch.sinks.lineage_table import LineageTable
-from exactbatch.sinks.null_safe_groups import column_list
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
+from exactbatch.sinks.tables.affected_keys import AFFECTED
+from exactbatch.sinks.tables.constraint_errors import candidates_of
+from exactbatch.sinks.tables.counted_writes import delete_rows, forbid_changes, write_rows
+from exactbatch.sinks.tables.lineage_table import LineageTable
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.byte_equality import differs, has_one_image
+from exactbatch.sinks.values.cast import Cast
+from exactbatch.sinks.values.null_safe_groups import column_list
 
 _LATEST: Final = sql.Identifier("exactbatch_latest")
 _KEYS_SHOWN: Final = 5

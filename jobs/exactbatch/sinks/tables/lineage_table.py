@@ -11,14 +11,14 @@ from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.cast import Cast
-from exactbatch.sinks.check_stored_rows import check_stored_rows
-from exactbatch.sinks.constraint_errors import candidates_of
-from exactbatch.sinks.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target import TargetTable
-from exactbatch.sinks.target_checks import check_cascades
-from exactbatch.sinks.target_definition import Evolve, prepare_table
+from exactbatch.sinks.tables.check_stored_rows import check_stored_rows
+from exactbatch.sinks.tables.constraint_errors import candidates_of
+from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_cascades
+from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.values.cast import Cast
 
 # A range, and the IDs of the batches whose results stand for some of its offsets.
 Part = tuple[OffsetRange, Sequence[int]]

@@ -12,7 +12,7 @@ from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.postgres.catalog import Fact, guards_of, read_facts
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import SQL_NAME, SQL_NAME_FROM, pg_types, refusal_of_null
-from exactbatch.sinks.cast import Cast
+from exactbatch.sinks.values.cast import Cast
 
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")+)"|([a-z_][a-z0-9_$]*)')
 _TABLE_KINDS: Final = ("r", "p")  # pg_class.relkind: tables and partitioned tables

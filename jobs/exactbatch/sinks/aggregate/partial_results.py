@@ -8,16 +8,16 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.affected_keys import AFFECTED, retract_affecting
-from exactbatch.sinks.aggregate_functions import AggregateFunction
-from exactbatch.sinks.byte_equality import has_one_image
-from exactbatch.sinks.counted_writes import write_rows
-from exactbatch.sinks.lineage_table import LINEAGE, LineageTable, Part
-from exactbatch.sinks.null_safe_groups import column_list, group_hash, same_group
+from exactbatch.sinks.aggregate.functions import AggregateFunction
+from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.staged_rows import StagedRows
-from exactbatch.sinks.target_checks import check_companion
-from exactbatch.sinks.target_definition import Evolve
-from exactbatch.sinks.window import Window
+from exactbatch.sinks.tables.affected_keys import AFFECTED, retract_affecting
+from exactbatch.sinks.tables.counted_writes import write_rows
+from exactbatch.sinks.tables.lineage_table import LINEAGE, LineageTable, Part
+from exactbatch.sinks.tables.target_checks import check_companion
+from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.sinks.values.byte_equality import has_one_image
+from exactbatch.sinks.values.null_safe_groups import column_list, group_hash, same_group
 
 RECORDS: Final = Column("records", "bigint")
 RECORD_COUNT: Final = sql.SQL("coalesce(sum(records), 0)")

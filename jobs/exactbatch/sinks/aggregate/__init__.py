@@ -1,0 +1,1 @@
+"""The sink Aggregate, and everything that only it uses."""

@@ -1,0 +1,1 @@
+"""The sink Upsert, and everything that only it uses."""
