@@ -1,4 +1,4 @@
-"""Find a pipeline by its `module:name`, and the `module:name` of a pipeline."""
+"""Import a pipeline by its `module:name`, and find the `module:name` of a pipeline."""
 
 import importlib
 import sys

@@ -105,7 +105,7 @@ class Covered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many offsets one batch may span. None sets no limit.
+    """The number of offsets that one batch may span; None for no limit.
 
     `max_records` is shared fairly among the partitions: those with fewer offsets leave their share to the others.
     """

@@ -164,7 +164,7 @@ def test_brokers_are_given_as_text() -> None:
 @pytest.mark.parametrize("name", ["queued.min.messages", "socket.connection.setup.timeout.ms", "log_level"])
 def test_a_number_is_a_whole_number_for_both_clients(name: str, value: Any) -> None:
     assert refusal({**BROKER, name: value}).startswith(
-        f"the Kafka property {name} is {value!r}, and has to be a whole number. Correct it in the Kafka connection"
+        f"the Kafka property {name} is {value!r}, and must be a whole number. Correct it in the Kafka connection"
     )
 
 
@@ -181,7 +181,7 @@ def test_a_number_is_a_whole_number_for_both_clients(name: str, value: Any) -> N
 def test_a_value_is_text_a_number_or_a_boolean(name: str, value: Any, kind: str) -> None:
     message = refusal({**BROKER, name: value})
     assert message.startswith(
-        f"the Kafka property {name} is {kind}, and has to be text, a number, true or false"
+        f"the Kafka property {name} is {kind}, and must be text, a number, true or false"
     )
     assert "s3cret" not in message
 
@@ -198,7 +198,7 @@ def test_a_back_door_is_refused_with_the_reason(name: str, value: Any) -> None:
 @pytest.mark.parametrize("name", ["auto.offset.reset", "enable.auto.commit", "acks"])
 def test_a_property_of_topics_does_not_go_around_the_fixed_ones(name: str) -> None:
     """librdkafka takes `topic.auto.offset.reset` for the default of all topics."""
-    assert "properties of topics go before those that make a read exact" in refusal(
+    assert "properties of topics take precedence over those that make a read exact" in refusal(
         {**BROKER, f"topic.{name}": "latest"}
     )
 

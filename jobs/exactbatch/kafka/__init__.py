@@ -1,1 +1,1 @@
-"""Everything that talks to the broker: client properties, what a topic holds, and reading exact ranges."""
+"""Talk to Kafka: client properties, the state of topics, and exact reads of ranges."""

@@ -127,7 +127,7 @@ class KafkaBroker:
     ) -> FoundRecord | None:
         """Return the first committed record in [from_offset, until_offset) with a timestamp before `at`.
 
-        Looks at the first records only, at some thousands at most; returns None if there is no such record among
+        Looks only at the first few thousand records; returns None if there is no such record among
         them.
         """
         from exactbatch.kafka.search import first_before

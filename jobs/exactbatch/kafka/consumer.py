@@ -90,8 +90,9 @@ def concerns_reading(event: Message) -> bool:
 
 
 def is_cluster(consumer: Consumer, where: Any, topic: str, cluster_id: str | None) -> bool:
-    """True if a consumer is connected to the cluster that the batch was planned from; False if no broker answers soon,
-    for example because a quota throttles the client.
+    """True if a consumer is connected to the cluster that the batch was planned from.
+
+    False if no broker answers soon, for example because a quota throttles the client.
 
     Raises ConfigurationError if it is connected to another cluster: both have a topic of this name, and nothing in
     the records distinguishes them.

@@ -1,8 +1,7 @@
-"""Which Kafka client properties a connection may have: one table, by the names of librdkafka.
+"""Decide which Kafka client properties a connection may have, by their names in librdkafka. Pure, no I/O.
 
-A property is allowed by what it does, not refused by its name: one that is in no list here is refused. Names,
-aliases and defaults are those of librdkafka's CONFIGURATION.md; confluent-kafka adds functions and
-`default.topic.config`.
+Properties are allowed one by one: a property in none of these lists is refused. Names, aliases and defaults are those
+of librdkafka's CONFIGURATION.md; confluent-kafka adds callbacks and `default.topic.config`.
 """
 
 import re
@@ -15,7 +14,7 @@ from exactbatch.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A property that has one value: exactbatch sets it."""
+    """A property that exactbatch sets, to the only value that it allows."""
 
     value: bool | int | str
     why: str
@@ -59,12 +58,12 @@ SHARED: Final[frozenset[str]] = frozenset(
         "ssl.key.password",
     }
 )
-# Without these the admin client would reach another place than the reader, or with another identity.
+# A property of these that only one client knows would make the clients connect differently, or as different users.
 _SECURITY_PREFIXES: Final = ("sasl.", "ssl.", "https.", "security.", "enable.sasl.", "enable.ssl.")
 
 _SASL: Final = ("sasl_plaintext", "sasl_ssl")
 _TLS: Final = ("ssl", "sasl_ssl")
-# Who gives one of these means to log in, or to use TLS; and the protocols that do.
+# Properties of logins and TLS, and the protocols that use them.
 _PROTOCOLS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "sasl.username": _SASL,
     "sasl.password": _SASL,
@@ -73,7 +72,7 @@ _PROTOCOLS_OF: Final[Mapping[str, tuple[str, ...]]] = {
     "ssl.key.location": _TLS,
 }
 
-# Only librdkafka, which reads, gets these: how fast, how long and in how much memory it reads.
+# Only librdkafka, which reads, gets these: they affect the speed, duration and memory of a read.
 READING: Final[frozenset[str]] = frozenset(
     {
         "api.version.request.timeout.ms",
@@ -119,7 +118,7 @@ READING: Final[frozenset[str]] = frozenset(
         "topic.metadata.refresh.sparse",
     }
 )
-# Of the allowed ones, those that are whole numbers: librdkafka reads "64MB" as 64, and "010" as 8.
+# The allowed properties that are whole numbers: librdkafka reads "64MB" as 64, and "010" as 8.
 _NUMBERS: Final = re.compile(r".*\.(ms|bytes|kbytes|ttl|messages|connection|flight)|log_level")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)")
 # Two names of one property.
@@ -129,8 +128,8 @@ _SYNONYMS: Final[Mapping[str, str]] = {
     "max.in.flight": "max.in.flight.requests.per.connection",
 }
 
-# Producers and members of a group use these, and librdkafka no more: a connection that others use too may have
-# them, and no client gets them.
+# Producers and members of a group use these, or librdkafka no longer does: a connection that other programs share may
+# have them, and neither client gets them.
 UNUSED: Final[frozenset[str]] = frozenset(
     {
         "acks",
@@ -186,7 +185,7 @@ _OLD_PROTOCOL: Final = "librdkafka would use a protocol without transactions and
 _OWN_OFFSETS: Final = "only the ledger records how far a pipeline has come"
 _INTERNAL: Final = "it is internal to librdkafka"
 _MOCK: Final = "it replaces the brokers with a mock cluster"
-# What a connection may not have, and why.
+# Properties that a connection may not have, and the reason.
 REFUSED: Final[Mapping[str, str]] = {
     "metadata.broker.list": (
         "kafka-python, which plans, does not know this name and could plan from brokers other than those that "
@@ -243,14 +242,14 @@ REFUSED: Final[Mapping[str, str]] = {
         _FUNCTION,
     ),
 }
-# librdkafka takes a property of topics under its name with this prefix too, which would go before the fixed ones.
+# librdkafka also accepts properties of topics with this prefix, which would take precedence over the fixed ones.
 _OF_TOPICS: Final = "topic."
 
 
 def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the properties that a client uses, in their order, without the fixed ones.
+    """Return the properties that a client uses, in their order, without the fixed ones.
 
-    Raises ConfigurationError for one that is not allowed, and for a value that is none.
+    Raises ConfigurationError for a property that is not allowed, and for an invalid value.
     """
     for name, value in properties.items():
         _check(name, value)
@@ -258,23 +257,23 @@ def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
     for name, other in _SYNONYMS.items():
         if name in properties and other in properties and properties[name] != properties[other]:
             raise _wrong(
-                f"the Kafka properties {name} and {other} are two names of one, and have two values. Keep one"
+                f"the Kafka properties {name} and {other} are two names of one property, with two values. Keep one"
             )
     return {name: value for name, value in properties.items() if name in SHARED or name in READING}
 
 
 def is_number(name: str) -> bool:
-    """Whether an allowed property is a whole number."""
+    """True if an allowed property is a whole number."""
     return _NUMBERS.fullmatch(name) is not None
 
 
 def is_security(name: str) -> bool:
-    """Whether a property says who the client is, or whom it trusts."""
+    """True if a property determines the client's identity, or which brokers it trusts."""
     return name.startswith(_SECURITY_PREFIXES)
 
 
 def _check_protocol(properties: Mapping[str, Any]) -> None:
-    """Both clients ignore a login, or TLS, that the protocol does not have, and connect without."""
+    """Refuse a login, or TLS files, that the protocol does not use: both clients would connect without them."""
     protocol = str(properties.get("security.protocol", "plaintext")).lower()
     for name, protocols in _PROTOCOLS_OF.items():
         if name in properties and protocol not in protocols:
@@ -289,7 +288,7 @@ def _check(name: str, value: Any) -> None:
         raise _wrong(f"the Kafka property {name} is not allowed: {why}. Remove it")
     if not isinstance(value, str | int | float):
         raise _wrong(
-            f"the Kafka property {name} is {_kind(value)}, and has to be text, a number, true or false. Correct it"
+            f"the Kafka property {name} is {_kind(value)}, and must be text, a number, true or false. Correct it"
         )
     if fixed := FIXED.get(_ALIASES_OF_FIXED.get(name, name)):
         if str(value).lower() != str(fixed.value).lower():
@@ -299,24 +298,24 @@ def _check(name: str, value: Any) -> None:
             )
     elif name in SHARED or name in READING:
         if is_number(name) and (isinstance(value, bool) or not _NUMBER.fullmatch(str(value))):
-            raise _wrong(f"the Kafka property {name} is {value!r}, and has to be a whole number. Correct it")
+            raise _wrong(f"the Kafka property {name} is {value!r}, and must be a whole number. Correct it")
     elif is_security(name):
         known = sorted(filter(is_security, SHARED))
         raise _wrong(
-            f"the Kafka property {name} is not allowed: kafka-python, which plans, has no equivalent, and would "
-            f"connect otherwise than librdkafka, which reads. Use one of {', '.join(known)}"
+            f"the Kafka property {name} is not allowed: kafka-python, which plans, has no equivalent and would "
+            f"connect differently from librdkafka, which reads. Use one of {', '.join(known)}"
         )
     elif name in UNUSED:
         return
     elif name.startswith(_OF_TOPICS):
         raise _wrong(
-            f"the Kafka property {name} is not allowed: properties of topics go before those that make a read "
-            f"exact. Remove it"
+            f"the Kafka property {name} is not allowed: properties of topics take precedence over those that make "
+            f"a read exact. Remove it"
         )
     else:
         raise _wrong(
-            f"the Kafka property {name} is not allowed: exactbatch does not know it, nor what it would change in "
-            f"what is read. Correct its name, or remove it"
+            f"the Kafka property {name} is not allowed: exactbatch does not know it, and it might change what is "
+            f"read. Correct its name, or remove it"
         )
 
 
@@ -330,7 +329,7 @@ def _kind(value: Any) -> str:
     return "a function" if callable(value) else f"a {type(value).__name__}"
 
 
-def _wrong(what: str) -> ConfigurationError:
+def _wrong(fact: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} in the Kafka connection (EXACTBATCH_KAFKA, or Airflow's kafka_default)."
+        f"{fact} in the Kafka connection (EXACTBATCH_KAFKA, or Airflow's kafka_default)."
     )

@@ -1,1 +1,1 @@
-"""What an operator runs between batches: status, reports, and compaction."""
+"""Operations between batches: status, reports and compaction."""

@@ -34,7 +34,7 @@ class CompactedPartition:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What compact_changes() does, or has done, by topic and partition."""
+    """The result of compact_changes(), or its preview, by topic and partition."""
 
     partitions: tuple[CompactedPartition, ...]
 
@@ -51,7 +51,7 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class _Situation:
-    """What a compaction is computed from, observed before the pipeline is locked.
+    """The inputs of a compaction, observed before the pipeline is locked.
 
     The stored offsets are read before the broker is queried: what is processed meanwhile is above the horizons.
     Stored offsets of topics that were removed from the pipeline are left out. `since` has the first record at or

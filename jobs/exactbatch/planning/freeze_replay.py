@@ -36,7 +36,7 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay would do; `rows` is the total number of rows that it would take back.
+    """The preview of a replay; `rows` is the total number of rows that it would take back.
 
     `missing_index` is the statement that creates an index for replays, None if the target has one.
     """

@@ -22,7 +22,7 @@ FirstRecords = Mapping[datetime, Mapping[TopicPartition, FoundRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What a replay is planned from, observed before the pipeline is locked.
+    """The inputs of a replay's plan, observed before the pipeline is locked.
 
     stored         the stored offsets of the pipeline's topics
     partitions     their logs
