@@ -119,6 +119,6 @@ def _whole_batches(
     cut = {
         row.batch_id
         for row in coverage
-        if row.topic in compacted or row.from_offset < earliest.get((row.topic, row.partition), math.inf)
+        if row.topic in compacted or row.from_offset < earliest.get(row.topic_partition, math.inf)
     }
     return sorted({row.batch_id for row in coverage if row.batch_id is not None} - cut)

@@ -54,9 +54,7 @@ def compare_batches(
     ):
         covered = first.get(batch_id)
         # A batch may cover partitions of a topic that the pipeline no longer has.
-        where = (
-            audits[0] if covered is None else partitions.get((covered.topic, covered.partition), audits[0])
-        )
+        where = audits[0] if covered is None else partitions.get(covered.topic_partition, audits[0])
         at = np.array([] if covered is None else [covered.from_offset], np.int64)
         where.rows += 0 if by_record else rows
         for finding, count in (

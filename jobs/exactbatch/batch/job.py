@@ -86,7 +86,7 @@ def _load(
         check_publishable(ledger, pipeline, batch)
         ranges, stored = ledger.ranges(batch_id), ledger.stored_offsets(pipeline)
         # A replay reads the log as it is now, including what replaced truncated records.
-        epochs = {(row.topic, row.partition): row.leader_epoch for row in stored if batch.kind == "advance"}
+        epochs = {row.topic_partition: row.leader_epoch for row in stored if batch.kind == "advance"}
         return batch, ranges, epochs
 
 
@@ -244,7 +244,7 @@ def _process_ranges(
         tasks = [
             RangeTask(
                 range=range_,
-                leader_epoch=epochs.get((range_.topic, range_.partition)),
+                leader_epoch=epochs.get(range_.topic_partition),
                 batch_id=batch.batch_id,
                 plan_id=batch.plan_id,
                 pipeline=pipeline,

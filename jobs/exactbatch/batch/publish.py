@@ -117,12 +117,12 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
     """Move the stored offsets to the ends of the ranges. Raises Fenced unless each was at the start of its
     range."""
     moved = ledger.advance_stored_offsets(batch)
-    stored = {(row.topic, row.partition): row.next_offset for row in ledger.stored_offsets(pipeline)}
+    stored = {row.topic_partition: row.next_offset for row in ledger.stored_offsets(pipeline)}
     for range_ in ranges:
-        if (range_.topic, range_.partition) not in moved:
+        if range_.topic_partition not in moved:
             raise Fenced(
                 f"batch {batch.batch_id}, {range_}: expected the stored offset {range_.from_offset}, found "
-                f"{stored.get((range_.topic, range_.partition))}: another batch has moved it since this one was "
+                f"{stored.get(range_.topic_partition)}: another batch has moved it since this one was "
                 f"planned. Nothing was written; plan again.",
                 batch_id=batch.batch_id,
                 **range_.place,

@@ -40,7 +40,7 @@ def read_noted(
     Raises the errors of read_range(), and LogEndedEarly for a record that is missing now.
     """
     for partition, of_partition in groupby(noted, key=lambda record: (record.topic, record.partition)):
-        any_range = next(range_ for range_ in ranges if (range_.topic, range_.partition) == partition)
+        any_range = next(range_ for range_ in ranges if range_.topic_partition == partition)
         for group in _near(of_partition):
             wanted = {record.offset: record for record in group}
             range_ = replace(any_range, from_offset=group[0].offset, until_offset=group[-1].offset + 1)

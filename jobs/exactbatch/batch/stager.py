@@ -51,7 +51,7 @@ def stage_tasks(
         StageTask(
             range=piece,
             # The epoch is known at the start of a range only: a later piece may begin in a newer one.
-            leader_epoch=epochs.get((piece.topic, piece.partition))
+            leader_epoch=epochs.get(piece.topic_partition)
             if (piece.topic, piece.partition, piece.from_offset) in starts
             else None,
             tables=tables,

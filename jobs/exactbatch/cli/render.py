@@ -34,18 +34,18 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
         text=("partition", "action"),
         numbers=("from", "until", "offsets", "remaining"),
     )
-    last_stable = {(partition.topic, partition.partition): partition.last_stable for partition in partitions}
+    last_stable = {partition.topic_partition: partition.last_stable for partition in partitions}
     starts = defaultdict(
         lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
     )
     for seed in plan.seeds:
-        table.add_row(_partition(seed), starts[seed.topic, seed.partition], str(seed.next_offset), "", "", "")
+        table.add_row(_partition(seed), starts[seed.topic_partition], str(seed.next_offset), "", "", "")
     for loss in plan.losses:
         table.add_row(
             _partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
         )
     for range_ in plan.ranges:
-        remaining = last_stable[range_.topic, range_.partition] - range_.until_offset
+        remaining = last_stable[range_.topic_partition] - range_.until_offset
         numbers = (range_.from_offset, range_.until_offset, len(range_), remaining)
         table.add_row(_partition(range_), "processes", *map(str, numbers))
     return table

@@ -152,7 +152,7 @@ class LineageTable:
         starts_of: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
         for position, (range_, ids) in sorted(enumerate(parts), key=lambda part: part[1][0].from_offset):
             if ids:
-                starts_of[range_.topic, range_.partition].append((range_.from_offset, position))
+                starts_of[range_.topic_partition].append((range_.from_offset, position))
         values = [
             sql.SQL("({}, {}, {}::bigint[])").format(
                 sql.Literal(topic), sql.Literal(partition), sql.Literal([start for start, _ in starts])
@@ -185,7 +185,7 @@ class LineageTable:
         ranges_of: dict[tuple[str, int], list[OffsetRange]] = defaultdict(list)
         for range_, ids in parts:
             if ids:
-                ranges_of[range_.topic, range_.partition].append(range_)
+                ranges_of[range_.topic_partition].append(range_)
         values = [
             sql.SQL("({}, {}, {}::bigint, {}::bigint, {}::int8multirange)").format(
                 sql.Literal(topic),
