@@ -168,15 +168,19 @@ class Victims:
             if between != before:
                 raise NotExact(f"{combination}: a try that did not commit has changed the target")
             return
-        (counts,) = play.world.rows(
-            "select count(records), count(*) from exactbatch.batch_range where batch_id = %s", batch_id
+        ((committed, ranges),) = play.world.rows(
+            "select count(records) as committed, count(*) as ranges from exactbatch.batch_range where batch_id = %s",
+            batch_id,
         )
-        expected = {"job.before_ranges": 0, "job.after_ranges": counts[1]}
-        expected["partition.before_batch_commit"] = counts[1]
-        name = combination.moment.name
-        if combination.fault in ("SIGKILL", "exception") and counts[0] != expected.get(name, counts[0]):
-            raise NotExact(f"{combination}: {counts[0]} of {counts[1]} ranges are committed")
-        if not before <= between or (counts[0] == 0 and between != before):
+        expected = {
+            "job.before_ranges": 0,
+            "job.after_ranges": ranges,
+            "partition.before_batch_commit": ranges,
+        }
+        ended = combination.fault in ("SIGKILL", "exception")
+        if ended and committed != expected.get(combination.moment.name, committed):
+            raise NotExact(f"{combination}: {committed} of {ranges} ranges are committed")
+        if not before <= between or (committed == 0 and between != before):
             raise NotExact(f"{combination}: the target has other rows than those of committed ranges")
 
     def _try(self, combination: Combination, play: Play, batch_id: int) -> None:
