@@ -15,4 +15,10 @@ def airflow_api(url: str, user: str | None, password: str | None) -> "httpx.Clie
     login = {"username": user, "password": password}
     answer = httpx.post(f"{url}/auth/token", json=login, timeout=_TIMEOUT).raise_for_status()
     token = answer.json()["access_token"]
-    return httpx.Client(base_url=url, timeout=_TIMEOUT, headers={"Authorization": f"Bearer {token}"})
+    return httpx.Client(
+        base_url=url,
+        timeout=_TIMEOUT,
+        headers={"Authorization": f"Bearer {token}"},
+        # A connection that is kept between requests fails if the server was restarted in the meantime.
+        limits=httpx.Limits(max_keepalive_connections=0),
+    )

@@ -137,7 +137,7 @@ def test_a_port_that_is_taken_between_stop_and_start_is_an_error(own):
     own.postgres.configure({}, None)
     with (
         socket.create_server(("127.0.0.1", own.postgres.port)),
-        pytest.raises(LocalStackError, match=f"expected port {own.postgres.port} to be free for Postgres"),
+        pytest.raises(LocalStackError, match=f"listens on port {own.postgres.port}, which Postgres needs"),
     ):
         own.postgres.start()
 
@@ -146,7 +146,7 @@ def test_settings_of_the_caller_hold_and_are_remembered(own):
     own.up(broker_properties={"num.partitions": "3"}, postgres_settings={"work_mem": "7MB"})
     assert execute(own, "show work_mem") == [("7MB",)]
     assert execute(own, "show fsync") == [("on",)]
-    with pytest.raises(LocalStackError, match=r"runs with {'work_mem': '7MB'}: bring the stack"):
+    with pytest.raises(LocalStackError, match=r"runs with {'work_mem': '7MB'}\. Stop the stack"):
         own.up(postgres_settings={"work_mem": "8MB"})
     own.postgres.stop()
     own.up()
@@ -155,7 +155,7 @@ def test_settings_of_the_caller_hold_and_are_remembered(own):
 
 
 def test_a_server_that_ends_at_once_shows_its_last_words_and_leaves_nothing(own):
-    with pytest.raises(LocalStackError, match=r"(?s)Postgres to run on .*ended at once.*no_such_setting"):
+    with pytest.raises(LocalStackError, match=r"(?s)Postgres ended instead of listening.*no_such_setting"):
         own.up(postgres_settings={"no_such_setting": "1"})
     assert [server.pid for server in own.servers] == [None, None]
 

@@ -35,7 +35,7 @@ def test_without_network_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(
-        LocalStackError, match=r"fetch the jars of kafka .*Connection refused.*Check the network"
+        LocalStackError, match=r"could not download the jars of kafka .*Connection refused.*Check the network"
     ):
         fetch_jars("kafka", tmp_path / "jars")
     assert list((tmp_path / "jars").iterdir()) == []

@@ -22,7 +22,7 @@ def test_the_major_version_is_read_from_what_java_prints(said, version):
 
 
 def test_a_java_that_is_only_a_stub_is_named():
-    with pytest.raises(LocalStackError, match=r"Unable to locate a Java Runtime.*install"):
+    with pytest.raises(LocalStackError, match=r"Unable to locate a Java Runtime.*Install"):
         parse_version("The operation couldn't be completed. Unable to locate a Java Runtime.", JAVA)
 
 
@@ -42,18 +42,18 @@ def test_java_home_comes_before_path(tmp_path, monkeypatch):
 def test_a_java_that_is_too_old_is_refused(tmp_path, monkeypatch):
     fake_java(tmp_path, "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(LocalStackError, match=r"expected Java 17 or newer, found 11 at .*install"):
+    with pytest.raises(LocalStackError, match=r"expected Java 17 or newer, found 11 at .*Install"):
         find_java()
 
 
 def test_no_java_at_all(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LocalStackError, match="found none on PATH: install"):
+    with pytest.raises(LocalStackError, match=r"found none on PATH\. Install"):
         find_java()
 
 
 def test_java_home_without_java(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(LocalStackError, match="expected Java at JAVA_HOME"):
+    with pytest.raises(LocalStackError, match="JAVA_HOME has no Java"):
         find_java()

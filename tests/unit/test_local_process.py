@@ -103,7 +103,7 @@ def test_state_is_what_was_written(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", '{"kafka": {"pid": 7}}'])
 def test_a_state_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / "state.json").write_text(text)
-    with pytest.raises(LocalStackError, match=r"expected the stack's state in .*state\.json"):
+    with pytest.raises(LocalStackError, match=r"the state of the stack in .*state\.json cannot be read"):
         StateFile(tmp_path / "state.json").read("kafka")
 
 
@@ -122,7 +122,7 @@ def test_home_is_named_by_the_environment(tmp_path, monkeypatch):
 
 
 def test_a_stack_that_was_never_up_has_no_address(tmp_path):
-    with pytest.raises(LocalStackError, match="never started: bring the stack up"):
+    with pytest.raises(LocalStackError, match="never started. Start the stack"):
         _ = LocalStack(tmp_path).bootstrap_servers
 
 

@@ -1,4 +1,4 @@
-"""Real Kafka and Postgres on this machine, for the demo, the tests and the benchmarks."""
+"""Kafka and Postgres on this machine, for the demo, the tests and the benchmarks: the extra `local`."""
 
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.stack import LocalStack

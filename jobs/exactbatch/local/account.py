@@ -1,4 +1,4 @@
-"""The account that Postgres runs as: it refuses to run as root."""
+"""The account that runs Postgres, which refuses to run as root."""
 
 import os
 import pwd
@@ -12,9 +12,9 @@ UNPRIVILEGED = "nobody"
 
 
 def postgres_account() -> pwd.struct_passwd | None:
-    """None for the user that runs this process; `nobody` when that user is root.
+    """Return the account `nobody` for root, and None for any other user, who can run Postgres.
 
-    Raises LocalStackError when root's machine has no such account.
+    Raises LocalStackError if the machine has no such account.
     """
     if os.geteuid() != 0:
         return None
@@ -22,13 +22,13 @@ def postgres_account() -> pwd.struct_passwd | None:
         return pwd.getpwnam(UNPRIVILEGED)
     except KeyError as error:
         raise LocalStackError(
-            f"expected an account `{UNPRIVILEGED}`, since Postgres refuses to run as root, found none: "
-            "create it, or run as another user"
+            f"Postgres refuses to run as root, and this machine has no account `{UNPRIVILEGED}`. Create it, or run as "
+            "another user."
         ) from error
 
 
 def hand_over(data_dir: Path, account: pwd.struct_passwd) -> None:
-    """Make the data directory, and what is in it, belong to the account."""
+    """Make the account the owner of the data directory and of everything in it."""
     if data_dir.stat().st_uid == account.pw_uid:
         return
     for path in (data_dir, *data_dir.rglob("*")):
@@ -36,23 +36,22 @@ def hand_over(data_dir: Path, account: pwd.struct_passwd) -> None:
 
 
 def let_enter(folder: Path, progress: Progress) -> None:
-    """Let other users pass through the parents of a folder, /root for one, without listing them.
+    """Allow other users to pass through the parents of a folder, such as /root, but not to list them.
 
-    Raises LocalStackError when that is not possible.
+    Raises LocalStackError if that is not possible.
     """
     for parent in closed_parents(folder):
-        progress(f"letting other users pass through {parent} (o+x): Postgres cannot run as root")
+        progress(f"allowing other users to pass through {parent} (o+x), because Postgres cannot run as root")
         try:
             parent.chmod(stat.S_IMODE(parent.stat().st_mode) | stat.S_IXOTH)
         except OSError as error:
             raise LocalStackError(
-                f"expected {parent} to let `{UNPRIVILEGED}` pass, since Postgres refuses to run as root, "
-                f"found it closed ({error.strerror}): move the checkout, for example below /srv, "
-                "or run as another user"
+                f"Postgres refuses to run as root, and `{UNPRIVILEGED}` cannot pass through {parent} "
+                f"({error.strerror}). Move the checkout, for example below /srv, or run as another user."
             ) from error
 
 
 def closed_parents(folder: Path) -> list[Path]:
-    """The parents of a folder that others cannot pass through, from the root down."""
+    """Return the parents of a folder that other users cannot pass through, from the root down."""
     parents = reversed(folder.resolve().parents)
     return [parent for parent in parents if not parent.stat().st_mode & stat.S_IXOTH]

@@ -1,11 +1,10 @@
-"""Airflow on this machine, beside a local stack: for the demo and the end-to-end tests."""
+"""Airflow on this machine, on top of a local stack, for the demo and the end-to-end tests."""
 
 import json
 import os
 import secrets
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -23,14 +22,15 @@ from exactbatch.local.ports import HOST, find_port
 from exactbatch.local.process import Recorded, spawn, wait_until_ended
 from exactbatch.local.server import Progress, silent
 from exactbatch.local.stack import LocalStack
+from exactbatch.local.waiting import wait_until
 
 _USUAL_PORT: Final = 8080
 _DATABASE: Final = "airflow"
 _READY_TIMEOUT_S: Final = 180.0
-# The parts that `airflow standalone` starts. Started one by one, each of them ends on SIGTERM, while
-# standalone leaves its own behind.
+# The parts that `airflow standalone` starts. Started separately, each of them ends on SIGTERM; standalone would leave
+# them running.
 _PARTS: Final = ("api-server", "scheduler", "dag-processor")
-# Airflow waits for work in these steps, seconds: the default ones add some seconds to each task.
+# Shorter intervals, in seconds, at which Airflow looks for work: the defaults add seconds to each task.
 _LATENCY: Final = {
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
@@ -42,9 +42,9 @@ _LATENCY: Final = {
 class LocalAirflow:
     """Airflow's API server, scheduler and DAG processor, with the connections of a stack.
 
-    Its home is `<stack folder>/airflow`, and nothing is written elsewhere. `dags` is the folder of DAG files.
-    `connections` replace or add to kafka_default, postgres_default, spark_default and airflow_default, as
-    Airflow's JSON. It listens on `port` when that is free, else, or with None, on any free one.
+    It writes only to `<stack folder>/airflow`. `dags` is the folder of DAG files. `connections`, in Airflow's JSON
+    format, are added to kafka_default, postgres_default, spark_default and airflow_default, or replace them. Airflow
+    listens on `port` if that is free, and otherwise, or with None, on any free port.
     """
 
     def __init__(
@@ -106,19 +106,19 @@ class LocalAirflow:
 
     @property
     def _database_url(self) -> str:
-        """Airflow's own tables are in a database of the stack's Postgres."""
+        """The URL of the database of the stack's Postgres that has Airflow's tables."""
         dsn = parse_dsn(self._stack_dsn)
         return f"postgresql+psycopg2://{dsn['user']}@{dsn['host']}:{dsn['port']}/{_DATABASE}"
 
     @property
     def _secret(self) -> str:
-        """What the parts sign their messages with; the same for all of them, and new for each start."""
+        """The key with which the parts sign messages: one for all parts, and a new one for each start."""
         return self.password * 4
 
     def up(self, *, pools: Mapping[str, int]) -> None:
-        """Create the database, start the parts and wait until they are healthy; create pools by their slots.
+        """Create the database, start the parts, wait until they are healthy, and create pools with these slots.
 
-        Raises LocalStackError when a part ends, or Airflow is not healthy in time.
+        Raises LocalStackError if a part ends, or if Airflow is not healthy in time.
         """
         self.home.mkdir(parents=True, exist_ok=True)
         passwords = self.home / "passwords.json"
@@ -149,11 +149,11 @@ class LocalAirflow:
         )
 
     def pid(self, part: str) -> int:
-        """The process of a part that was started."""
+        """Return the pid of a part."""
         return self._parts[part].pid
 
     def down(self) -> None:
-        """Stop what was started, and whatever that has started in turn."""
+        """Stop all parts, and all of their child processes."""
         running = [process for part in self._parts.values() if (process := part.running())]
         doomed = [child for process in running for child in process.children(recursive=True)] + running
         for process in running:
@@ -168,7 +168,7 @@ class LocalAirflow:
         self._parts.clear()
 
     def command(self, *arguments: str) -> str:
-        """Run `airflow …` and return what it printed. Raises LocalStackError when it fails."""
+        """Run `airflow …` and return its output. Raises LocalStackError if it fails."""
         done = subprocess.run(
             [Path(sys.executable).parent / "airflow", *arguments],
             env=self.environment,
@@ -183,55 +183,59 @@ class LocalAirflow:
         return done.stdout
 
     def request(self, method: str, path: str, **arguments: Any) -> Any:
-        """Call Airflow's REST API, /api/v2, and return the JSON that it answers. Raises httpx.HTTPError."""
+        """Call Airflow's REST API, below /api/v2, and return its JSON answer. Raises httpx.HTTPError."""
         if self._api is None:
             self._api = airflow_api(self.url, self.user, self.password)
         answer = self._api.request(method, f"/api/v2{path}", **arguments).raise_for_status()
         return answer.json() if answer.content else None
 
     def wait_for_dag(self, dag_id: str) -> None:
-        """Wait until a DAG was parsed, and unpause it. Raises LocalStackError, with any import error."""
-        deadline = time.monotonic() + _READY_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                self.request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
-                return
-            except httpx.HTTPStatusError as error:
-                if error.response.status_code != httpx.codes.NOT_FOUND:
-                    raise
-            if errors := self.request("GET", "/importErrors")["import_errors"]:
-                traces = "\n".join(each["stack_trace"] for each in errors)
-                raise LocalStackError(f"expected Airflow to load the DAG {dag_id!r}, found:\n{traces}")
-            time.sleep(0.5)
-        raise LocalStackError(f"expected Airflow to load the DAG {dag_id!r}, found no such DAG")
+        """Wait until Airflow has parsed a DAG, and unpause it. Raises LocalStackError with any import error."""
+        if not wait_until(lambda: self._unpause(dag_id), _READY_TIMEOUT_S, every_s=0.5):
+            raise LocalStackError(
+                f"Airflow has not loaded the DAG {dag_id!r} within {_READY_TIMEOUT_S:.0f} s"
+            )
+
+    def _unpause(self, dag_id: str) -> bool:
+        """Unpause a DAG. Return False if Airflow does not know it yet. Raises LocalStackError for import errors."""
+        try:
+            self.request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.NOT_FOUND:
+                raise
+        else:
+            return True
+        if errors := self.request("GET", "/importErrors")["import_errors"]:
+            tracebacks = "\n".join(error["stack_trace"] for error in errors)
+            raise LocalStackError(f"Airflow could not import the DAG {dag_id!r}:\n{tracebacks}")
+        return False
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run; return its run_id."""
+        """Start a run, and return its run_id."""
         body = {"logical_date": None, "conf": dict(conf or {})}
         run_id: str = self.request("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"]
         return run_id
 
     def run_state(self, dag_id: str, run_id: str) -> str:
-        """queued, running, success or failed."""
+        """Return the state of a run: queued, running, success or failed."""
         state: str = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
         return state
 
     def task_states(self, dag_id: str, run_id: str) -> dict[str, tuple[str | None, int]]:
-        """State and number of tries of each task."""
+        """Return the state and the number of tries of each task."""
         tasks = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
-        return {each["task_id"]: (each["state"], each["try_number"]) for each in tasks}
+        return {task["task_id"]: (task["state"], task["try_number"]) for task in tasks}
 
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout_s: float = 600) -> str:
-        """Wait until a run has ended; return its state. Raises LocalStackError when it does not."""
-        deadline = time.monotonic() + timeout_s
-        while (state := self.run_state(dag_id, run_id)) in ("queued", "running"):
-            if time.monotonic() > deadline:
-                states = self.task_states(dag_id, run_id)
-                raise LocalStackError(
-                    f"expected run {run_id} to end within {timeout_s:.0f} s, found {states}"
-                )
-            time.sleep(0.5)
-        return state
+        """Wait until a run has ended, and return its state. Raises LocalStackError if it does not end in time."""
+        if not wait_until(
+            lambda: self.run_state(dag_id, run_id) in ("success", "failed"), timeout_s, every_s=0.5
+        ):
+            states = self.task_states(dag_id, run_id)
+            raise LocalStackError(
+                f"the run {run_id} has not ended within {timeout_s:.0f} s; its tasks: {states}"
+            )
+        return self.run_state(dag_id, run_id)
 
     def _wait(self) -> None:
         retrying = tenacity.Retrying(
@@ -244,8 +248,7 @@ class LocalAirflow:
             retrying(self._check_health)
         except (httpx.HTTPError, _Unhealthy) as error:
             raise LocalStackError(
-                f"expected Airflow to be healthy within {_READY_TIMEOUT_S:.0f} s, found {error}: see the logs in "
-                f"{self.home}"
+                f"Airflow is not healthy after {_READY_TIMEOUT_S:.0f} s: {error}. The logs are in {self.home}."
             ) from error
 
     def _check_health(self) -> None:
@@ -253,7 +256,7 @@ class LocalAirflow:
             if part.running() is None:
                 log = (self.home / f"{name}.log").read_text(errors="replace").splitlines()
                 raise LocalStackError(
-                    f"expected Airflow's {name} to run, it has ended: see {self.home / name}.log\n"
+                    f"Airflow's {name} has ended. Its log is {self.home / name}.log:\n"
                     + "\n".join(f"  {line}" for line in log[-12:])
                 )
         health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).raise_for_status().json()

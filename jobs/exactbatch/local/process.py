@@ -1,31 +1,32 @@
-"""Servers as detached processes: started once, recognised later, ended without hitting another."""
+"""Servers as detached processes, which later commands recognize and end without ending any other process."""
 
 import os
 import pwd
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-# A clock that is set while a server runs moves the time that psutil computes for its start.
+from exactbatch.local.waiting import wait_until
+
+# If the clock is set while a server runs, the start time that psutil computes for it moves.
 CLOCK_TOLERANCE_S = 2.0
 
-# This process must reap its own children, or they stay as zombies when they end.
+# This process must reap its children, or they remain as zombies after their end.
 _children: dict[int, "subprocess.Popen[bytes]"] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A process that was started. A pid alone may belong to another by now, so its start is kept too."""
+    """A started process. Its pid alone is not enough, because another process may have it by now."""
 
     pid: int
-    started: float  # seconds since the epoch, as psutil says
+    started: float  # seconds since the epoch, as psutil computes them
 
     def running(self) -> psutil.Process | None:
-        """The process, or None when it has ended or when its pid belongs to another one."""
+        """Return the process, or None if it has ended, even if another process has its pid now."""
         child = _children.get(self.pid)
         if child is not None and child.poll() is not None:
             del _children[self.pid]
@@ -47,9 +48,9 @@ def spawn(
     env: Mapping[str, str] | None = None,
     user: pwd.struct_passwd | None = None,
 ) -> Recorded:
-    """Start a process in a session of its own, so that it outlives this one and its terminal.
+    """Start a process in a new session, so that it outlives this process and its terminal.
 
-    Its output is appended to `log`. With `user`, which needs root, it runs as that user.
+    Its output is appended to `log`. With `user`, which requires root, it runs as that user.
     """
     as_user = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     with log.open("ab") as output:
@@ -68,21 +69,16 @@ def spawn(
 
 
 def wait_until_ended(processes: Sequence[psutil.Process], timeout_s: float) -> bool:
-    """Wait until all have ended; False when some still run after the timeout."""
-    deadline = time.monotonic() + timeout_s
-    while not all(_ended(process) for process in processes):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    """Wait until all processes have ended. Return False if some still run after the timeout."""
+    return wait_until(lambda: all(map(_ended, processes)), timeout_s, every_s=0.02)
 
 
 def _ended(process: psutil.Process) -> bool:
     child = _children.get(process.pid)
     if child is not None:
-        # Only reaping tells that all threads have ended, and with them the open ports.
+        # Only reaping shows that all threads have ended, which closes their ports.
         return child.poll() is not None
-    # A zombie has ended: it only waits to be reaped, which a container's init may never do.
+    # A zombie has ended. It waits to be reaped, and the init process of a container may never do that.
     try:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What the broker and Postgres have in common: ports that stay, start, stop, kill."""
+"""A server process of a stack: it keeps its ports, and can be started, stopped and killed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -15,9 +15,9 @@ from exactbatch.local.process import Recorded, wait_until_ended
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
-# How Java and Postgres say that another process listens on a port.
+# The message of Java and Postgres if another process listens on a port.
 _IN_USE = "Address already in use"
-PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can hold its ports for a moment
+PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can keep its ports open for a moment
 
 
 Progress = Callable[[str], None]
@@ -33,15 +33,15 @@ class PortTaken(LocalStackError):
 
 
 class NotReady(Exception):
-    """The server does not answer yet."""
+    """A server does not answer yet."""
 
 
 class Server(ABC):
-    """One server process of a stack. Its ports, process and settings live in the stack's state.json."""
+    """A server process of a stack. The stack's state.json has its ports, process and settings."""
 
     name: ClassVar[str]
     title: ClassVar[str]
-    usual_ports: ClassVar[Mapping[str, int]]  # by purpose; the first one is where clients connect
+    usual_ports: ClassVar[Mapping[str, int]]  # by purpose; clients connect to the first one
     ready_timeout_s: ClassVar[float] = 120
 
     def __init__(self, folder: Path, state: StateFile, progress: Progress = silent) -> None:
@@ -55,7 +55,7 @@ class Server(ABC):
 
     @property
     def ports(self) -> dict[str, int]:
-        """Ports by purpose, as chosen by the first `up`; empty before."""
+        """The ports by purpose, which the first `up` chooses; empty before."""
         return self._state.read(self.name).ports
 
     @property
@@ -64,28 +64,28 @@ class Server(ABC):
         ports = self.ports
         if not ports:
             raise LocalStackError(
-                f"expected a port of {self.title}, it was never started: bring the stack up"
+                f"{self.title} has no port yet, because it was never started. Start the stack."
             )
         return ports[next(iter(self.usual_ports))]
 
     @property
     def address(self) -> str:
-        """host:port for clients."""
+        """The host:port for clients."""
         return f"{HOST}:{self.port}"
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings beyond the usual ones, as the caller gave them."""
+        """The settings that the caller has added to the usual ones."""
         return self._state.read(self.name).settings
 
     @property
     def pid(self) -> int | None:
-        """The server's pid, None when it is not running."""
+        """The server's pid, or None if it is not running."""
         process = self._process()
         return None if process is None else process.pid
 
     def is_up(self) -> bool:
-        """Whether the process runs and answers a client's request."""
+        """Return True if the process runs and answers a client's request."""
         if self._process() is None:
             return False
         try:
@@ -97,10 +97,10 @@ class Server(ABC):
     def configure(
         self, ports: Mapping[str, int], settings: Mapping[str, str] | None, *, anywhere: bool = False
     ) -> None:
-        """Choose ports (those given, else those of last time, else the usual ones, else free ones).
+        """Choose free ports: preferably the given ones, then the remembered ones, then the usual ones.
 
-        With `anywhere` any free ones: two stacks that want the same would meet again. Settings that are None
-        stay as they were.
+        With `anywhere`, choose any free ports, because two stacks that prefer the same ones would collide again. If
+        `settings` is None, the remembered settings apply.
         """
         with self._state.change(self.name) as state:
             chosen: dict[str, int] = {}
@@ -112,9 +112,9 @@ class Server(ABC):
                 state.settings = dict(settings)
 
     def start(self) -> None:
-        """Start on the ports of last time and wait until it answers; nothing to do when it runs.
+        """Start the server on its ports, unless it runs already, and wait until it answers.
 
-        Raises LocalStackError when a port is taken, or when the server ends or does not answer in time.
+        Raises LocalStackError if a port is taken, or if the server ends or does not answer in time.
         """
         self.launch()
         self.wait()
@@ -142,12 +142,12 @@ class Server(ABC):
             retrying(self._ask_while_running)
         except tenacity.RetryError as error:
             raise LocalStackError(
-                f"expected {self.title} to answer within {self.ready_timeout_s:.0f} s, found "
-                f"{error.last_attempt.exception()}: see {self.log_file}{self._log_tail()}"
+                f"{self.title} does not answer after {self.ready_timeout_s:.0f} s: "
+                f"{error.last_attempt.exception()}. Its log is {self.log_file}:{self._log_tail()}"
             ) from error
 
     def stop(self, timeout_s: float = 30) -> None:
-        """Ask the server to end, and kill it when it has not ended after the timeout."""
+        """Ask the server to end, and kill it if it has not ended after the timeout."""
         process = self._process()
         if process is not None:
             self._ask_to_end(process)
@@ -156,22 +156,22 @@ class Server(ABC):
         self._remember(None)
 
     def kill(self) -> None:
-        """End the server as a power cut would: SIGKILL, for its child processes too."""
+        """Send SIGKILL to the server and its child processes, which has the effect of a power cut."""
         process = self._process()
         if process is None:
             return
         doomed = [process]
         with suppress(psutil.NoSuchProcess):
             doomed += process.children(recursive=True)
-        for each in doomed:
+        for doomed_process in doomed:
             with suppress(psutil.NoSuchProcess):
-                each.kill()
+                doomed_process.kill()
         wait_until_ended(doomed, timeout_s=30)
         self._remember(None)
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Create the data directory when it is new, and write the configuration."""
+        """Create the data directory if it is missing, and write the configuration."""
 
     @abstractmethod
     def _spawn(self) -> Recorded:
@@ -179,28 +179,29 @@ class Server(ABC):
 
     @abstractmethod
     def _ask(self) -> None:
-        """Make a client's request; raises NotReady when this server, and not another, does not answer."""
+        """Make a client's request. Raises NotReady unless this server answers, and not another one."""
 
     def _ask_to_end(self, process: psutil.Process) -> None:
         process.terminate()
 
     def _ask_while_running(self) -> None:
         if self._process() is None:
-            # Two that start at once may each take a port of the other, and end both: then all are free again.
+            # If two servers that start at the same time took a port of each other, both have ended, and all
+            # ports are free again.
             collided = _IN_USE in self._log()
             for port in self.ports.values():
                 if collided or not is_free(port):
                     raise self._port_taken(port)
             raise LocalStackError(
-                f"expected {self.title} to run on port {self.port}, it ended at once: "
-                f"see {self.log_file}{self._log_tail()}"
+                f"{self.title} ended instead of listening on port {self.port}. Its log is "
+                f"{self.log_file}:{self._log_tail()}"
             )
         self._ask()
 
     def _port_taken(self, port: int) -> PortTaken:
         return PortTaken(
-            f"expected port {port} to be free for {self.title}, something listens there: "
-            "end it, or bring the stack up again to get other ports"
+            f"another process listens on port {port}, which {self.title} needs. End that process, or start the stack "
+            "again to get other ports."
         )
 
     def _process(self) -> psutil.Process | None:
@@ -215,7 +216,7 @@ class Server(ABC):
         return "".join(f"\n  {line}" for line in self._log().splitlines()[-LOG_LINES_SHOWN:])
 
     def _log(self) -> str:
-        """What the server has written since it was launched."""
+        """Return the log since the server was launched."""
         if not self.log_file.exists():
             return ""
         with self.log_file.open("rb") as log:

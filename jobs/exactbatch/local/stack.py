@@ -5,11 +5,11 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from exactbatch.local.broker import Broker
 from exactbatch.local.errors import LocalStackError
@@ -18,17 +18,18 @@ from exactbatch.local.java import find_java
 from exactbatch.local.postgres import Postgres
 from exactbatch.local.server import PortTaken, Progress, Server, silent
 from exactbatch.local.state import StateFile
+from exactbatch.local.waiting import wait_until
 
 LOCK_TIMEOUT_S = 180.0
 START_ATTEMPTS = 3
 
-# A server, its preferred port and its settings; None: as last time.
+# A server, its preferred port and its settings. None keeps the remembered ones.
 Wanted = tuple[Server, int | None, Mapping[str, str] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
-    """What `status` says of one server."""
+    """The state of one server."""
 
     name: str
     title: str
@@ -39,10 +40,10 @@ class ServerStatus:
 
 
 class LocalStack:
-    """A stack by its name, below a home folder; several can be up at once.
+    """A stack in the folder `<home>/<name>`. Several stacks can be up at once.
 
-    `home` is $EXACTBATCH_HOME, else .local in the working directory. Everything that the stack writes is
-    in `<home>/<name>`, beside `<home>/jars`, which all stacks share.
+    By default, `home` is $EXACTBATCH_HOME, or else .local in the working directory. A stack writes only to its folder
+    and to `<home>/jars`, which all stacks share.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class LocalStack:
 
     @property
     def bootstrap_servers(self) -> str:
-        """host:port of the broker. Raises LocalStackError before the first `up`."""
+        """The host:port of the broker. Raises LocalStackError before the first `up`."""
         return self.broker.address
 
     @property
@@ -78,7 +79,7 @@ class LocalStack:
 
     @property
     def postgres_dsn(self) -> str:
-        """libpq connection string of the database `exactbatch`."""
+        """The libpq connection string of the database `exactbatch`."""
         return self.postgres.dsn
 
     @property
@@ -97,11 +98,12 @@ class LocalStack:
         broker_properties: Mapping[str, str] | None = None,
         postgres_settings: Mapping[str, str] | None = None,
     ) -> bool:
-        """Start what does not run and wait until it answers; False when everything was up already.
+        """Start the servers that do not run, and wait until they answer. Return False if all of them were up.
 
-        Ports are preferences: another free one is taken when they are not free. Properties and settings
-        come on top of the stack's own and are remembered; None keeps those of last time.
-        Raises LocalStackError when a server cannot be started, or runs with other settings than asked for.
+        If a port is not free, another one is taken. Properties and settings are added to the stack's own and are
+        remembered; None keeps the remembered ones.
+
+        Raises LocalStackError if a server cannot be started, or already runs with different settings.
         """
         with self._lock():
             find_java()
@@ -116,7 +118,7 @@ class LocalStack:
         return bool(down)
 
     def down(self, *, delete: bool = False) -> bool:
-        """Stop what this stack started; with `delete`, remove its data and logs. False when all was down."""
+        """Stop the stack's servers; with `delete`, also remove data and logs. Return False if all of them were down."""
         if not self.folder.exists():
             return False
         with self._lock():
@@ -130,7 +132,7 @@ class LocalStack:
         return bool(running) or delete
 
     def status(self) -> list[ServerStatus]:
-        """Whether each server runs and answers."""
+        """Return for each server whether it runs and answers."""
         return [
             ServerStatus(
                 name=server.name,
@@ -147,12 +149,12 @@ class LocalStack:
         for server, _, settings in wanted:
             if settings is not None and server.pid is not None and dict(settings) != server.settings:
                 raise LocalStackError(
-                    f"expected {server.title} with settings {dict(settings)}, it runs with {server.settings}: "
-                    f'bring the stack "{self.name}" down first'
+                    f"{server.title} is to have the settings {dict(settings)}, but runs with {server.settings}. "
+                    f'Stop the stack "{self.name}" first.'
                 )
 
     def _start(self, wanted: Sequence[Wanted]) -> None:
-        """Start servers on ports that are free; another stack may take one meanwhile, so try again."""
+        """Start servers on free ports. Try again if another stack takes one of them in the meantime."""
         for attempt in range(1, START_ATTEMPTS + 1):
             for server, port, settings in wanted:
                 server.configure({} if port is None else {"client": port}, settings, anywhere=attempt > 1)
@@ -164,12 +166,12 @@ class LocalStack:
                     raise
 
     def _start_together(self, servers: list[Server]) -> None:
-        """Launch all, then wait for all; a start that fails leaves none of them behind."""
+        """Launch all servers, then wait for all. If one fails, stop those that were launched."""
         try:
             for server in servers:
                 self._progress(f"starting {server.title}")
                 server.launch()
-            # Those that run already may be on their way up. Postgres is up, or has failed, first.
+            # Also wait for servers that run already: they may still be starting. Postgres is up, or fails, first.
             for server in reversed(self.servers):
                 server.wait()
         except BaseException:
@@ -179,24 +181,26 @@ class LocalStack:
 
     def _kafka_jars(self) -> Path:
         if not is_complete("kafka", self.jars_dir):
-            self._progress("fetching the jars of Kafka (45 MB, once)")
+            self._progress("downloading the jars of Kafka (45 MB, once)")
         return fetch_jars("kafka", self.jars_dir, self._progress)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """One `up` or `down` of a stack at a time."""
+        """Allow one `up` or `down` of a stack at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + LOCK_TIMEOUT_S
-        with (self.folder / "lock").open("w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise LocalStackError(
-                            f'expected the stack "{self.name}" to be free, another command still works on it '
-                            f"after {LOCK_TIMEOUT_S:.0f} s: end it, then try again"
-                        ) from None
-                    time.sleep(0.1)
+        with (self.folder / "lock").open("w") as file:
+            if not wait_until(lambda: _try_lock(file), LOCK_TIMEOUT_S, every_s=0.1):
+                raise LocalStackError(
+                    f'another command has been working on the stack "{self.name}" for {LOCK_TIMEOUT_S:.0f} s. '
+                    "End that command, then try again."
+                )
             yield
+
+
+def _try_lock(file: IO[str]) -> bool:
+    """Lock a file until it is closed. Return False if another process has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""What a stack remembers between commands: state.json."""
+"""state.json, in which a stack keeps its state between commands."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from exactbatch.local.process import Recorded
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """One server: its ports by purpose, its process when it was started, and settings beyond the usual."""
+    """A server: its ports by purpose, its process if it was started, and settings in addition to the usual ones."""
 
     ports: dict[str, int] = field(default_factory=dict)
     process: Recorded | None = None
@@ -21,15 +21,15 @@ class ServerState:
 
 
 class StateFile:
-    """state.json of one stack; every change is written at once, so a command that fails forgets nothing."""
+    """The state.json of one stack. Every change is written immediately, so that a failing command loses none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self, server: str) -> ServerState:
-        """The state of a server; an empty one when it was never started.
+        """Return the state of a server, which is empty before its first start.
 
-        Raises LocalStackError when the file is not what this version writes.
+        Raises LocalStackError if this version cannot read the file.
         """
         raw = self._load().get(server)
         if raw is None:
@@ -41,7 +41,7 @@ class StateFile:
             raise self._unreadable(error) from error
 
     def write(self, server: str, state: ServerState) -> None:
-        """Replace the state of a server, in one step."""
+        """Replace the state of a server atomically."""
         everything = {**self._load(), server: asdict(state)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".new")
@@ -50,7 +50,7 @@ class StateFile:
 
     @contextmanager
     def change(self, server: str) -> Iterator[ServerState]:
-        """The state of a server, written back at the end of the block."""
+        """Yield the state of a server, and write it back at the end of the block."""
         state = self.read(server)
         yield state
         self.write(server, state)
@@ -68,6 +68,6 @@ class StateFile:
 
     def _unreadable(self, error: Exception) -> LocalStackError:
         return LocalStackError(
-            f"expected the stack's state in {self.path}, it cannot be read ({error!r}): "
-            "end its servers by hand and remove the file"
+            f"the state of the stack in {self.path} cannot be read ({error!r}). End its servers by hand, then remove "
+            "the file."
         )

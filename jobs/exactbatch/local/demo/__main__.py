@@ -2,6 +2,7 @@
 
 import typer
 
+from exactbatch.cli.console import with_exit_status
 from exactbatch.local.demo.scenario import demo
 
-typer.run(demo)
+typer.run(with_exit_status(demo))

@@ -1,4 +1,4 @@
-"""Real records: every departure from New York's airports in 2013, 336,776 flights."""
+"""Real records: the 336,776 departures from New York's airports in 2013."""
 
 import csv
 import importlib.util
@@ -47,8 +47,8 @@ def find_archive() -> Path:
 
 
 def create_topic(properties: Mapping[str, Any], topic: str, partitions: int = 4) -> None:
-    """Create a topic; nothing to do when it is there."""
-    client = AdminClient(dict(properties))  # held until the answer is there: without it, no answer comes
+    """Create a topic, unless it exists."""
+    client = AdminClient(dict(properties))  # keep a reference: without the client, no answer arrives
     try:
         client.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     except KafkaException as error:
@@ -57,7 +57,7 @@ def create_topic(properties: Mapping[str, Any], topic: str, partitions: int = 4)
 
 
 def send(properties: Mapping[str, Any], topic: str, values: Sequence[bytes], partitions: int = 4) -> None:
-    """Append values to a topic, one partition after the other. Raises LocalStackError when some are not stored."""
+    """Append values to a topic, spread over its partitions. Raises LocalStackError if the broker did not store all."""
     producer = Producer(
         {**properties, "linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}
     )
@@ -68,9 +68,7 @@ def send(properties: Mapping[str, Any], topic: str, values: Sequence[bytes], par
             producer.produce(topic, value, partition=index % partitions, on_delivery=_note_failure(failed))
         producer.flush(60)
     if failed:
-        raise LocalStackError(
-            f"expected {len(values)} records to be stored, {len(failed)} were not: {failed[0]}"
-        )
+        raise LocalStackError(f"the broker did not store {len(failed)} of {len(values)} records: {failed[0]}")
 
 
 def _note_failure(failed: list[Any]) -> Any:

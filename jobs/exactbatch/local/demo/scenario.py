@@ -1,4 +1,4 @@
-"""`make demo`: real flights through real Kafka, Airflow, Spark and Postgres, with a driver killed on the way."""
+"""`make demo`: real flights through real Kafka, Airflow, Spark and Postgres. One driver is killed on purpose."""
 
 import signal
 import sys
@@ -10,49 +10,45 @@ from typing import Annotated, Any, Final
 
 import psutil
 import typer
-from rich.console import Console
 
 from exactbatch.audit.audit import audit
 from exactbatch.cli import render
+from exactbatch.cli.console import out
 from exactbatch.discovery import load_pipeline
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, ledger_session, migrate
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.demo.flights import COUNT, create_topic, find_archive, flights, send
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.stack import LocalStack
+from exactbatch.local.waiting import wait_until
 from exactbatch.operations.report import load_report
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
 
 _BURSTS: Final = (60_000, 120_000, 90_000, COUNT - 270_000)
 _KILLED_BURST: Final = 1
+_STAGED_WITHIN_S: Final = 180.0
 _DAGS: Final = Path("dags")
-
-console = Console(highlight=False)
 
 
 def demo(
     exit_: Annotated[
-        bool, typer.Option("--exit", help="End when done, instead of leaving Airflow up.")
+        bool, typer.Option("--exit", help="Stop the servers at the end, instead of leaving Airflow up.")
     ] = False,
 ) -> None:
-    """Run the demo; exit 0 when every flight is in the target exactly once."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped then, too
+    """Run the demo. Exit 0 if every flight is in the target exactly once."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stop the servers then, too
     began = time.monotonic()
-    try:
-        find_archive()
-        with console.status("starting") as status:
-            stack = LocalStack(name="demo", progress=status.update)
-            stack.down(delete=True)
-            exact = _run(stack, status, began, leave_up=not exit_)
-    except ExactbatchError as error:
-        console.print(f"error: {error}", style="red", markup=False)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    raise typer.Exit(0 if exact else 1)
+    find_archive()
+    with out.status("starting") as status:
+        stack = LocalStack(name="demo", progress=status.update)
+        stack.down(delete=True)
+        exact = _run(stack, status, began, leave_up=not exit_)
+    if not exact:
+        raise typer.Exit(CHECK_FAILED)
 
 
 def _run(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> bool:
@@ -74,7 +70,7 @@ def _run(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> boo
             _process(airflow, pipeline, settings, status, kill=number == _KILLED_BURST)
         _nothing_new(airflow, pipeline, status)
         exact = _verdict(pipeline, settings, status)
-        _say(f"{time.monotonic() - began:.0f} s in all")
+        _say(f"total: {time.monotonic() - began:.0f} s")
         if leave_up:
             _leave_up(airflow, stack, status)
         return exact
@@ -82,7 +78,7 @@ def _run(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> boo
 
 @contextmanager
 def _servers(stack: LocalStack, status: Any) -> Iterator[LocalAirflow]:
-    """Kafka and Postgres, up; and Airflow, to be brought up. All are stopped at the end."""
+    """Start Kafka and Postgres, and yield an Airflow that is not started yet. Stop all of them at the end."""
     try:
         stack.up()
         airflow = LocalAirflow(stack, _DAGS.absolute(), progress=status.update)
@@ -105,45 +101,52 @@ def _register(pipeline: Pipeline, settings: Settings) -> None:
 def _process(
     airflow: LocalAirflow, pipeline: Pipeline, settings: Settings, status: Any, *, kill: bool
 ) -> None:
-    """Let one DAG run process what is new, and print its batch."""
+    """Process the new flights in one DAG run, and print its batch."""
     run_id = airflow.trigger(pipeline.name)
     status.update(f"Airflow runs {run_id}")
     if kill:
         _kill_driver(settings, status)
-        _say("[red]SIGKILL[/red] to the Spark driver in mid-batch; Airflow tries again")
+        _say("[red]SIGKILL[/red] to the Spark driver in the middle of the batch; Airflow retries")
     airflow.wait_for_run(pipeline.name, run_id)
     with ledger_session(settings.postgres, "exactbatch demo") as connection, transaction(connection):
         newest = Ledger(connection).batches(pipeline, limit=1)[0]
-    # The schedule may have been faster than the trigger: the batch tells which run it belongs to.
+    # The schedule may have been faster than the trigger, so read from the batch which run it belongs to.
     assert newest.run_id is not None
     state = airflow.wait_for_run(pipeline.name, newest.run_id)
     tries = airflow.task_states(pipeline.name, newest.run_id)["process_batch"][1]
     report = load_report(settings.postgres, KafkaBroker(settings.kafka), pipeline, newest.batch_id)
     _say(f"run {newest.run_id}: {state}, process_batch in {tries} {'try' if tries == 1 else 'tries'}")
-    console.print(report.as_table(), markup=False)
+    out.print(report.as_table(), markup=False)
 
 
 def _kill_driver(settings: Settings, status: Any) -> None:
-    """Wait until rows are being staged, and kill the driver: its Python and its JVM."""
-    status.update("waiting for the driver to be in mid-batch, to kill it")
-    deadline = time.monotonic() + 180
+    """Wait until rows are being staged, then kill the driver: its Python process and its JVM."""
+    status.update("waiting for the middle of the batch, to kill the driver")
     with ledger_session(settings.postgres, "exactbatch demo") as connection:
         connection.autocommit = True
-        while time.monotonic() < deadline:
-            with connection.cursor() as cursor:
-                cursor.execute(
-                    "select 1 from pg_class where relnamespace = 'exactbatch_staging'::regnamespace "
-                    "and relname like '%%_rows' and pg_relation_size(oid) > 0"
-                )
-                staging = cursor.fetchone()
-            if staging is not None:
-                drivers = [each for each in psutil.process_iter(["cmdline"]) if _is_driver(each)]
-                for driver in drivers:
-                    driver.kill()
-                if drivers:
-                    return
-            time.sleep(0.02)
-    raise ExactbatchError("expected a batch to be staged within 180 s, found none to kill")
+        if not wait_until(
+            lambda: _is_staging(connection) and _kill_drivers(), _STAGED_WITHIN_S, every_s=0.02
+        ):
+            raise LocalStackError(
+                f"no batch was staged within {_STAGED_WITHIN_S:.0f} s, so no driver was killed"
+            )
+
+
+def _is_staging(connection: Connection) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select 1 from pg_class where relnamespace = 'exactbatch_staging'::regnamespace "
+            "and relname like '%%_rows' and pg_relation_size(oid) > 0"
+        )
+        return cursor.fetchone() is not None
+
+
+def _kill_drivers() -> bool:
+    """Kill the processes of the driver. Return False if there are none."""
+    drivers = [process for process in psutil.process_iter(["cmdline"]) if _is_driver(process)]
+    for driver in drivers:
+        driver.kill()
+    return bool(drivers)
 
 
 def _is_driver(process: psutil.Process) -> bool:
@@ -161,13 +164,13 @@ def _nothing_new(airflow: LocalAirflow, pipeline: Pipeline, status: Any) -> None
 
 
 def _verdict(pipeline: Pipeline, settings: Settings, status: Any) -> bool:
-    status.update("auditing: reading the log again, and comparing it with the target")
+    status.update("auditing: reading the log again and comparing it with the target")
     report = audit(pipeline, settings)
     with ledger_session(settings.postgres, "exactbatch demo") as connection, connection.cursor() as cursor:
         cursor.execute("select count(*) from public.flight")
         rows = cursor.fetchone()[0]
-    console.print(render.audit_table(pipeline, report))
-    console.print(render.verdict(report))
+    out.print(render.audit_table(pipeline, report))
+    out.print(render.verdict(report))
     _say(f"{COUNT} flights sent, {rows} rows in {pipeline.sink.target}")
     return rows == COUNT == report.records and report.is_exact
 
@@ -177,7 +180,7 @@ def _leave_up(airflow: LocalAirflow, stack: LocalStack, status: Any) -> None:
         f"\nAirflow stays up until Ctrl-C: [bold]{airflow.url}[/bold], user [bold]{airflow.user}[/bold], "
         f"password [bold]{airflow.password}[/bold]\npsql '{stack.postgres_dsn}'"
     )
-    status.update("Ctrl-C ends it")
+    status.update("press Ctrl-C to stop")
     try:
         signal.pause()
     except KeyboardInterrupt:
@@ -185,4 +188,4 @@ def _leave_up(airflow: LocalAirflow, stack: LocalStack, status: Any) -> None:
 
 
 def _say(text: str) -> None:
-    console.print(text)
+    out.print(text)
