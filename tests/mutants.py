@@ -207,8 +207,8 @@ MUTANTS: Final = (
     Mutant(
         "what triggers alter is not looked for",
         "sinks/tables/target.py",
-        "        return guards_of(self.facts(cursor))\n",
-        '        return guards_of(()) or ""\n',
+        "        return triggers_of(self.facts(cursor))\n",
+        '        return triggers_of(()) or ""\n',
         (f"{_WRITES}::test_a_trigger_that_alters_what_is_written_is_refused",),
     ),
     Mutant(
@@ -242,7 +242,7 @@ MUTANTS: Final = (
     Mutant(
         "a truncate behind which the counts are right is not noticed",
         "batch/range_copy.py",
-        "    if done.files and guards:\n",
+        "    if done.files and triggers:\n",
         "    if False:\n",
         (f"{_PARTITION}::test_a_truncate_behind_which_the_counts_are_right_is_noticed",),
     ),

@@ -20,7 +20,7 @@ from exactbatch.formats import Format, WithMessage, with_registry
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import ArrowCursor
-from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, guards_of
+from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, triggers_of
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
@@ -145,21 +145,21 @@ def _check_arrived(task: RangeTask, rows: int, sent: int, done: WriteCounts) -> 
     """Raise TargetMismatch unless as many rows have arrived as were decoded and no other row was changed, and
     StagedRowsDiffer if the target was truncated or rewritten."""
     where = f"{task}, target {task.pipeline.sink.target}"
-    guards = guards_of(task.seen)
+    triggers = triggers_of(task.seen)
     if not rows == sent == done.inserted or done.updated or done.deleted:
         raise TargetMismatch(
             f"{where}: {rows} rows were decoded and {sent} were sent, and Postgres counts {done} in the "
-            f"target{f': {guards} does that' if guards else ''}. Nothing of this range was written. With "
+            f"target{f': {triggers} does that' if triggers else ''}. Nothing of this range was written. With "
             f"commit='partition' stored rows are not compared with written ones, so triggers may write into other "
             f"tables only. Drop it.",
             batch_id=task.batch_id,
             **task.range.place,
         )
     # It may have been another session's VACUUM FULL, just before the COPY: the retry shows which.
-    if done.files and guards:
+    if done.files and triggers:
         raise StagedRowsDiffer(
             f"{where}: a table of the target was truncated or rewritten while the range was copied. Nothing of "
-            f"this range was written. If that happens again in the retry, {guards} does that: drop it.",
+            f"this range was written. If that happens again in the retry, {triggers} does that: drop it.",
             batch_id=task.batch_id,
             **task.range.place,
         )

@@ -89,12 +89,12 @@ class Fact:
         return f"{self.table}: {self.what}{f' {self.name}' if self.name else ''}"
 
     @property
-    def is_guard(self) -> bool:
-        """True if it is a trigger or a rule: it may alter or drop what is written."""
+    def is_trigger(self) -> bool:
+        """True if it is an enabled trigger or rule: it may alter or drop what is written."""
         return self.what in ("trigger", "rule") and self.value != "disabled"
 
     @property
-    def guard(self) -> str:
+    def trigger(self) -> str:
         """The name of the trigger or rule, and the statements that fire it."""
         if (trigger := _TRIGGER.search(self.value)) is None:
             return f"{self.what} {self.name}"
@@ -155,12 +155,12 @@ def check_unchanged(target: str, before: Sequence[Fact], after: Sequence[Fact]) 
         )
 
 
-def guards_of(facts: Iterable[Fact]) -> str:
+def triggers_of(facts: Iterable[Fact]) -> str:
     """Name the triggers and rules among facts, for a message; empty if there are none."""
-    return ", ".join(dict.fromkeys(fact.guard for fact in facts if fact.is_guard))
+    return ", ".join(dict.fromkeys(fact.trigger for fact in facts if fact.is_trigger))
 
 
-def changers_of(facts: Iterable[Fact]) -> str:
+def row_changers_of(facts: Iterable[Fact]) -> str:
     """Name the triggers, rules and foreign keys that may change rows other than those that a statement writes.
 
     Foreign keys with an action reach rows of the table itself if it references itself, directly or through other
@@ -168,9 +168,9 @@ def changers_of(facts: Iterable[Fact]) -> str:
     """
     return ", ".join(
         dict.fromkeys(
-            fact.guard if fact.is_guard else f"foreign key {fact.name}"
+            fact.trigger if fact.is_trigger else f"foreign key {fact.name}"
             for fact in facts
-            if fact.is_guard or (fact.what == "foreign key from elsewhere" and _ACTION.search(fact.value))
+            if fact.is_trigger or (fact.what == "foreign key from elsewhere" and _ACTION.search(fact.value))
         )
     )
 

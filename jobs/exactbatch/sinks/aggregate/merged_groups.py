@@ -57,7 +57,7 @@ class MergedGroups:
             ).format(**parts)
         )
         has_obsolete = bool(cursor.rowcount)
-        guards = self.target.guards(cursor)
+        triggers = self.target.triggers(cursor)
         if has_obsolete:
             rows = sql.SQL("{obsolete} g where {same}").format(
                 **parts, same=same_group(group_columns, "t", "g")
@@ -67,7 +67,7 @@ class MergedGroups:
                 self.target,
                 sql.SQL("delete from {} t using {}").format(self.target.identifier, rows),
                 remaining=sql.SQL("select count(*) from {} t, {}").format(self.target.identifier, rows)
-                if guards
+                if triggers
                 else None,
             )
         # An unchanged row is not written, and no revision is counted.
@@ -95,10 +95,10 @@ class MergedGroups:
                 differs=differs(written, "t", "excluded"),
             ),
         )
-        if guards:
-            self._check_written(cursor, results, guards)
+        if triggers:
+            self._check_written(cursor, results, triggers)
 
-    def _check_written(self, cursor: Cursor, results: Sequence[Column], guards: str) -> None:
+    def _check_written(self, cursor: Cursor, results: Sequence[Column], triggers: str) -> None:
         """Check that the affected groups' rows are as they were computed: a trigger may alter or drop them."""
         cursor.execute(
             sql.SQL(
@@ -120,7 +120,7 @@ class MergedGroups:
         if differing:
             raise TargetMismatch(
                 f"target {self.target.spec}: of the rows of this batch {missing} did not arrive and "
-                f"{differing - missing} are not stored as they were computed: {guards} "
+                f"{differing - missing} are not stored as they were computed: {triggers} "
                 f"alters them. Nothing was written. Drop it, or let it change only columns that the "
                 f"pipeline does not write."
             )

@@ -21,11 +21,11 @@ def check_stored_rows(
     lineage: Sequence[str],
     *,
     staged: StagedRows,
-    guards: str,
+    triggers: str,
 ) -> None:
     """Raise TargetMismatch unless the table holds exactly the staged rows of the batch.
 
-    Rows are compared by the text of all their columns, which differs where `=` does not. `guards` names the
+    Rows are compared by the text of all their columns, which differs where `=` does not. `triggers` names the
     triggers and rules of the table, for the message.
     """
     names = [cast.column.name for cast in casts]
@@ -46,7 +46,7 @@ def check_stored_rows(
         return
     if arrived != rows:
         raise TargetMismatch(
-            f"target {target.spec}: {rows} rows were written, and {arrived} arrived: {guards} drops rows or adds "
+            f"target {target.spec}: {rows} rows were written, and {arrived} arrived: {triggers} drops rows or adds "
             f"others. Nothing was written. Drop it, or let it leave the pipeline's rows alone."
         )
     columns: list[str] = []
@@ -56,7 +56,7 @@ def check_stored_rows(
             columns.append(name)
     where = f", column {', '.join(columns)}" if columns else ""
     raise TargetMismatch(
-        f"target {target.spec}{where}: {differing} of {rows} rows are not stored as they were written: {guards} "
+        f"target {target.spec}{where}: {differing} of {rows} rows are not stored as they were written: {triggers} "
         f"alters them. Nothing was written. Drop it, or let it change only columns that the pipeline does not "
         f"write."
     )

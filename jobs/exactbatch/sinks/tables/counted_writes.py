@@ -12,7 +12,7 @@ from psycopg2 import sql
 
 from exactbatch.errors import TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
-from exactbatch.postgres.catalog import changers_of
+from exactbatch.postgres.catalog import row_changers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.constraint_errors import constraint_error
 from exactbatch.sinks.tables.target import TargetTable, quoted
@@ -95,7 +95,7 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
     if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(0):
         raise TargetMismatch(
             f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counted {done} here, "
-            f"because of {changers_of(while_writing.facts(cursor))} of {while_writing.spec}. Nothing was written. "
+            f"because of {row_changers_of(while_writing.facts(cursor))} of {while_writing.spec}. Nothing was written. "
             f"Drop it, or let it write into other tables only."
         )
 
@@ -103,7 +103,7 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
 def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) -> None:
     cursor.execute(query)
     if remaining := int(cursor.fetchone()[0]):
-        cause = table.guards(cursor) or "a trigger, a rule or a policy of the table"
+        cause = table.triggers(cursor) or "a trigger, a rule or a policy of the table"
         raise TargetMismatch(
             f"target {table.spec}: {remaining} rows that were deleted are still there: {cause} keeps them. "
             f"They would be in the table twice, or permanently. Nothing was written. Let this login delete them."
@@ -117,12 +117,12 @@ def _counts(cursor: Cursor, table: TargetTable) -> WriteCounts:
 
 def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None:
     """Return what this transaction has done to the table; None if only its own statements can change a row."""
-    if not (changers := changers_of(table.facts(cursor))):
+    if not (row_changers := row_changers_of(table.facts(cursor))):
         return None
     cursor.execute("select current_setting('track_counts')")
     if cursor.fetchone()[0] != "on":
         raise TargetMismatch(
-            f"target {table.spec}: {changers} may change other rows than the batch writes, and Postgres "
+            f"target {table.spec}: {row_changers} may change other rows than the batch writes, and Postgres "
             f"does not count them, because track_counts is off. Nothing was written. Switch "
             f"track_counts on (the default), or drop it."
         )
@@ -133,7 +133,7 @@ def _other_rows_changed(
     cursor: Cursor, table: TargetTable, statement: str, done: WriteCounts
 ) -> TargetMismatch:
     return TargetMismatch(
-        f"target {table.spec}: {statement}, but Postgres counts {done}: {changers_of(table.facts(cursor))} "
+        f"target {table.spec}: {statement}, but Postgres counts {done}: {row_changers_of(table.facts(cursor))} "
         f"changes other rows of the target. Nothing was written. Drop it, or let it write into other "
         f"tables only. A BEFORE trigger may fill columns that the pipeline does not write."
     )

@@ -105,8 +105,8 @@ class LineageTable:
             self.identifier, sql.SQL(", ").join(names), rows
         )
         written = write_rows(cursor, self.table, statement, candidates=candidates_of(casts, staged))
-        if guards := self.table.guards(cursor):
-            check_stored_rows(cursor, self.table, casts, lineage, staged=staged, guards=guards)
+        if triggers := self.table.triggers(cursor):
+            check_stored_rows(cursor, self.table, casts, lineage, staged=staged, triggers=triggers)
         return written
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:

@@ -9,7 +9,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import MAX_NAME_BYTES, Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
-from exactbatch.postgres.catalog import Fact, guards_of, read_facts
+from exactbatch.postgres.catalog import Fact, read_facts, triggers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.postgres.types import SQL_NAME, SQL_NAME_FROM, pg_types, refusal_of_null
 from exactbatch.sinks.values.cast import Cast
@@ -142,9 +142,9 @@ class TargetTable:
         """Return what the catalog says about the table and its partitions; nothing if it does not exist."""
         return read_facts(cursor, [self.identifier.as_string(cursor)])
 
-    def guards(self, cursor: Cursor) -> str:
+    def triggers(self, cursor: Cursor) -> str:
         """Name the triggers and rules that may alter what is written; empty if there are none."""
-        return guards_of(self.facts(cursor))
+        return triggers_of(self.facts(cursor))
 
     def missing_index(self, cursor: Cursor) -> str | None:
         """Return the statement that creates an index for replays; None if the table has one or does not exist."""

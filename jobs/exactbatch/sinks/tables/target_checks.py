@@ -6,7 +6,7 @@ from typing import Final
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
-from exactbatch.postgres.catalog import guards_of
+from exactbatch.postgres.catalog import triggers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.target import TargetTable, quoted
 
@@ -83,9 +83,9 @@ order by 1, 2 limit 1
 
 def check_companion(cursor: Cursor, table: TargetTable) -> None:
     """Raise TargetMismatch if a table that exactbatch keeps for itself has a trigger or a rule."""
-    if guards := table.guards(cursor):
+    if triggers := table.triggers(cursor):
         raise TargetMismatch(
-            f"table {table.spec}: {guards} could alter what exactbatch keeps in this table for itself. Nothing "
+            f"table {table.spec}: {triggers} could alter what exactbatch keeps in this table for itself. Nothing "
             f"was written. Drop it, or put it on the target."
         )
 
@@ -248,10 +248,10 @@ def check_copyable(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
             f"primary key, unique or exclusion constraint or unique index. Drop it, or use commit='batch'.",
             constraint=constraint[0],
         )
-    altering = [fact for fact in table.facts(cursor) if fact.is_guard and "BEFORE" in fact.guard]
+    altering = [fact for fact in table.facts(cursor) if fact.is_trigger and "BEFORE" in fact.trigger]
     if altering:
         raise TargetMismatch(
-            f"target {table.spec}: {guards_of(altering)} could alter rows while they are copied, and with "
+            f"target {table.spec}: {triggers_of(altering)} could alter rows while they are copied, and with "
             f"commit='partition' there are no staged rows to compare them with. Drop it, or use commit='batch'."
         )
     cursor.execute("select current_setting('track_counts')")

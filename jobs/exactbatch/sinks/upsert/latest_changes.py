@@ -175,14 +175,14 @@ class LatestChanges:
             "(select distinct {key} from {affected}) l where {same_key} "
             "and not exists (select from {latest} l where {same_key} and not l.deleted)"
         ).format(**parts)
-        guards = self.target.guards(cursor)
+        triggers = self.target.triggers(cursor)
         delete_rows(
             cursor,
             self.target,
             sql.SQL("delete from {} t using {}").format(self.target.identifier, obsolete),
             # The check costs as much as the statement: only if something could have kept rows.
             remaining=sql.SQL("select count(*) from {} t, {}").format(self.target.identifier, obsolete)
-            if guards
+            if triggers
             else None,
         )
         # An unchanged row is not written: no dead row, and no trigger sees a change.
@@ -205,8 +205,8 @@ class LatestChanges:
             ).format(**parts, update=update),
             candidates=candidates,
         )
-        if guards:
-            self._check_written(cursor, casts, parts, obsolete, guards)
+        if triggers:
+            self._check_written(cursor, casts, parts, obsolete, triggers)
 
     def _check_written(
         self,
@@ -214,7 +214,7 @@ class LatestChanges:
         casts: Sequence[Cast],
         parts: Mapping[str, sql.Composable],
         obsolete: sql.Composable,
-        guards: str,
+        triggers: str,
     ) -> None:
         """Check that the affected keys' rows are their latest changes: a trigger may alter or drop them."""
         cursor.execute(
@@ -238,7 +238,7 @@ class LatestChanges:
             raise TargetMismatch(
                 f"target {self.target.spec}: of the rows of this batch {missing} did not arrive, "
                 f"{differing - missing} are not stored as they were written, and {remaining} that were deleted "
-                f"are still there: {guards} alters them. Nothing was written. Drop it, or let it change only "
+                f"are still there: {triggers} alters them. Nothing was written. Drop it, or let it change only "
                 f"columns that the pipeline does not write."
             )
 
