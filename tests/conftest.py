@@ -27,15 +27,15 @@ from support.environment import HOME, LONG, TESTS
 from support.jvm import quick_kafka, quick_spark
 from support.topics import Topic, await_leaders
 
-# A run that is told to end stops its servers, as one that is interrupted does.
+# SIGTERM ends a run like Ctrl-C, so that it stops its servers.
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 
-# Whoever imports Airflow writes a folder: not into the home of the user.
+# Importing Airflow creates this folder, by default in the user's home.
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
 
-# `make test` tries the same each time, `make test-long` something new.
+# `make test` tries the same examples each time, `make test-long` new ones.
 hypothesis.settings.register_profile("exactbatch", derandomize=not LONG)
-# What fails need not be made small: for tests/mutants.py, which wants to know only that it fails.
+# tests/mutants.py only needs to know that a test fails: it does not shrink the example.
 hypothesis.settings.register_profile(
     "unshrunk",
     derandomize=True,
@@ -45,7 +45,7 @@ hypothesis.settings.load_profile("exactbatch")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is marked as long to the long form."""
+    """Deselect tests that are marked as long, except in the long form."""
     if not LONG:
         long = [each for each in items if each.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
@@ -53,20 +53,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class _ByFile(LoadFileScheduling):
-    """One worker at a time has a file; the end-to-end tests stay together, because they share an Airflow."""
+    """A file runs on one worker; the end-to-end tests run on one worker, too, because they share an Airflow."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "tests/e2e" if nodeid.startswith("tests/e2e/") else str(super()._split_scope(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """Let `pytest -n 3` deal out whole files."""
+    """Let `pytest -n 3` distribute whole files."""
     return _ByFile(config, log)
 
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Two workers that look for free ports at the same moment find the same ones."""
+    """Hold a lock: two workers that look for free ports at the same moment find the same ones."""
     HOME.mkdir(parents=True, exist_ok=True)
     with (HOME / "ports.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -75,14 +75,14 @@ def _one_at_a_time() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_brokers(request: pytest.FixtureRequest) -> None:
-    """Brokers of this run start fast, and those of processes that its tests start."""
+    """Make all brokers of this run start fast, also those that other processes start."""
     if not all(each.nodeid.startswith("tests/unit") for each in request.session.items):
         os.environ["KAFKA_OPTS"] = quick_kafka(HOME)
 
 
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
-    """Kafka and Postgres of this test run alone; tests that stop a server bring it up again."""
+    """Kafka and Postgres for this test run; tests that stop a server start it again."""
     stack = LocalStack(HOME, name=f"test-{os.getpid()}")
     try:
         with _one_at_a_time():
@@ -94,7 +94,7 @@ def stack() -> Iterator[LocalStack]:
 
 @pytest.fixture(scope="module")
 def own_stack() -> Iterator[LocalStack]:
-    """A broker that may be stopped or killed, and its log cut, without disturbing other tests."""
+    """A broker that tests can stop, kill and truncate without disturbing other tests."""
     stack = LocalStack(HOME, name=f"broker-{os.getpid()}")
     try:
         with _one_at_a_time():
@@ -119,7 +119,7 @@ def make_topic(make_topic_once: Callable[..., Topic]) -> Callable[..., Topic]:
 
 @pytest.fixture(scope="session")
 def make_topic_once(stack: LocalStack, admin: AdminClient) -> Callable[..., Topic]:
-    """The same, for fixtures that many tests share."""
+    """The same as make_topic, for fixtures that many tests share."""
 
     def make(partitions: int = 1, name: str | None = None, **config: str) -> Topic:
         name = name or f"t{uuid.uuid4().hex[:12]}"
@@ -190,7 +190,7 @@ def make_pipeline(connection: Any) -> Callable[..., Pipeline]:
         )
         pipeline = replace(pipeline, **changes)
         with transaction(connection):
-            # A test that gives another name has two pipelines over one topic.
+            # With a name, a test has two pipelines over one topic.
             Ledger(connection).register(pipeline, share_topics="name" in changes)
         return pipeline
 
@@ -199,9 +199,9 @@ def make_pipeline(connection: Any) -> Callable[..., Pipeline]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """One Spark session with two task slots, which tries a failed task once more."""
+    """One Spark session with two task slots, which retries a failed task once."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # Its workers are forked from a daemon that has imported the program: an error ends a worker.
+    # An error ends a worker: a daemon that has imported exactbatch forks the next one quickly.
     path = [str(TESTS), os.environ.get("PYTHONPATH")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
     from pyspark.sql import SparkSession

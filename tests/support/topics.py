@@ -22,8 +22,7 @@ class Topic:
 
     @cached_property
     def _producer(self) -> Producer:
-        """One request at a time keeps the order where none is tried again, as none is of a partition whose leader
-        is there; it begins half a second sooner than idempotence."""
+        """One request at a time keeps the order, and starts half a second sooner than an idempotent producer."""
         return Producer(
             {
                 **self.properties,
@@ -35,14 +34,14 @@ class Topic:
         )
 
     def produce(self, *values: bytes | None, partition: int = 0, **message: Any) -> None:
-        """Append one record for each value, in their order."""
+        """Append one record for each value, in order."""
         for value in values:
             self._producer.produce(self.name, value, partition=partition, **message)
             self._producer.poll(0)
         assert self._producer.flush(30) == 0
 
     def transaction(self, *values: bytes, partition: int = 0, end: str = "commit") -> Producer:
-        """Append records in a transaction that ends by commit or abort, or stays open."""
+        """Append records in a transaction that commits, aborts or, with any other `end`, stays open."""
         producer = Producer({**self.properties, "transactional.id": uuid.uuid4().hex})
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -54,7 +53,7 @@ class Topic:
         return producer
 
     def end_transaction(self, producer: Producer, end: str, partition: int = 0) -> None:
-        """Commit or abort. The broker answers before it has written the marker: wait for that, too."""
+        """Commit or abort, and wait for the marker, which the broker writes after its answer."""
         log = KafkaBroker(self.properties)
         before = log.partitions([self.name])[partition].high_watermark
         if end == "commit":
@@ -68,7 +67,7 @@ class Topic:
 
 
 def await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
-    """The controller has created a topic; the broker learns a moment later of it, and then to lead it."""
+    """Wait for the broker, which learns of a new topic, and that it leads its partitions, after the controller."""
     deadline = time.monotonic() + 30
     while topic not in admin.list_topics(timeout=30).topics:
         assert time.monotonic() < deadline, f"the broker does not know {topic}"
@@ -89,5 +88,5 @@ def await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
 
 
 def record(number: int, name: str | None = "x") -> bytes:
-    """A JSON value that the tests' pipelines decode."""
+    """Return a JSON value for the pipelines of make_pipeline."""
     return json.dumps({"id": number, "name": name}).encode()
