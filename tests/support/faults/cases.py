@@ -1,4 +1,4 @@
-"""A pipeline of each kind of sink with its batches, on whatever servers a test breaks."""
+"""A pipeline for each kind of sink, on servers that a test breaks."""
 
 import json
 import os
@@ -52,7 +52,7 @@ class Case:
         pad: int = PAD,
         **changes: Any,
     ) -> None:
-        """`records` are produced at a time, each with `pad` bytes of what nobody can compress well."""
+        """Produce `records` records at a time, each with `pad` bytes that compress badly."""
         self.engine, self.folder, self.dsn = engine, folder, dsn
         self.settings = Settings(kafka=topic.properties, postgres=dsn)
         self.topic = topic
@@ -76,7 +76,7 @@ class Case:
         self.sent += self.records
 
     def value(self, number: int) -> bytes:
-        """A record."""
+        """Return the value of a record."""
         pad = os.urandom(self.pad // 2).hex()
         return json.dumps({"id": number, "name": f"n{number % 3}", "pad": pad}).encode()
 
@@ -87,29 +87,29 @@ class Case:
         return batch_id
 
     def plan_if_any(self) -> int | None:
-        """Plan an advance; None where there is nothing new."""
+        """Plan an advance; return None if there is nothing new."""
         with closing(connect(self.dsn, application="tests")) as connection:
             return freeze_advance(connection, KafkaBroker(self.settings.kafka), self.pipeline, origin="cli")
 
     def process(self, batch_id: int, **options: str) -> Published:
-        """Process a batch; options of the session are for its connections alone."""
+        """Process a batch whose connections have these server options."""
         return self.engine.process(self.pipeline, batch_id, self.with_options(**options))
 
     def with_options(self, **options: str) -> Settings:
-        """Settings whose connections have these server options."""
+        """Return settings whose connections have these server options."""
         text = " ".join(f"-c {name}={value}" for name, value in options.items())
         return Settings(self.settings.kafka, make_dsn(self.dsn, options=text) if text else self.dsn)
 
     @contextmanager
     def held(self, batch_id: int, moment: str, **options: str) -> Iterator[Held]:
-        """Process a batch that waits at a moment."""
+        """Process a batch that waits at a failpoint."""
         settings = self.with_options(**options)
         process = partial(self.engine.process, self.pipeline, batch_id, settings, moment)
         with held(process, self.folder / f"{moment}-{batch_id}") as batch:
             yield batch
 
     def refused(self, run: Callable[[], Any], *expected: type[ExactbatchError]) -> str:
-        """The one message with which a batch fails that leaves nothing behind."""
+        """Return the message of the retryable error that `run` fails with."""
         with pytest.raises(expected) as caught:
             run()
         assert caught.value.retryable
@@ -122,14 +122,14 @@ class Case:
             return list(cursor.fetchall())
 
     def assert_nothing_written(self, batch_id: int) -> None:
-        """No row, no coverage and no moved offset of this batch."""
+        """Check that the batch is planned and has no row and no coverage."""
         assert self.rows(f"select status from exactbatch.batch where batch_id = {batch_id}") == [("planned",)]
         assert self.rows(f"select from exactbatch.coverage where batch_id = {batch_id}") == []
         table = self.pipeline.sink.lineage_table.table.name[1]
         assert self.rows(f"select from public.{table} where batch_id = {batch_id}") == []
 
     def assert_exact(self) -> None:
-        """The auditor finds nothing, and the counts of records and of what they give are what was sent."""
+        """Check with the auditor, and compare counts and sums of the target with what was sent."""
         self.assert_audited()
         sink, ids = self.pipeline.sink, sum(range(self.records))
         measure = "sum(seen), sum(ids)" if isinstance(sink, Aggregate) else "count(*), sum(id)"
@@ -140,7 +140,7 @@ class Case:
         assert self.rows("select from pg_tables where schemaname = 'exactbatch_staging'") == []
 
     def assert_audited(self) -> None:
-        """The auditor finds nothing, and has seen as many records as were sent."""
+        """Check that the auditor finds nothing, and has seen as many records as were sent."""
         found = audit(self.pipeline, self.settings)
         assert found.partitions
         assert found.is_exact, found

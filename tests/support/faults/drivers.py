@@ -45,7 +45,7 @@ class Driver:
 
     @property
     def pid(self) -> int:
-        """The driver's process."""
+        """The process ID of the driver."""
         return self._process.pid
 
     @property
@@ -54,7 +54,7 @@ class Driver:
         return self._log.read_text(errors="replace")
 
     def wait(self, timeout: float = 120) -> int:
-        """The exit status; negative for a signal. Also checks that no secret was printed."""
+        """Wait for the exit status, negative for a signal. Check that no secret was printed."""
         try:
             status = self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -64,7 +64,7 @@ class Driver:
 
     @property
     def arguments(self) -> list[str]:
-        """The command lines of the driver and its JVM, as anyone on the machine can read them."""
+        """Return the command lines of the driver and its JVM, which anyone on the machine can read."""
         lines = []
         for folder in Path("/proc").iterdir():
             try:
@@ -75,25 +75,25 @@ class Driver:
         return lines
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the driver, not its JVM, a signal."""
+        """Send a signal to the driver, not to its JVM."""
         self._process.send_signal(number)
 
     def error_line(self, name: str) -> str:
-        """The one line of the log that names an error."""
+        """Return the one line of the log that names an error."""
         lines = [line for line in self.output.splitlines() if re.search(rf" ERROR \S+: {name}: ", line)]
         assert len(lines) == 1, self.output
         assert "Traceback" not in self.output, self.output
         return lines[0]
 
     def close(self) -> None:
-        """End it and whatever it started."""
+        """Kill the driver and everything that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def spark_options(more: str = "") -> str:
-    """PYSPARK_SUBMIT_ARGS of a driver that starts fast: in its own JVM, and with workers that are forked warm."""
+    """Return PYSPARK_SUBMIT_ARGS for a driver that starts fast, in its own JVM, with warm Python workers."""
     return (
         "--master local[2,2] --driver-memory 512m --conf spark.ui.enabled=false "
         f"--conf spark.python.daemon.module=support.warm_daemon {more} "
@@ -102,7 +102,7 @@ def spark_options(more: str = "") -> str:
 
 
 class BatchLauncher:
-    """Plans, launches and looks at batches of one test."""
+    """Plan, launch and inspect the batches of one test."""
 
     def __init__(self, spark: Any, connection: Any, settings: Settings, folder: Path) -> None:
         self.spark, self.connection, self.folder = spark, connection, folder
@@ -144,7 +144,7 @@ class BatchLauncher:
         return process_batch(self.spark, pipeline, batch_id, self.settings)
 
     def batch(self, batch_id: int) -> Batch:
-        """A batch as the ledger has it."""
+        """Return a batch as the ledger has it."""
         with transaction(self.connection):
             return Ledger(self.connection).batch(batch_id)
 
@@ -169,7 +169,7 @@ class BatchLauncher:
             return total
 
     def assert_nothing_written(self, pipeline: Pipeline, batch_id: int) -> None:
-        """No row, no coverage, no moved offset and no status."""
+        """Check that there is no row and no coverage, and that no offset has moved."""
         assert self.rows(pipeline) == []
         assert self.batch(batch_id).status in ("planned", "superseded")
         with transaction(self.connection) as cursor:
@@ -182,7 +182,7 @@ class BatchLauncher:
             assert cursor.fetchone()[0] == 0
 
     def assert_exact(self, pipeline: Pipeline, *, rows: int, rejected: int = 0) -> None:
-        """The auditor finds nothing, and the counts are these."""
+        """Check that the auditor finds nothing, and the counts."""
         found = audit(pipeline, self.settings)
         assert found.partitions
         assert found.is_exact, found
@@ -201,7 +201,7 @@ def _module(pipeline: Pipeline) -> str:
 
 
 def load(topic: Topic) -> None:
-    """30 good records and 2 bad ones."""
+    """Append 30 valid records and 2 invalid ones."""
     topic.produce(*[json.dumps({"id": n}).encode() for n in range(20)], b"bad")
     topic.produce(*[json.dumps({"id": n}).encode() for n in range(20, 30)], b"worse", partition=1)
 

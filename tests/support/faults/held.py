@@ -1,4 +1,4 @@
-"""Batches that wait at a named moment, on the driver or on its executors, while a test breaks something."""
+"""Batches that wait at a failpoint, on the driver or on its executors, while a test breaks something."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,11 +21,11 @@ class Engine(Protocol):
     def process(
         self, pipeline: Pipeline, batch_id: int, settings: Settings, moment: str = "", action: str = ""
     ) -> Published:
-        """Process a batch, which does this action at this moment, if there is one."""
+        """Process a batch that does an action at a failpoint, if one is given."""
 
 
 class InProcess:
-    """Processes batches by a Spark session of this very process."""
+    """Process batches with a Spark session of this process."""
 
     def __init__(self, spark: Any) -> None:
         self._spark = spark
@@ -40,7 +40,7 @@ class InProcess:
 
 @contextmanager
 def acting(spark: Any, moment: str, action: str) -> Iterator[None]:
-    """Let this process, or the Python workers that it starts, do an action at a moment."""
+    """Make this process, or the Python workers that it starts, do an action at a failpoint."""
     with pytest.MonkeyPatch.context() as patch:
         if moment in failpoints.ON_EXECUTORS:
             patch.setitem(spark.sparkContext.environment, "EXACTBATCH_FAILPOINTS", f"{moment}={action}")
@@ -50,7 +50,7 @@ def acting(spark: Any, moment: str, action: str) -> Iterator[None]:
 
 
 class Held:
-    """A batch that waits at a moment, until it is let go."""
+    """A batch that waits at a failpoint until let_go()."""
 
     def __init__(self, gate: Path, batch: "Future[Published]") -> None:
         self._gate, self._batch = gate, batch
@@ -60,16 +60,16 @@ class Held:
         self._gate.touch()
 
     def result(self) -> Published:
-        """Go on, and give or raise what the batch ends with."""
+        """Go on, and return or raise what the batch ends with."""
         self.let_go()
         return self._batch.result(timeout=280)
 
     def waiting(self) -> list[int]:
-        """The processes that have come to the moment."""
+        """Return the IDs of the processes that wait."""
         return [int(pid) for pid in Path(f"{self._gate}.held").read_text().split()]
 
     def wait(self) -> None:
-        """Wait until the batch has come to the moment."""
+        """Wait until the batch has reached the failpoint."""
         wait_for(lambda: Path(f"{self._gate}.held").exists() or self._batch.done())
         if self._batch.done():
             self._batch.result()
@@ -80,7 +80,7 @@ class Held:
 
 @contextmanager
 def held(process: Callable[[str], Published], gate: Path) -> Iterator[Held]:
-    """Process a batch with an action that waits at a moment."""
+    """Process a batch that waits at a failpoint."""
     with ThreadPoolExecutor(1) as pool:
         batch = Held(gate, pool.submit(process, f"hold:{gate}"))
         try:

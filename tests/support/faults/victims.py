@@ -74,7 +74,7 @@ class TryFailed(Exception):
 
 
 class NotExact(AssertionError):
-    """Log and target differ, or a try did not end, or ended otherwise than it may."""
+    """Log and target differ, or an attempt did not end, or ended in a way that is not allowed."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Outcome:
 
 
 class Victims:
-    """Pipelines, the servers and proxies that they use, and what can be done to all of these."""
+    """Pipelines, their servers and proxies, and the faults that can happen to them."""
 
     def __init__(self, spark: Any, stack: LocalStack, kafka: Proxy, postgres: Proxy, folder: Path) -> None:
         self.spark, self.stack, self.kafka, self.postgres = spark, stack, kafka, postgres
@@ -96,7 +96,7 @@ class Victims:
         self._alone = False  # whether another launch runs, which no fault shall meet
 
     def run(self, combination: Combination) -> Outcome:
-        """One combination. Raises NotExact."""
+        """Run one combination. Raises NotExact."""
         play = self._play(combination.sink)
         play.produce(6)
         for step in (play.late, play.out_of_order, play.repeated, play.tombstones, play.bad):
@@ -163,7 +163,7 @@ class Victims:
         before: set[tuple[Any, ...]],
         between: set[tuple[Any, ...]],
     ) -> None:
-        """A batch that is not committed has changed nothing; by ranges, the ranges that are committed remain."""
+        """Check that an uncommitted batch has changed no row, except those of ranges that are committed one by one."""
         if not combination.in_ranges:
             if between != before:
                 raise NotExact(f"{combination}: a try that did not commit has changed the target")
@@ -196,7 +196,7 @@ class Victims:
         return play.plan_replay()
 
     def _check(self, combination: Combination, play: Play) -> None:
-        """The target is what the log makes it, and the auditor agrees."""
+        """Check that the target is what the log makes it, and that the auditor agrees."""
         log = read_log(play.topic.properties, play.topic.name, PARTITIONS)
         table = play.pipeline.sink.table.as_string(play.world.connection)
         rows = play.world.rows(f"select {play.kind.query} from {table}")
@@ -384,7 +384,7 @@ class Victims:
             raise TryFailed(f"exit status {status}")
 
     def _another_launch(self, play: Play, batch_id: int) -> None:
-        """Of the same batch, which no fault happens to; it may find the first one in its way."""
+        """Launch the same batch without a fault; the first launch may hold the lock."""
         self._alone = True
         try:
             play.world.process(play.pipeline, batch_id)
@@ -424,7 +424,7 @@ class Victims:
         return Settings(kafka=kafka, postgres=make_dsn(settings.postgres, port=self.postgres.port))
 
     def mend(self, combination: Combination) -> None:
-        """After one that is not exact: all servers are up, and another pipeline takes the place of the one."""
+        """After a combination that is not exact, start all servers and replace its pipeline."""
         self.stack.broker.start()
         self.stack.postgres.start()
         self._heal(combination)
