@@ -62,7 +62,7 @@ MUTANTS: Final = (
         "batch/stage.py",
         "    if isinstance(error, ExactbatchError) and not error.retryable:\n",
         "    if False:\n",
-        (f"{_REFUSALS}::test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again",),
+        (f"{_REFUSALS}::test_what_stays_so_on_executor_ends_batch_and_what_may_pass_is_tried_again",),
     ),
     Mutant(
         "an error of psycopg2 gets out",
@@ -85,8 +85,8 @@ MUTANTS: Final = (
         "        if False:\n",
         (
             f"{_SHARED}::test_pipelines_whose_values_would_mix_are_refused",
-            f"{_SHARED}::test_two_upserts_of_one_target_have_to_agree_on_the_latest_change",
-            f"{_SHARED}::test_aggregates_that_share_a_target_get_a_measure_one_after_the_other",
+            f"{_SHARED}::test_two_upserts_of_one_target_have_to_agree_on_latest_change",
+            f"{_SHARED}::test_aggregates_that_share_target_get_measure_one_after_other",
         ),
     ),
     Mutant(
@@ -118,7 +118,7 @@ MUTANTS: Final = (
         "sinks/staged_rows.py",
         "task_attempt = any({})",
         "{} is not null",
-        (f"{_BATCH}::test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count",),
+        (f"{_BATCH}::test_rows_of_attempt_that_spark_did_not_accept_do_not_count",),
     ),
     Mutant(
         "publish commits in the middle",
@@ -188,7 +188,7 @@ MUTANTS: Final = (
         "batch/publish.py",
         "    pipeline.sink.retract(cursor, parts)\n",
         "",
-        (f"{_REPLAY}::test_only_the_range_changes_and_the_coverage_shows_both_batches",),
+        (f"{_REPLAY}::test_only_range_changes_and_coverage_shows_both_batches",),
     ),
     Mutant(
         "a replay takes no reject back",
@@ -216,21 +216,21 @@ MUTANTS: Final = (
         "sinks/tables/write_counts.py",
         '        return (self.inserted + self.updated, self.deleted, self.files) == (rows, 0, "")\n',
         "        return True\n",
-        (f"{_WRITES}::test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused",),
+        (f"{_WRITES}::test_trigger_that_changes_rows_which_batch_does_not_write_is_refused",),
     ),
     Mutant(
         "a range is counted before its deferred triggers run",
         "batch/range_copy.py",
         '        cursor.execute("set constraints all immediate")\n',
         "        pass\n",
-        (f"{_PARTITION}::test_what_waits_for_the_commit_is_done_before_the_rows_are_counted",),
+        (f"{_PARTITION}::test_what_waits_for_commit_is_done_before_rows_are_counted",),
     ),
     Mutant(
         "equal values are taken for the same bytes",
         "sinks/values/byte_equality.py",
         "record_image_ne(row({}), row({}))",
         "row({}) is distinct from row({})",
-        (f"{_WRITES}::test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one",),
+        (f"{_WRITES}::test_upsert_writes_value_that_is_only_equal_to_old_one",),
     ),
     Mutant(
         "a target that changes while a batch runs is not noticed",
@@ -279,42 +279,42 @@ MUTANTS: Final = (
         "batch/publish.py",
         "        ledger.add_coverage(batch)\n",
         "",
-        (f"{_REPLAY}::test_only_the_range_changes_and_the_coverage_shows_both_batches",),
+        (f"{_REPLAY}::test_only_range_changes_and_coverage_shows_both_batches",),
     ),
     Mutant(
         "a topic that was created again is taken for the old one",
         "batch/fences.py",
         "        if topic_ids[range_.topic] != range_.topic_id:\n",
         "        if False:\n",
-        (f"{_BATCH}::test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows",),
+        (f"{_BATCH}::test_topic_created_again_while_it_is_read_gives_no_rows",),
     ),
     Mutant(
         "tables of live launches are dropped",
         "batch/staging_tables.py",
         "        if ledger.try_lock_launch(launch):\n",
         "        if ledger.try_lock_launch(launch) or True:\n",
-        (f"{_BATCH}::test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never",),
+        (f"{_BATCH}::test_leftovers_of_dead_launch_are_dropped_and_those_of_live_one_never",),
     ),
     Mutant(
         "a launch is no transaction that stays open",
         "batch/staging_tables.py",
         "    ledger.try_lock_launch(launch)\n    with",
         "    ledger.try_lock_launch(launch)\n    lock_connection.commit()\n    with",
-        (f"{_SETTINGS}::test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing",),
+        (f"{_SETTINGS}::test_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing",),
     ),
     Mutant(
         "a transaction of the driver does not have its settings",
         "postgres/connection.py",
         "                super().execute(connection.pins)",
         "                pass",
-        (f"{_SETTINGS}::test_a_function_that_changes_the_session_changes_one_transaction[connect]",),
+        (f"{_SETTINGS}::test_function_that_changes_session_changes_one_transaction[connect]",),
     ),
     Mutant(
         "a transaction of a task does not have its settings",
         "postgres/arrow.py",
         "            statement.execute_update()",
         "            pass",
-        (f"{_SETTINGS}::test_a_function_that_changes_the_session_changes_one_transaction[connect_arrow]",),
+        (f"{_SETTINGS}::test_function_that_changes_session_changes_one_transaction[connect_arrow]",),
     ),
     Mutant(
         "nobody asks what the server has made of the settings",
@@ -358,14 +358,14 @@ MUTANTS: Final = (
         "    (status,) = _of_this_plan(cursor, task, SHARE_BATCH, (task.batch_id,))\n"
         '    if status == "superseded":\n',
         "    (status,) = _of_this_plan(cursor, task, SHARE_BATCH, (task.batch_id,))\n    if False:\n",
-        (f"{_PARTITION}::test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it",),
+        (f"{_PARTITION}::test_batch_superseded_while_range_is_copied_does_not_commit_it",),
     ),
     Mutant(
         "a range does not look where the stored offset stands",
         "batch/partition_commit.py",
         "    if (next_offset, topic_id) == (range_.from_offset, range_.topic_id):\n",
         "    if True:\n",
-        (f"{_PARTITION}::test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced",),
+        (f"{_PARTITION}::test_range_whose_stored_offset_has_moved_otherwise_is_fenced",),
     ),
     Mutant(
         "the auditor does not look for records without a row",
@@ -414,7 +414,7 @@ MUTANTS: Final = (
         "audit/places.py",
         "            report.miscounted += 1\n",
         "            pass\n",
-        (f"{_AUDIT}::test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger",),
+        (f"{_AUDIT}::test_rows_that_log_no_longer_proves_are_counted_by_ledger",),
     ),
     Mutant(
         "the auditor reads the ledger as it contradicts itself",
@@ -442,21 +442,21 @@ MUTANTS: Final = (
         "batch/partition_commit.py",
         "    if rows and rows[0][0] == task.plan_id:\n",
         "    if rows:\n",
-        (f"{_FAILOVER}::test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_number",),
+        (f"{_FAILOVER}::test_executor_of_lost_batch_commits_nothing_over_one_that_has_its_number",),
     ),
     Mutant(
         "a batch is known by its number alone",
         "ledger/batches.py",
         "        if row is None or plan_id not in (None, row.plan_id):\n",
         "        if row is None:\n",
-        (f"{_FAILOVER}::test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored",),
+        (f"{_FAILOVER}::test_restore_next_to_airflow_and_kafka_not_restored",),
     ),
     Mutant(
         "a failure is noted whatever plan has the number",
         "ledger/queries/batches.sql",
         "where batch_id = :batch_id and plan_id = :plan_id\n",
         "where batch_id = :batch_id\n",
-        (f"{_FAILOVER}::test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch",),
+        (f"{_FAILOVER}::test_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch",),
     ),
     Mutant(
         "what was marked as success is announced",
@@ -477,7 +477,7 @@ MUTANTS: Final = (
         "planning/resolve_window.py",
         "                first is not None\n                and neighbours",
         "                neighbours",
-        (f"{_BUTTONS}::test_an_interval_that_was_asked_for_too_early_is_processed_later",),
+        (f"{_BUTTONS}::test_interval_asked_for_too_early_is_processed_later",),
     ),
     Mutant(
         "a time whose first record retention may have removed is kept",
@@ -492,7 +492,7 @@ MUTANTS: Final = (
         "            ti.xcom_push(key=_ANNOUNCED, ",
         "            _announce(settings, [report.batch.plan_id, *missed_plans])\n"
         "            ti.xcom_push(key=_ANNOUNCED, ",
-        (f"{_BUTTONS}::test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run",),
+        (f"{_BUTTONS}::test_report_that_dies_after_all_its_work_leaves_batch_to_next_run",),
     ),
     Mutant(
         "an older program takes a newer ledger for its own",
@@ -500,7 +500,7 @@ MUTANTS: Final = (
         "        if current > known[-1][0]:\n",
         "        if False:\n",
         (
-            "tests/integration/test_ledger.py::test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move",
+            "tests/integration/test_ledger.py::test_older_and_newer_ledger_are_refused_and_say_who_has_to_move",
         ),
     ),
     Mutant(
@@ -515,28 +515,28 @@ MUTANTS: Final = (
         "planning/situation.py",
         "        if hidden is not None:\n",
         "        if False:\n",
-        (f"{_BUTTONS}::test_a_record_with_a_wrong_time_does_not_hide_what_follows_it",),
+        (f"{_BUTTONS}::test_record_with_wrong_time_does_not_hide_what_follows_it",),
     ),
     Mutant(
         "a window over what was never processed is skipped",
         "planning/freeze_replay.py",
         "    check_reached(planned)\n",
         "",
-        (f"{_BUTTONS}::test_a_backfill_over_what_was_never_processed_fails_and_says_so",),
+        (f"{_BUTTONS}::test_backfill_over_what_was_never_processed_fails_and_says_so",),
     ),
     Mutant(
         "a run that was created again replays the batch of the first one",
         "planning/run.py",
         "ledger.begin_incarnation(pipeline, run)",
         "pass",
-        (f"{_BUTTONS}::test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared",),
+        (f"{_BUTTONS}::test_run_deleted_and_created_again_moves_forward_when_it_is_cleared",),
     ),
     Mutant(
         "the same topics are loaded twice into one target",
         "ledger/definition.py",
         "    if own.shares_topics or (other.shares_topics and not adds):\n",
         "    if True:\n",
-        (f"{_RENAMING}::test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out",),
+        (f"{_RENAMING}::test_new_name_for_same_topics_and_target_is_refused_with_both_ways_out",),
     ),
     Mutant(
         "the past can be given to another pipeline by hand",
@@ -580,7 +580,7 @@ MUTANTS: Final = (
         '.get("value", "delete")\n',
         (
             "tests/integration/test_kafka_acls.py"
-            "::test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back",
+            "::test_replay_whose_topic_nobody_may_ask_about_takes_nothing_back",
         ),
     ),
     Mutant(
@@ -609,7 +609,7 @@ MUTANTS: Final = (
         "transforms/allowed_plan.py",
         'if type_ in ("float", "double") or',
         "if",
-        (f"{_ALLOWED}::test_aggregates_that_depend_on_the_order_of_rows_are_refused_by_name",),
+        (f"{_ALLOWED}::test_aggregates_that_depend_on_order_of_rows_are_refused_by_name",),
     ),
     Mutant(
         "lineage that a transform computes is taken as it is",
@@ -630,14 +630,14 @@ MUTANTS: Final = (
         "batch/uncastable.py",
         'sql.SQL("deleted is null")',
         'sql.SQL("false")',
-        (f"{_ROWS}::test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject",),
+        (f"{_ROWS}::test_change_that_is_neither_delete_nor_not_one_is_reject",),
     ),
     Mutant(
         "text that is not UTF-8 goes to Postgres",
         "batch/storable_rows.py",
         "elements.validate(full=True)",
         "pass",
-        (f"{_ROWS}::test_a_value_that_no_table_can_hold_makes_its_record_a_reject",),
+        (f"{_ROWS}::test_value_that_no_table_can_hold_makes_its_record_reject",),
     ),
     Mutant(
         "a replay takes a delete back whose tombstone may be gone",
@@ -645,7 +645,7 @@ MUTANTS: Final = (
         "        if kept:",
         "        if False:",
         (
-            "tests/integration/test_surprises.py::test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused",
+            "tests/integration/test_surprises.py::test_replay_that_would_bring_back_what_delete_has_removed_is_refused",
         ),
     ),
     Mutant(
@@ -654,7 +654,7 @@ MUTANTS: Final = (
         "        and pipeline.key is not None\n",
         "",
         (
-            "tests/integration/test_surprises.py::test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused",
+            "tests/integration/test_surprises.py::test_replay_that_would_bring_back_what_delete_has_removed_is_refused",
         ),
     ),
     Mutant(
@@ -663,7 +663,7 @@ MUTANTS: Final = (
         "    if connected_to not in (None, cluster_id):",
         "    if False:",
         (
-            "tests/integration/test_log_identity.py::test_executors_that_reach_another_cluster_than_the_planner_write_nothing",
+            "tests/integration/test_log_identity.py::test_executors_that_reach_another_cluster_than_planner_write_nothing",
         ),
     ),
     Mutant(
@@ -685,7 +685,7 @@ MUTANTS: Final = (
         "kafka/properties.py",
         "    _check_protocol(properties)\n",
         "",
-        ("tests/unit/test_kafka_client.py::test_a_login_or_tls_that_the_protocol_does_not_have_is_refused",),
+        ("tests/unit/test_kafka_client.py::test_login_or_tls_that_protocol_does_not_have_is_refused",),
     ),
     Mutant(
         "of a property that is given twice the last counts",
@@ -723,7 +723,7 @@ MUTANTS: Final = (
         'F.when(is_utf8, text).otherwise(F.lit(b"\\xff").cast("string"))',
         "text",
         (
-            "tests/integration/test_transform_rows.py::test_a_value_that_no_table_can_hold_makes_its_record_a_reject",
+            "tests/integration/test_transform_rows.py::test_value_that_no_table_can_hold_makes_its_record_reject",
         ),
     ),
     Mutant(
@@ -761,9 +761,7 @@ MUTANTS: Final = (
         "formats/csv.py",
         "pc.all(ends, skip_nulls=False)",
         "pc.all(ends)",
-        (
-            "tests/unit/test_csv.py::test_an_empty_line_and_a_quote_that_the_next_value_closes_are_not_two_rows",
-        ),
+        ("tests/unit/test_csv.py::test_empty_line_and_quote_that_next_value_closes_are_not_two_rows",),
     ),
     Mutant(
         "names are taken for markup",

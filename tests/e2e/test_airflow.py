@@ -99,7 +99,7 @@ KILLED = [
 
 @pytest.mark.long
 @pytest.mark.parametrize(("victims", "tries"), KILLED)
-def test_a_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
+def test_replay_whose_part_of_airflow_is_killed_in_mid_batch_is_written_once(
     airflow, killed_run, settings, hold, victims, tries
 ):
     """The driver goes on as an orphan and commits, and the next try finds that it did."""
@@ -169,7 +169,7 @@ def test_a_run_with_nothing_new_is_skipped_without_a_jvm(airflow, killed_run, se
     assert _newest_batch(settings) == before
 
 
-def test_a_terminal_error_ends_the_task_after_one_try_and_names_the_record(airflow, killed_run, settings):
+def test_terminal_error_ends_task_after_one_try_and_names_record(airflow, killed_run, settings):
     assert killed_run["state"] == "success"
     offset = SENT // 4
     send(settings.kafka, "flights", [b"not json"], partitions=1)
@@ -229,7 +229,7 @@ def refused(airflow, settings, stack, tmp_path):
         }
 
 
-def test_a_wrong_password_ends_the_run_with_a_message_that_does_not_hold_it(airflow, settings, refused):
+def test_wrong_password_ends_run_with_message_that_does_not_hold_it(airflow, settings, refused):
     runs = {}
     for dag in refused:
         register(settings, replace(HOURLY, name=dag))

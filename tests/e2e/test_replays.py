@@ -145,7 +145,7 @@ def test_a_backfill_backwards_over_completed_runs_gives_the_same(airflow, advanc
     _assert_exact(settings)
 
 
-def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_says_so(
+def test_clearing_only_process_batch_of_committed_batch_changes_nothing_and_says_so(
     airflow, advanced, settings
 ):
     batches, before = _batches(settings), _checksum(settings)
@@ -160,7 +160,7 @@ def test_clearing_only_process_batch_of_a_committed_batch_changes_nothing_and_sa
     assert (_batches(settings), _checksum(settings)) == (batches, before)
 
 
-def test_clearing_a_committed_run_processes_its_exact_ranges_again(airflow, advanced, settings):
+def test_clearing_committed_run_processes_its_exact_ranges_again(airflow, advanced, settings):
     first, *_ = [each for each in _batches(settings) if each["run_id"] == advanced]
     before = _checksum(settings)
     _clear(airflow, advanced, "plan_batch", downstream=True)
@@ -223,7 +223,7 @@ def _wait_until_announced(connection: Any, batch_id: int) -> None:
         time.sleep(0.2)
 
 
-def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced(airflow, advanced, settings):
+def test_run_with_nothing_to_process_tells_of_batch_that_was_never_announced(airflow, advanced, settings):
     newest = _batches(settings)[-1]
     connection = connect(settings.postgres, application="tests")
     with transaction(connection) as cursor:
@@ -268,7 +268,7 @@ def test_a_run_with_nothing_to_process_tells_of_a_batch_that_was_never_announced
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_mistake_in_the_form_ends_the_run_at_once_with_its_reason(airflow, advanced, settings, conf, said):
+def test_mistake_in_form_ends_run_at_once_with_its_reason(airflow, advanced, settings, conf, said):
     before = _batches(settings)
     run_id = airflow.trigger("hourly", conf)
     assert airflow.wait_for_run("hourly", run_id) == "failed"

@@ -96,7 +96,7 @@ def test_blocks_that_end_with_an_idle_executor_are_noticed(make_case, cluster):
 
 
 @pytest.mark.parametrize("sink", SINKS if LONG else ["append"])
-def test_a_task_that_fails_once_ends_the_batch_and_the_retry_is_exact(make_case, cluster, sink):
+def test_task_that_fails_once_ends_batch_and_retry_is_exact(make_case, cluster, sink):
     """spark.task.maxFailures is 1."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -110,9 +110,7 @@ def test_a_task_that_fails_once_ends_the_batch_and_the_retry_is_exact(make_case,
 
 @pytest.mark.long
 @pytest.mark.parametrize("sink", SINKS)
-def test_executors_that_are_decommissioned_finish_their_tasks_or_lose_them_to_others(
-    make_case, cluster, sink
-):
+def test_executors_decommissioned_finish_their_tasks_or_lose_them_to_others(make_case, cluster, sink):
     """As a cloud takes its cheap machines away: a signal first, then the end."""
     case = make_case(sink)
     batch_id = case.plan()

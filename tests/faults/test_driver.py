@@ -45,7 +45,7 @@ def test_of_two_launches_of_one_batch_one_commits_and_both_end_well(world, make_
     assert world.staged() == 0
 
 
-def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make_loaded, tmp_path):
+def test_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make_loaded, tmp_path):
     pipeline = make_loaded()
     batch_id = world.plan(pipeline)
     gate = tmp_path / "gate"
@@ -62,9 +62,7 @@ def test_a_driver_whose_jvm_is_killed_says_so_and_its_retry_is_exact(world, make
     world.assert_exact(pipeline, rows=30, rejected=2)
 
 
-def test_an_overtaken_driver_is_fenced_and_a_stopped_one_holds_nobody_up_for_long(
-    world, make_loaded, tmp_path
-):
+def test_overtaken_driver_is_fenced_and_stopped_one_holds_nobody_up_for_long(world, make_loaded, tmp_path):
     """One driver is held back until its successor has committed; another one hangs inside publish."""
     late, hung = make_loaded(), make_loaded(publish_timeout=3)
     late_id, hung_id = world.plan(late), world.plan(hung)
@@ -105,9 +103,7 @@ def _state(pid: int) -> str:
 
 
 @pytest.mark.long
-def test_an_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
-    world, make_loaded, tmp_path
-):
+def test_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(world, make_loaded, tmp_path):
     """Its Python worker waits before its locks; meanwhile a newer plan takes the batch's place."""
     # Long enough that Postgres does not end the transaction that is held open.
     pipeline: Pipeline = make_loaded(commit="partition", publish_timeout=100)

@@ -138,7 +138,7 @@ def group_offset(life: Life) -> int:
     return sum(offsets.values())
 
 
-def test_a_restore_next_to_an_airflow_and_a_kafka_that_were_not_restored(pair, make_life, tmp_path):
+def test_restore_next_to_airflow_and_kafka_not_restored(pair, make_life, tmp_path):
     from airflow.sdk.exceptions import AirflowFailException
 
     life = make_life("append")
@@ -219,9 +219,7 @@ def range_task(life: Life, batch: Batch, until: int) -> RangeTask:
 
 
 @pytest.mark.parametrize("moment", ["before", "meanwhile"])
-def test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_number(
-    make_life, monkeypatch, moment
-):
+def test_executor_of_lost_batch_commits_nothing_over_one_that_has_its_number(make_life, monkeypatch, moment):
     """Its range begins where the other's does, and ends earlier: the rest would never be read."""
     life = make_life("partition")
     batch = life.plan()
@@ -241,7 +239,7 @@ def test_an_executor_of_a_lost_batch_commits_nothing_over_the_one_that_has_its_n
     life.assert_exact()
 
 
-def test_a_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch(make_life):
+def test_driver_whose_batch_is_lost_under_it_notes_no_failure_of_another_batch(make_life):
     life = make_life("append")
     batch = life.plan()
     assert batch is not None
@@ -273,7 +271,7 @@ def test_what_must_be_read_again_and_was_removed_is_an_error(pair, make_life, tm
         life.plan()
 
 
-def test_the_old_primary_that_still_takes_writes_loses_what_it_was_told(pair, make_life):
+def test_old_primary_that_still_takes_writes_loses_what_it_was_told(pair, make_life):
     """Nothing of ours can fence it. What it committed is lost with it, and read again."""
     life = make_life("append")
     life.run()
@@ -297,7 +295,7 @@ def test_the_old_primary_that_still_takes_writes_loses_what_it_was_told(pair, ma
     life.assert_exact()
 
 
-def test_a_standby_that_has_not_received_the_batch_is_worth_another_try(pair, make_life):
+def test_standby_that_has_not_received_batch_is_worth_another_try(pair, make_life):
     life = make_life("partition")
     pair.attach(synchronous=False)
     pair.fall_behind()
@@ -325,7 +323,7 @@ def silent_host() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_a_list_of_hosts_finds_the_primary_behind_dead_silent_and_standby_ones(pair, make_life, monkeypatch):
+def test_list_of_hosts_finds_primary_behind_dead_silent_and_standby_ones(pair, make_life, monkeypatch):
     monkeypatch.setattr(connection_strings, "CONNECT_TIMEOUT", 2)
     life = make_life("append")
     pair.attach(synchronous=False)
@@ -360,7 +358,7 @@ MIGRATED = {
 
 
 @pytest.mark.parametrize("newest", MIGRATED)
-def test_a_migration_that_is_killed_in_the_middle_leaves_the_ledger_as_it_was(pair, tmp_path, newest):
+def test_migration_killed_in_middle_leaves_ledger_as_it_was(pair, tmp_path, newest):
     """By a lock that it waits for, and a server that dies meanwhile."""
     table, done = MIGRATED[newest]
     for version, text in migrations()[: newest - 1]:

@@ -71,7 +71,7 @@ READ_AGAIN: Final = {("transform", "stage.before_copy_commit"), ("transform", "s
 
 
 @pytest.mark.parametrize(("sink", "moment", "orphans", "how_many"), LOST if LONG else LOST[:1])
-def test_tasks_of_a_lost_executor_are_done_again_and_the_result_is_exact(
+def test_tasks_of_lost_executor_are_done_again_and_result_is_exact(
     make_case, cluster, sink, moment, orphans, how_many
 ):
     """Where the Python worker lives on, it commits what nobody counts, or finds its range committed."""
@@ -89,7 +89,7 @@ def test_tasks_of_a_lost_executor_are_done_again_and_the_result_is_exact(
     case.assert_exact()
 
 
-def test_a_block_that_is_lost_with_its_executor_is_noticed_and_the_retry_is_exact(make_case, cluster):
+def test_block_lost_with_its_executor_is_noticed_and_retry_is_exact(make_case, cluster):
     """Spark reads it again without a word, as another task attempt."""
     case = make_case("transform")
     batch_id = case.plan()

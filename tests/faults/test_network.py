@@ -197,7 +197,7 @@ def _each(core: set[tuple[str, Fault]]) -> list[Any]:
         }
     ),
 )
-def test_what_happens_to_postgres_connections_ends_the_try_and_the_next_is_exact(
+def test_what_happens_to_postgres_connections_ends_try_and_next_is_exact(
     net: Net, way: str, fault: Fault
 ) -> None:
     pipeline = net.pipeline(**WAYS[way])
@@ -260,7 +260,7 @@ def test_rows_that_are_cut_off_in_mid_copy_do_not_count(net: Net, way: str) -> N
 
 
 @pytest.mark.parametrize("fault", FAULTS if LONG else (Refuse(), Stall()), ids=str)
-def test_a_broker_that_is_out_of_reach_fails_the_plan_and_nothing_is_planned(net: Net, fault: Fault) -> None:
+def test_broker_out_of_reach_fails_plan_and_nothing_is_planned(net: Net, fault: Fault) -> None:
     pipeline = net.pipeline()
     net.kafka.inject(fault, when=b"" if isinstance(fault, Refuse | Stall) else b"kafka-python")
     said = net.fails(partial(net.plan, pipeline))
@@ -282,7 +282,7 @@ def test_a_broker_that_is_out_of_reach_fails_the_plan_and_nothing_is_planned(net
         }
     ),
 )
-def test_a_broker_that_goes_away_in_mid_read_fails_the_try_and_the_next_is_exact(
+def test_broker_that_goes_away_in_mid_read_fails_try_and_next_is_exact(
     net: Net, way: str, fault: Fault
 ) -> None:
     """After some of the records have come."""

@@ -92,7 +92,7 @@ CONNECTING: Final = [("append", "job.before_stage"), ("partition", "job.before_r
 
 
 @pytest.mark.parametrize(("sink", "moment"), CONNECTING if LONG else CONNECTING[:1])
-def test_a_server_without_connections_is_named_and_the_retry_is_exact(make_case, sink, moment):
+def test_server_without_connections_is_named_and_retry_is_exact(make_case, sink, moment):
     """For the driver at its start, and for tasks whose driver came in time."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -107,7 +107,7 @@ def test_a_server_without_connections_is_named_and_the_retry_is_exact(make_case,
     case.assert_exact()
 
 
-def test_rejects_that_find_no_connection_left_are_named_and_the_retry_is_exact(make_case):
+def test_rejects_that_find_no_connection_left_are_named_and_retry_is_exact(make_case):
     """A record that does not fit the target is staged as a reject by the driver, after the tasks."""
     case = make_case("append", max_rejects=1)
     assert case.process(case.plan()).wrote
@@ -219,7 +219,7 @@ TIMEOUTS: Final = [
 
 
 @pytest.mark.parametrize(("sink", "moment", "timeouts", "error", "words"), TIMEOUTS if LONG else TIMEOUTS[:2])
-def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact(
+def test_target_locked_is_named_after_timeout_and_retry_is_exact(
     make_case, sink, moment, timeouts, error, words
 ):
     """The lock_timeout or the statement_timeout of the pipeline; that of a login does not count."""
@@ -235,7 +235,7 @@ def test_a_target_that_is_locked_is_named_after_a_timeout_and_the_retry_is_exact
     case.assert_exact()
 
 
-def test_a_deadlock_with_another_writer_is_named_and_the_retry_is_exact(make_case):
+def test_deadlock_with_another_writer_is_named_and_retry_is_exact(make_case):
     """Publish writes rows in the order of their keys, and another session in the reverse order."""
     case = make_case("upsert")
     case.process(case.plan())
@@ -329,9 +329,7 @@ RESTARTS: Final = [
 
 
 @pytest.mark.parametrize(("sink", "moment", "number", "committed"), RESTARTS if LONG else RESTARTS[:2])
-def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
-    make_case, server, sink, moment, number, committed
-):
+def test_server_restarted_fails_batch_and_retry_is_exact(make_case, server, sink, moment, number, committed):
     """Spark tries tasks again, but the driver has lost its connection, and the staging tables are empty."""
     case = make_case(sink)
     batch_id = case.plan()
@@ -348,7 +346,7 @@ def test_a_server_that_is_restarted_fails_the_batch_and_the_retry_is_exact(
     case.assert_exact()
 
 
-def test_a_server_that_takes_no_writes_is_named_and_the_retry_is_exact(make_case, server):
+def test_server_that_takes_no_writes_is_named_and_retry_is_exact(make_case, server):
     """As a standby does, or a server whose provider has closed it because its disk is full."""
     case = make_case("append")
     batch_id = case.plan()
@@ -430,7 +428,7 @@ STOPS: Final = [
 
 
 @pytest.mark.parametrize(("sink", "moment", "replan"), STOPS if LONG else STOPS[:1])
-def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_trace(
+def test_driver_stopped_in_publish_is_overtaken_and_ends_without_trace(
     make_case, tmp_path, sink, moment, replan
 ):
     """Its transaction is ended by the server after publish_timeout, and its locks go with it."""
@@ -453,7 +451,7 @@ def test_a_driver_that_is_stopped_in_publish_is_overtaken_and_ends_without_a_tra
 
 
 @pytest.mark.long
-def test_workers_that_are_stopped_with_their_locks_hold_nobody_up_for_long(make_case):
+def test_workers_stopped_with_their_locks_hold_nobody_up_for_long(make_case):
     """A newer plan takes the batch's place once the server has ended their transactions; then they go on."""
     case = make_case("partition", publish_timeout=3)
     batch_id = case.plan()

@@ -112,7 +112,7 @@ def test_a_stall_ends_where_it_began(echo: Proxy, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_a_half_open_connection_loses_bytes_and_is_reset_when_healed(echo: Proxy, direction: Any) -> None:
+def test_half_open_connection_loses_bytes_and_is_reset_when_healed(echo: Proxy, direction: Any) -> None:
     with client_of(echo) as client:
         echo.inject(HalfOpen(direction))
         client.settimeout(0.3)

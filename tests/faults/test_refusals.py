@@ -78,7 +78,7 @@ REFUSALS: list[tuple[str, str, Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("case", "change", "flow", "said"), REFUSALS, indirect=["case"])
-def test_a_delete_that_the_database_refuses_is_terminal_and_quoted(case, change, flow, said):
+def test_delete_that_database_refuses_is_terminal_and_quoted(case, change, flow, said):
     with_target(change)(case)
     if "note" in change:
         execute(case, "insert into public.note values (0)")
@@ -99,7 +99,7 @@ def reasons(case: AnsweredBatches) -> str:
 
 @pytest.mark.parametrize("case", ["append"], indirect=True)
 @pytest.mark.parametrize(("change", "said"), [(DOMAIN, "null"), (RAISING, "n0 is not to be judged")])
-def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(case, change, said):
+def test_what_domain_refuses_or_fails_over_is_reject_that_names_column(case, change, said):
     with_target("delete from TARGET")(case)
     with_target(change)(case)
     case.topic.produce(b'{"id": 5}')
@@ -109,7 +109,7 @@ def test_what_a_domain_refuses_or_fails_over_is_a_reject_that_names_the_column(c
 
 
 @pytest.mark.parametrize("case", ["append"], indirect=True)
-def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(case):
+def test_more_columns_than_table_can_have_are_limit_and_no_lost_connection(case):
     columns = ", ".join(f"c{number} int" for number in range(1597))
     case.pipeline = replace(case.pipeline, value=Json(columns), evolve="add")
     message = refused(case, process)
@@ -118,7 +118,7 @@ def test_more_columns_than_a_table_can_have_are_a_limit_and_no_lost_connection(c
 
 @pytest.mark.parametrize(("code", "ends"), [("54000", StatementRefused), ("40001", TasksFailed)])
 @pytest.mark.parametrize("case", ["append"], indirect=True)
-def test_what_stays_so_on_an_executor_ends_the_batch_and_what_may_pass_is_tried_again(case, code, ends):
+def test_what_stays_so_on_executor_ends_batch_and_what_may_pass_is_tried_again(case, code, ends):
     case.answers.refuse(None)
     process(case)()
     copies = [each.text.startswith('COPY "exactbatch_staging"') for each in case.answers.asked]
@@ -172,7 +172,7 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, ca
 
 
 @pytest.mark.parametrize(("error", "status", "said"), OUTERMOST)
-def test_a_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(error, status, said):
+def test_task_of_airflow_ends_at_once_or_goes_on_to_its_retries(error, status, said):
     from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
     from exactbatch.airflow.errors import airflow_errors

@@ -50,7 +50,7 @@ def make_case(
 
 
 @pytest.mark.parametrize("sink", ["append", "upsert", "aggregate", "partition"] if LONG else ["append"])
-def test_a_leader_that_is_killed_in_mid_read_is_succeeded_and_the_batch_goes_on(
+def test_leader_killed_in_mid_read_is_succeeded_and_batch_goes_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
 ) -> None:
     case = make_case(sink, read_timeout=60)
@@ -63,7 +63,7 @@ def test_a_leader_that_is_killed_in_mid_read_is_succeeded_and_the_batch_goes_on(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sink", ["append", "upsert", "aggregate", "partition"])
-def test_two_of_three_brokers_that_are_killed_fail_the_batch_and_the_retry_is_exact(
+def test_two_of_three_brokers_killed_fail_batch_and_retry_is_exact(
     make_case: Callable[..., Case], brokers: ThreeBrokers, sink: str
 ) -> None:
     case = make_case(sink, read_timeout=3)
@@ -86,7 +86,7 @@ def test_two_of_three_brokers_that_are_killed_fail_the_batch_and_the_retry_is_ex
 
 
 @pytest.mark.long
-def test_two_of_three_brokers_that_come_back_in_time_let_the_batch_go_on(
+def test_two_of_three_brokers_that_come_back_in_time_let_batch_go_on(
     make_case: Callable[..., Case], brokers: ThreeBrokers
 ) -> None:
     case = make_case("append", read_timeout=60)
@@ -115,7 +115,7 @@ def test_a_leader_that_moves_in_mid_read_lets_the_batch_go_on(
 
 
 @pytest.mark.long
-def test_an_end_of_the_log_that_a_new_leader_does_not_know_yet_is_waited_for(
+def test_end_of_log_that_new_leader_does_not_know_yet_is_waited_for(
     spark: Any, brokers: ThreeBrokers, database: str, tmp_path: Path
 ) -> None:
     """Records are in two of three logs, but the third, which has to have them, says nothing for a while."""
@@ -150,7 +150,7 @@ def test_an_end_of_the_log_that_a_new_leader_does_not_know_yet_is_waited_for(
 
 
 @pytest.mark.long
-def test_a_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
+def test_leader_that_lacks_what_was_processed_is_refused_and_nothing_changes(
     spark: Any, brokers: ThreeBrokers, database: str, tmp_path: Path
 ) -> None:
     """An unclean election: first its log ends before the stored offset, then it has grown past it again."""

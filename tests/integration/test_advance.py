@@ -81,7 +81,7 @@ def refused(expected: type[ExactbatchError], *arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_a_first_run_plans_the_whole_log_and_stores_where_it_begins(
+def test_first_run_plans_whole_log_and_stores_where_it_begins(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
@@ -89,7 +89,7 @@ def test_a_first_run_plans_the_whole_log_and_stores_where_it_begins(
     assert stands(connection, pipeline) == [0, 0]
 
 
-def test_a_first_run_from_latest_stores_where_it_begins_although_its_plan_is_empty(
+def test_first_run_from_latest_stores_where_it_begins_although_its_plan_is_empty(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     """Else the records between this run and the next one would never be processed."""
@@ -139,7 +139,7 @@ def test_a_retry_of_a_run_gets_the_batch_that_the_run_got(
     assert planned(connection, kafka_log, pipeline, "next run") == [(0, 10, 11)]
 
 
-def test_a_newer_plan_supersedes_an_older_one_and_begins_where_it_began(
+def test_newer_plan_supersedes_older_one_and_begins_where_it_began(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
@@ -189,7 +189,7 @@ def test_stored_offsets_that_move_while_kafka_is_asked_let_it_be_asked_again(
     assert log.asked == 2
 
 
-def test_stored_offsets_that_never_rest_end_in_an_error_that_can_be_retried(
+def test_stored_offsets_that_never_rest_end_in_error_that_can_be_retried(
     connection: Any, kafka_log: KafkaBroker, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")
@@ -250,7 +250,7 @@ def test_offsets_that_retention_removed_fail_the_plan_by_default(
     assert stands(connection, pipeline) == [0, 0]
 
 
-def test_a_recorded_loss_is_covered_and_the_next_range_begins_behind_it(
+def test_recorded_loss_is_covered_and_next_range_begins_behind_it(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, on_loss="record")
@@ -294,7 +294,7 @@ def test_a_loss_takes_over_the_leader_epoch_of_the_log_behind_it(
     assert stored.leader_epoch == kafka_log.partitions(pipeline.topics)[0].leader_epoch
 
 
-def test_a_topic_that_was_created_again_is_not_taken_for_the_old_one(
+def test_topic_created_again_is_not_taken_for_old_one(
     connection: Any,
     kafka_log: KafkaBroker,
     admin: AdminClient,
@@ -360,7 +360,7 @@ def test_a_broker_that_has_just_come_up_is_asked_again(
     assert stands(connection, pipeline) == stood
 
 
-def test_the_report_of_a_batch_asks_a_broker_that_has_just_come_up_again(
+def test_report_of_batch_asks_broker_that_has_just_come_up_again(
     connection: Any, kafka_log: KafkaBroker, settings: Settings, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic)
@@ -384,7 +384,7 @@ def test_a_topic_that_is_not_there_is_named_and_not_created(
     assert stands(connection, pipeline) == []
 
 
-def test_a_partition_that_a_topic_has_gained_begins_at_its_earliest_offset(
+def test_partition_that_topic_has_gained_begins_at_its_earliest_offset(
     connection: Any, kafka_log: KafkaBroker, admin: AdminClient, topic: Topic, make_pipeline: MakePipeline
 ) -> None:
     pipeline = make_pipeline(topic, start="latest")

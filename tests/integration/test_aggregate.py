@@ -163,7 +163,7 @@ def test_batches_merge_and_late_rows_refine_a_window(world, make_topic, make_agg
     assert world.is_exact(pipeline)
 
 
-def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(world, make_topic, make_aggregate):
+def test_replay_of_part_takes_whole_batches_and_gives_same(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(topic)
     for minute in (10, 20, 30):
@@ -184,7 +184,7 @@ def test_a_replay_of_a_part_takes_whole_batches_and_gives_the_same(world, make_t
     assert world.is_exact(pipeline)
 
 
-def test_the_target_follows_a_changed_program_and_its_windows_go_and_come(world, make_topic, make_aggregate):
+def test_target_follows_changed_program_and_its_windows_go_and_come(world, make_topic, make_aggregate):
     topic = make_topic()
     right = make_aggregate(topic)
     wrong = replace(right, value=WrongDelays(VALUE.schema))
@@ -255,9 +255,7 @@ def test_sums_are_exact_for_numbers_that_no_bigint_holds(world, make_topic, make
     assert world.is_exact(pipeline)
 
 
-def test_a_sum_that_its_column_cannot_hold_is_an_error_that_says_the_way_out(
-    world, make_topic, make_aggregate
-):
+def test_sum_that_its_column_cannot_hold_is_error_that_says_way_out(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1))
     pipeline = make_aggregate(topic)
@@ -330,7 +328,7 @@ def finals(world: BatchRunner, pipeline: Pipeline) -> dict[int, tuple[int, bool,
     return {int((row[0] - hour(0)).total_seconds() // 3600): row[1:] for row in rows}
 
 
-def test_a_window_is_final_once_every_partition_is_so_much_past_its_end(world, make_topic, make_aggregate):
+def test_window_is_final_once_every_partition_is_so_much_past_its_end(world, make_topic, make_aggregate):
     topic = make_topic(3)  # the third partition never gives an event, and holds nothing up
     pipeline = make_aggregate(topic, allowed_lateness="30 minutes")
     topic.produce(event("AA", "05:00", 1), event("AA", "09:00", 1))
@@ -502,7 +500,7 @@ def test_a_target_that_does_not_fit_is_refused(world, make_topic, make_aggregate
     assert finals(world, pipeline) == {5: (1, False, 0)}
 
 
-def test_the_auditor_finds_a_wrong_number_in_target_and_partial_results(world, make_topic, make_aggregate):
+def test_auditor_finds_wrong_number_in_target_and_partial_results(world, make_topic, make_aggregate):
     topic = make_topic()
     pipeline = make_aggregate(topic, allowed_lateness="1 hour")
     topic.produce(event("AA", "05:00", 10), event(None, "08:00", 20))
@@ -561,7 +559,7 @@ def test_another_meaning_of_the_partial_results_is_refused(world, make_topic, ma
     )
 
 
-def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(world, make_topic, make_aggregate):
+def test_measure_is_added_by_accepting_identity_and_replaying_all(world, make_topic, make_aggregate):
     topic = make_topic()
     topic.produce(event("AA", "05:00", 1), event("AA", "05:00", 7))
     pipeline = make_aggregate(topic, aggregates={"flights": Count()})
@@ -586,7 +584,7 @@ def test_a_measure_is_added_by_accepting_the_identity_and_replaying_all(world, m
 
 
 @pytest.mark.parametrize("point", ["publish.after_retract", "publish.after_insert", "publish.before_commit"])
-def test_a_publish_that_fails_leaves_nothing_and_the_retry_is_exact(
+def test_publish_that_fails_leaves_nothing_and_retry_is_exact(
     world, make_topic, make_aggregate, monkeypatch, point
 ):
     topic = make_topic()
@@ -699,7 +697,7 @@ def test_an_aggregate_that_cannot_be_one_is_told(sink, said):
 
 
 @pytest.mark.parametrize("late", ["update", "reject"])
-def test_any_history_of_rows_and_replays_ends_as_a_plain_program_has_it(
+def test_any_history_of_rows_and_replays_ends_as_plain_program_has_it(
     world, make_topic, make_aggregate, late
 ):
     """Two partitions, times out of order, null keys, bad records, batches of any size, replays in between."""
@@ -778,7 +776,7 @@ def _measured(delays: list[int | None]) -> tuple[Any, ...]:
     return len(delays), len(known), sum(known), min(known), max(known)
 
 
-def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_does_again(
+def test_topic_taken_out_holds_no_window_open_and_one_that_returns_does_again(
     world, make_topic, make_aggregate
 ):
     fast, silent = make_topic(), make_topic()
@@ -808,9 +806,7 @@ def test_a_topic_that_is_taken_out_holds_no_window_open_and_one_that_returns_doe
     assert world.is_exact(both)
 
 
-def test_a_topic_that_another_pipeline_of_the_same_target_has_is_not_forgotten(
-    world, make_topic, make_aggregate
-):
+def test_topic_that_another_pipeline_of_same_target_has_is_not_forgotten(world, make_topic, make_aggregate):
     one, other = make_topic(), make_topic()
     first = make_aggregate(one, allowed_lateness="0 seconds")
     second = make_aggregate(other, sink=first.sink)

@@ -122,9 +122,7 @@ UNORDERED = [
 
 
 @pytest.mark.parametrize(("aggregates", "expected"), UNORDERED)
-def test_aggregates_that_depend_on_the_order_of_rows_are_refused_by_name(
-    spark, records, aggregates, expected
-):
+def test_aggregates_that_depend_on_order_of_rows_are_refused_by_name(spark, records, aggregates, expected):
     found = set(names(spark.sql(f"select {aggregates} from records"), by_record=False))
     assert set(expected) <= found, found
     # Some are computed by others, which are named beside them.
@@ -204,7 +202,7 @@ FUNCTIONS: dict[str, tuple[Callable[[DataFrame], DataFrame], list[str]]] = {
 
 
 @pytest.mark.parametrize("kind", FUNCTIONS)
-def test_functions_of_the_user_are_judged_by_how_many_rows_they_get(spark, records, kind):
+def test_functions_of_user_are_judged_by_how_many_rows_they_get(spark, records, kind):
     transform, expected = FUNCTIONS[kind]
     try:
         assert sorted(names(transform(records))) == sorted(expected)

@@ -143,7 +143,7 @@ def test_tombstones_and_rejects_are_accounted_for(make_world, make_topic):
     assert findings(world.audit()) == {"duplicated": (1, [4]), "unexpected": (1, [20]), **COUNT}
 
 
-def test_a_row_at_an_offset_that_holds_no_committed_record_is_found(make_world, make_topic):
+def test_row_at_offset_that_holds_no_committed_record_is_found(make_world, make_topic):
     topic = make_topic()
     topic.transaction(record(0), record(1))  # 2 is the marker
     topic.transaction(record(3), record(4), end="abort")  # 5 is the marker
@@ -206,7 +206,7 @@ def test_holes_that_compaction_made_break_nothing(make_world, make_topic, admin)
     assert findings(world.audit()) == {"missing": (1, [11]), **COUNT}
 
 
-def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(make_world, topic, make_pipeline):
+def test_rows_of_another_pipeline_in_same_target_are_not_looked_at(make_world, topic, make_pipeline):
     world = make_world(topic)
     world.load()
     other = AuditedTarget(
@@ -219,7 +219,7 @@ def test_rows_of_another_pipeline_in_the_same_target_are_not_looked_at(make_worl
     assert world.audit().rows == 30
 
 
-def test_a_topic_that_was_created_again_cannot_be_taken_for_an_exact_one(make_world, topic):
+def test_topic_created_again_cannot_be_taken_for_exact_one(make_world, topic):
     world = make_world(topic)
     world.load()
     world.execute(f"{FORGE} update exactbatch.stored_offset set topic_id = %s", UUID(int=1))
@@ -307,7 +307,7 @@ def test_rows_from_before_exactbatch_are_told_and_are_no_fault(make_world, topic
     assert findings(world.audit()) == {"misplaced": (2, [])}
 
 
-def test_rows_that_the_log_no_longer_proves_are_counted_by_the_ledger(make_world, topic, admin):
+def test_rows_that_log_no_longer_proves_are_counted_by_ledger(make_world, topic, admin):
     """An unlogged table that a crash has emptied, after retention has removed the records."""
     world = make_world(topic)
     world.load()
@@ -440,7 +440,7 @@ def test_a_privilege_that_is_missing_is_named(reader):
         audit.audit(world.pipeline, settings)
 
 
-def test_two_pipelines_that_share_a_target_see_each_others_faults_only_where_they_are(
+def test_two_pipelines_that_share_target_see_each_others_faults_only_where_they_are(
     make_world, topic, make_topic, make_pipeline
 ):
     """Over topics that overlap; each row is the fault of the pipeline whose batch it names."""

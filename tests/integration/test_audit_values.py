@@ -138,7 +138,7 @@ SINKS = {
 
 
 @pytest.mark.parametrize("kind", SINKS)
-def test_values_are_compared_without_a_loop_over_the_rows_for_each_row(
+def test_values_are_compared_without_loop_over_rows_for_each_row(
     world, make_topic, make_pipeline, monkeypatch, kind
 ):
     """Nobody has analyzed the tables of a batch that has just run."""

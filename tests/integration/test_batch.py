@@ -120,7 +120,7 @@ def test_rejects_are_kept_with_all_that_the_record_had(
     assert world.is_exact(pipeline)
 
 
-def test_one_reject_more_than_allowed_fails_the_batch_and_names_the_records(
+def test_one_reject_more_than_allowed_fails_batch_and_names_records(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2)
@@ -218,7 +218,7 @@ def test_a_batch_of_another_pipeline_is_refused(
     assert world.rows("select to_regclass('public.other') is null") == [(True,)]
 
 
-def test_a_batch_planned_before_a_topic_left_the_pipeline_still_commits(
+def test_batch_planned_before_topic_left_pipeline_still_commits(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     one, two = make_topic(), make_topic()
@@ -230,7 +230,7 @@ def test_a_batch_planned_before_a_topic_left_the_pipeline_still_commits(
     assert world.is_exact(pipeline)
 
 
-def test_the_target_is_made_with_a_block_range_index_and_no_primary_key(
+def test_target_is_made_with_block_range_index_and_no_primary_key(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
@@ -271,7 +271,7 @@ def test_the_target_is_made_with_a_block_range_index_and_no_primary_key(
         ),
     ],
 )
-def test_a_target_that_does_not_fit_is_refused_before_a_record_is_read(
+def test_target_that_does_not_fit_is_refused_before_record_is_read(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, definition: str, message: str
 ) -> None:
     topic = make_topic()
@@ -338,7 +338,7 @@ def test_a_trigger_that_swallows_rows_fails_the_batch(
     assert "2 rows were written, and 1 arrived: trigger swallow (BEFORE INSERT)" in message
 
 
-def test_an_error_of_the_servers_own_is_no_refusal_of_a_row_and_can_be_tried_again(
+def test_error_of_servers_own_is_no_refusal_of_row_and_can_be_tried_again(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     """As a file that may not grow, or a damaged page: Postgres has XX000 for them."""
@@ -380,7 +380,7 @@ def test_names_may_hold_whatever_postgres_and_kafka_allow(
     assert world.is_exact(pipeline)
 
 
-def test_a_topic_that_is_created_again_between_plan_and_read_gives_no_rows(
+def test_topic_created_again_between_plan_and_read_gives_no_rows(
     world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
@@ -397,7 +397,7 @@ def test_a_topic_that_is_created_again_between_plan_and_read_gives_no_rows(
     assert "Nothing was written" in message
 
 
-def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
+def test_topic_created_again_while_it_is_read_gives_no_rows(
     world: BatchRunner,
     admin: AdminClient,
     make_topic: MakeTopic,
@@ -434,7 +434,7 @@ def test_a_topic_that_was_deleted_since_the_plan_is_named(
     )
 
 
-def test_offsets_that_retention_removes_between_plan_and_read_end_the_batch(
+def test_offsets_that_retention_removes_between_plan_and_read_end_batch(
     world: BatchRunner, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
@@ -453,7 +453,7 @@ def test_offsets_that_retention_removes_between_plan_and_read_end_the_batch(
     assert audit(pipeline, world.settings).partitions[0].lost == 4
 
 
-def test_a_loss_across_a_restart_of_the_broker_is_not_taken_for_a_log_that_was_cut(
+def test_loss_across_restart_of_broker_is_not_taken_for_log_that_was_cut(
     world: BatchRunner, stack: Any, admin: AdminClient, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()
@@ -522,7 +522,7 @@ def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
     assert world.is_exact(pipeline)
 
 
-def test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count(
+def test_rows_of_attempt_that_spark_did_not_accept_do_not_count(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
@@ -544,7 +544,7 @@ def test_rows_of_an_attempt_that_spark_did_not_accept_do_not_count(
     assert world.is_exact(pipeline)
 
 
-def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
+def test_leftovers_of_dead_launch_are_dropped_and_those_of_live_one_never(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = make_topic()
@@ -572,7 +572,7 @@ def test_leftovers_of_a_dead_launch_are_dropped_and_those_of_a_live_one_never(
     assert world.staging() == ["not_ours"]
 
 
-def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_tried_again(
+def test_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_tried_again(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = make_topic()
@@ -591,7 +591,7 @@ def test_a_launch_whose_connection_ends_before_it_begins_says_so_and_can_be_trie
     assert world.run(pipeline).wrote
 
 
-def test_a_target_that_has_vanished_is_not_begun_anew_by_an_advance(
+def test_target_that_has_vanished_is_not_begun_anew_by_advance(
     world: BatchRunner, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic()

@@ -210,7 +210,7 @@ def buttons(make_buttons):
     return make_buttons()
 
 
-def test_a_run_announces_its_batch_and_the_next_has_nothing_to_do(buttons, topic):
+def test_run_announces_its_batch_and_next_has_nothing_to_do(buttons, topic):
     event = buttons.run(Run("one"))
     assert (event["batch_id"], event["missed"], event["beyond_stored"]) == (1, [], [])
     assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
@@ -265,7 +265,7 @@ def test_tasks_take_no_batch_of_another_run(buttons):
             act(Run("three"))
 
 
-def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run(
+def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
     buttons, topic, kafka_log, monkeypatch
 ):
     lost, other = Run("one"), Run("two")
@@ -297,7 +297,7 @@ def test_a_committed_batch_that_was_never_announced_is_announced_by_the_next_run
     assert buttons.rows("select from exactbatch.batch where announced_at is null") == []
 
 
-def test_ranges_that_a_superseded_batch_has_committed_are_announced(make_buttons, topic, monkeypatch):
+def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, topic, monkeypatch):
     monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     for name in ("nothing of it", "some of it"):
@@ -332,7 +332,7 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(buttons, monkeypatch
     assert "it is not known how far the pipeline is behind the log: KafkaUnavailable" in caplog.text
 
 
-def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(buttons, monkeypatch):
+def test_report_that_dies_after_all_its_work_leaves_batch_to_next_run(buttons, monkeypatch):
     """Airflow has no event then: only what it has may count as announced."""
     monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
     run = Run("one")
@@ -352,7 +352,7 @@ def test_a_report_that_dies_after_all_its_work_leaves_the_batch_to_the_next_run(
         buttons.plan(Run("three"))
 
 
-def test_what_a_user_calls_on_success_is_called_beside_the_announcement(buttons):
+def test_what_user_calls_on_success_is_called_beside_announcement(buttons):
     called = []
     buttons.tasks = pipeline_dag(
         buttons.pipeline, default_args={"on_success_callback": lambda _: called.append(1)}
@@ -362,7 +362,7 @@ def test_what_a_user_calls_on_success_is_called_beside_the_announcement(buttons)
     assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
 
 
-def test_a_run_that_was_tested_before_says_that_it_processes_nothing(buttons, topic, caplog):
+def test_run_tested_before_says_that_it_processes_nothing(buttons, topic, caplog):
     """`airflow dags test` with the same date has the same run id, start and clear number each time."""
     buttons.run(Run("manual__2026-01-05", "manual"))
     topic.produce(record(6))
@@ -372,7 +372,7 @@ def test_a_run_that_was_tested_before_says_that_it_processes_nothing(buttons, to
     assert buttons.ranges(again) == [(0, 6)]
 
 
-def test_keys_that_airflow_has_in_a_runs_configuration_are_no_mistakes(buttons):
+def test_keys_that_airflow_has_in_runs_configuration_are_no_mistakes(buttons):
     assert buttons.plan(Run("one", "manual", {"airflow/task_span_detail_level": 2})) == "process_batch"
 
 
@@ -405,7 +405,7 @@ def test_a_replay_of_which_a_later_one_has_done_a_part_fails(buttons):
         buttons.process(older)
 
 
-def test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_cleared(buttons, topic):
+def test_run_deleted_and_created_again_moves_forward_when_it_is_cleared(buttons, topic):
     """Also where there was nothing new in its second life before."""
     buttons.run(Run("again"))
     second = Run("again", start_date=T0 + 5 * HOUR)
@@ -422,7 +422,7 @@ def test_a_run_that_was_deleted_and_created_again_moves_forward_when_it_is_clear
     assert buttons.ranges(fourth) == [(6, 7)]
 
 
-def test_a_backfill_over_what_was_never_processed_fails_and_says_so(buttons, topic):
+def test_backfill_over_what_was_never_processed_fails_and_says_so(buttons, topic):
     """The scheduled run of this hour has failed; a user repairs it with a backfill."""
     run = Run("scheduled__2", hour=2)
     buttons.plan(run)
@@ -452,9 +452,7 @@ def test_what_a_window_leaves_to_the_next_advance_is_named(make_buttons, topic, 
     assert event["ranges"][0]["until_offset"] == 4
 
 
-def test_a_backfill_of_whole_batches_is_refused_before_it_processes_them_for_each_interval(
-    make_buttons, topic
-):
+def test_backfill_of_whole_batches_is_refused_before_it_processes_them_for_each_interval(make_buttons, topic):
     buttons = make_buttons(sink=Append(f'public."{topic.name}"', lineage="batch"))
     buttons.run(Run("one"))
     with pytest.raises(
@@ -465,7 +463,7 @@ def test_a_backfill_of_whole_batches_is_refused_before_it_processes_them_for_eac
     assert buttons.run(whole)["ranges"][0]["until_offset"] == 6
 
 
-def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons, topic):
+def test_interval_asked_for_too_early_is_processed_later(buttons, topic):
     """Records that are sent late, into hours for which Kafka had none at the time."""
     buttons.run(Run("one"))
     early = Run("early", "backfill", hour=8)
@@ -481,7 +479,7 @@ def test_an_interval_that_was_asked_for_too_early_is_processed_later(buttons, to
     assert buttons.run(late)["ranges"][0]["from_offset"] == 6
 
 
-def test_a_record_with_a_wrong_time_does_not_hide_what_follows_it(
+def test_record_with_wrong_time_does_not_hide_what_follows_it(
     make_buttons, make_topic, connection, kafka_log
 ):
     """Not one from the future, which is seen without looking behind it."""

@@ -128,7 +128,7 @@ print(json.dumps(list(sys.modules)))
 """
 
 
-def test_commands_import_neither_spark_nor_airflow_nor_the_local_stack(
+def test_commands_import_neither_spark_nor_airflow_nor_local_stack(
     make_topic, make_pipeline, settings, tmp_path
 ):
     topic = make_topic()  # empty, so that `run` only plans

@@ -87,9 +87,7 @@ def audited(world: BatchRunner, pipeline: Pipeline) -> PartitionAudit:
     return partition
 
 
-def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
-    world, make_topic, make_upsert, compacted
-):
+def test_all_but_latest_change_of_each_key_goes_and_target_stays(world, make_topic, make_upsert, compacted):
     topic = make_topic()
     topic.produce(*[change(n % 3, f"a{n}") for n in range(20)])
     pipeline = make_upsert(topic)
@@ -114,9 +112,7 @@ def test_all_but_the_latest_change_of_each_key_goes_and_the_target_stays(
     assert horizons(world) == [(0, 22)]
 
 
-def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
-    world, make_topic, make_upsert, compacted
-):
+def test_replay_below_horizon_is_refused_and_rest_may_be_replayed(world, make_topic, make_upsert, compacted):
     topic = make_topic(2)
     topic.produce(*[change(n % 3, f"a{n}") for n in range(10)])
     pipeline = make_upsert(topic)
@@ -151,7 +147,7 @@ def test_a_replay_below_the_horizon_is_refused_and_the_rest_may_be_replayed(
     assert world.is_exact(pipeline)
 
 
-def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_light(
+def test_replay_that_takes_back_all_that_lies_above_brings_kept_change_to_light(
     world, make_topic, make_upsert, compacted
 ):
     topic = make_topic()
@@ -173,7 +169,7 @@ def test_a_replay_that_takes_back_all_that_lies_above_brings_the_kept_change_to_
     assert audited(world, right).compacted == 1
 
 
-def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
+def test_with_version_delete_stays_and_late_changes_do_not_revive_row(
     world, make_topic, make_pipeline, compacted
 ):
     from exactbatch import Debezium, Upsert
@@ -200,7 +196,7 @@ def test_with_a_version_a_delete_stays_and_late_changes_do_not_revive_the_row(
     assert [(each.compacted, each.tombstones) for each in found.partitions] == [(1, 1), (0, 0)]
 
 
-def test_without_a_version_a_delete_goes_with_all_that_it_deleted(world, make_topic, make_upsert, compacted):
+def test_without_version_delete_goes_with_all_that_it_deleted(world, make_topic, make_upsert, compacted):
     topic = make_topic(2)
     pipeline = make_upsert(topic)
     topic.produce(change(1, "a"), change(2, "b"))
@@ -227,7 +223,7 @@ def test_without_a_version_a_delete_goes_with_all_that_it_deleted(world, make_to
         world.run(pipeline)
 
 
-def test_without_a_version_a_delete_stays_while_its_key_has_changes_elsewhere(
+def test_without_version_delete_stays_while_its_key_has_changes_elsewhere(
     world, make_topic, make_upsert, compacted
 ):
     """As they may be there from when the pipeline had a version."""
@@ -350,7 +346,7 @@ def command(world, tmp_path):
     return start
 
 
-def test_a_compaction_that_ends_before_its_commit_has_changed_nothing(
+def test_compaction_that_ends_before_its_commit_has_changed_nothing(
     world, make_topic, make_upsert, command, monkeypatch
 ):
     topic = make_topic()

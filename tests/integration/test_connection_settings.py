@@ -71,7 +71,7 @@ def test_the_documentation_names_each_setting_with_its_value():
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_a_function_that_changes_the_session_changes_one_transaction(database, opener):
+def test_function_that_changes_session_changes_one_transaction(database, opener):
     with closing(opener(database, application="tests")) as connection:
         for _ in range(2):
             assert asked(connection, "select current_setting('timezone')") == [("UTC",)]
@@ -150,7 +150,7 @@ def test_rows_that_a_policy_hides_are_an_error(database, opener):
                 cursor.execute(f"drop owned by {login} cascade; drop role {login}")
 
 
-def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
+def test_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
     connection, settings, make_pipeline
 ):
     pipeline = make_pipeline(Topic("launches", {}), publish_timeout=0.3)
@@ -169,7 +169,7 @@ def test_a_launch_holds_up_no_vacuum_and_is_not_ended_while_it_says_nothing(
         assert tuple(cursor.fetchone()) == (False,)
 
 
-def test_the_settings_of_one_connection_differ_in_their_times_alone():
+def test_settings_of_one_connection_differ_in_their_times_alone():
     times = SessionSettings(lock_timeout=1, statement_timeout=2, idle_in_transaction=3)
     assert {field.name for field in fields(times)} == {
         "lock_timeout",

@@ -239,7 +239,7 @@ def test_arrays_and_moments_as_numbers_are_loaded_exactly(world, make_topic, mak
     assert world.is_exact(pipeline)
 
 
-def test_a_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raised(
+def test_function_that_does_not_reach_what_it_asks_is_named_with_what_it_raised(
     world, make_topic, make_pipeline
 ):
     def asks(_: Any) -> Any:

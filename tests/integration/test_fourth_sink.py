@@ -131,7 +131,7 @@ def state(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
     return world.rows(f"select kafka_partition, id, name from {table} order by 1")
 
 
-def test_a_sink_of_another_file_runs_a_batch_a_replay_and_an_audit(world, make_topic, make_pipeline):
+def test_sink_of_another_file_runs_batch_replay_and_audit(world, make_topic, make_pipeline):
     topic = make_topic(2)
     pipeline = make(topic, make_pipeline, max_rejects=1)
     assert isinstance(pipeline.sink, Sink)

@@ -95,7 +95,7 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(connect
         assert len(ledger.time_offsets(WIDE, limit=9999)) == 2 * MANY
 
 
-def test_scattered_ranges_of_a_replay_are_taken_back_in_few_statements(connection, few):
+def test_scattered_ranges_of_replay_are_taken_back_in_few_statements(connection, few):
     """As `exactbatch rejects --replay` asks for them; twice, for then each has a row of coverage."""
     pipeline = Pipeline(name="s", topics=("t",), value=Json("id int"), sink=Append("public.s"))
     batches, ledger = Batches(connection, pipeline), Ledger(connection)

@@ -181,7 +181,7 @@ def test_hostile_names_and_values_are_names_and_values(world, topic, make_pipeli
     assert tables(world) == made | {("public", "canary")}
 
 
-def test_a_target_that_exists_is_altered_cast_into_and_refused_by_its_own_names(world, topic, make_pipeline):
+def test_target_that_exists_is_altered_cast_into_and_refused_by_its_own_names(world, topic, make_pipeline):
     """evolve, casts of text, a check constraint and a unique one."""
     load(topic, lambda number: BAD)
     world.execute("create table public.canary (id int)")
@@ -255,7 +255,7 @@ def test_hostile_parameters_of_a_run_are_refused(world, topic, make_pipeline, pa
     assert ("public", "canary") in tables(world)
 
 
-def test_a_hostile_range_of_the_command_line_is_no_part_of_the_log(world, topic, make_pipeline):
+def test_hostile_range_of_command_line_is_no_part_of_log(world, topic, make_pipeline):
     world.execute("create table public.canary (id int)")
     topic.produce(b"{}")
     pipeline = make_pipeline(topic)

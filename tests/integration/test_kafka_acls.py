@@ -212,7 +212,7 @@ def show_lag(world: AuditedTarget) -> None:
     KafkaBroker(world.settings.kafka).commit_group(f"exactbatch.{TOPIC}", {(TOPIC, 0): 10})
 
 
-def test_what_the_documentation_lists_is_enough_and_no_more_than_that(
+def test_what_documentation_lists_is_enough_and_no_more_than_that(
     guarded: Guarded, world: AuditedTarget
 ) -> None:
     for row in NEEDED.values():
@@ -259,7 +259,7 @@ def test_what_the_documentation_lists_is_enough_and_no_more_than_that(
     topic.end_transaction(open_transaction, "abort")
 
 
-def test_a_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(
+def test_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(
     guarded: Guarded, world: AuditedTarget
 ) -> None:
     """Whether Kafka has compacted it is then not known, and what a compacted topic lacks cannot be made again."""
@@ -369,7 +369,7 @@ def documented(spark: Any, guarded: Guarded, topic: Topic, deployment: Deploymen
 WINDOW: Final = datetime.now(UTC) - timedelta(days=1), datetime.now(UTC) + timedelta(days=1)
 
 
-def test_the_documented_rights_are_enough_for_the_whole_way_of_a_batch(
+def test_documented_rights_are_enough_for_whole_way_of_batch(
     guarded: Guarded, documented: Documented
 ) -> None:
     batch = documented.process(documented.plan())

@@ -119,7 +119,7 @@ def test_a_migration_that_fails_leaves_the_ledger_as_it_was(connection, tmp_path
     check_schema(connection)
 
 
-def test_an_older_and_a_newer_ledger_are_refused_and_say_who_has_to_move(connection):
+def test_older_and_newer_ledger_are_refused_and_say_who_has_to_move(connection):
     newest = migrations()[-1][0]
     with transaction(connection) as cursor:
         cursor.execute("insert into exactbatch.schema_version values (%s)", (newest + 1,))
@@ -195,7 +195,7 @@ def test_the_database_refuses_to_count_an_offset_twice(connection, ledger):
     assert [(each.from_offset, each.until_offset) for each in ledger.coverage(pipeline())] == [(0, 10)]
 
 
-def test_two_pipelines_and_two_lives_of_a_topic_are_counted_apart(connection, ledger):
+def test_two_pipelines_and_two_lives_of_topic_are_counted_apart(connection, ledger):
     with transaction(connection) as cursor:
         ledger.register(pipeline("other"), share_topics=True)
         for name, life in (("flights", 1), ("flights", 2), ("other", 1)):
@@ -213,7 +213,7 @@ def test_an_empty_coverage_is_refused(connection, ledger):
         )
 
 
-def test_a_new_plan_supersedes_the_one_planned_advance_there_can_be(connection, ledger):
+def test_new_plan_supersedes_one_planned_advance_there_can_be(connection, ledger):
     with transaction(connection):
         first, second = (
             ledger.write_advance(pipeline(), plan((0, 10)), origin="cli", run=Run("dag", run)) for run in "ab"
@@ -263,7 +263,7 @@ def test_a_committed_batch_has_its_counts(connection, ledger):
         cursor.execute("update exactbatch.batch set status = 'committed' where batch_id = %s", (first,))
 
 
-def test_a_plan_waits_for_the_lock_of_its_pipeline_no_longer_than_it_may(connection, ledger, database):
+def test_plan_waits_for_lock_of_its_pipeline_no_longer_than_it_may(connection, ledger, database):
     other = connect(database, application="tests", timeout=0.3)
     begin = time.monotonic()
     with transaction(connection):
@@ -283,7 +283,7 @@ def lock(connection: Any, *, sit_idle: float = 0) -> None:
         cursor.execute("select 1")
 
 
-def test_a_transaction_that_sits_idle_for_too_long_is_ended_by_the_server(connection, ledger, database):
+def test_transaction_that_sits_idle_for_too_long_is_ended_by_server(connection, ledger, database):
     hung = connect(database, application="tests", timeout=0.3)
     with pytest.raises(PostgresUnavailable, match="the connection to Postgres was lost"):
         lock(hung, sit_idle=1)
@@ -303,7 +303,7 @@ def test_a_connection_that_has_ended_tells_why(connection, empty):
         end_it(cursor)
 
 
-def test_what_libpq_reports_without_the_servers_sqlstate_is_a_lost_connection(connection):
+def test_what_libpq_reports_without_servers_sqlstate_is_lost_connection(connection):
     # Seen when a server was killed in the middle of an answer; the moment cannot be had at will.
     with (
         pytest.raises(PostgresUnavailable, match="was lost: server closed the connection"),

@@ -154,7 +154,7 @@ def test_settings_of_the_caller_hold_and_are_remembered(own):
     assert "num.partitions=3" in (own.folder / "kafka" / "server.properties").read_text()
 
 
-def test_a_server_that_ends_at_once_shows_its_last_words_and_leaves_nothing(own):
+def test_server_that_ends_at_once_shows_its_last_words_and_leaves_nothing(own):
     with pytest.raises(LocalStackError, match=r"(?s)Postgres ended instead of listening.*no_such_setting"):
         own.up(postgres_settings={"no_such_setting": "1"})
     assert [server.pid for server in own.servers] == [None, None]

@@ -209,7 +209,7 @@ def read(log: KafkaBroker, topic: Topic, from_offset: int, *, leader_epoch: int 
     return [offset for records in batches for offset in records.offsets().to_pylist()]
 
 
-def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
+def test_log_cut_and_has_grown_again_is_told_from_one_that_was_not(
     own_stack: LocalStack, tmp_path: Path
 ) -> None:
     """Two partitions with the same life, but one loses offsets 50..99 and gets others in their place.
@@ -262,7 +262,7 @@ def test_a_log_that_was_cut_and_has_grown_again_is_told_from_one_that_was_not(
 
 
 @pytest.mark.parametrize("commit", ["batch", "partition"])
-def test_executors_that_reach_another_cluster_than_the_planner_write_nothing(
+def test_executors_that_reach_another_cluster_than_planner_write_nothing(
     own_stack: LocalStack,
     connection: Any,
     settings: Settings,

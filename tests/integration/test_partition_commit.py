@@ -152,7 +152,7 @@ def test_each_range_is_a_transaction_and_the_batch_has_the_sums(world, make_topi
     assert world.is_exact(pipeline)
 
 
-def test_a_range_with_too_many_rejects_keeps_the_others_and_the_retry_goes_on_with_it(world, topic, pipeline):
+def test_range_with_too_many_rejects_keeps_others_and_retry_goes_on_with_it(world, topic, pipeline):
     batch_id = world.plan(pipeline)
     with pytest.raises(TooManyRejects) as caught:
         world.process(pipeline, batch_id)
@@ -202,7 +202,7 @@ def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(world
     assert world.is_exact(pipeline)
 
 
-def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(world, pipeline, monkeypatch):
+def test_attempt_that_comes_late_to_its_locks_finds_range_committed(world, pipeline, monkeypatch):
     """It has copied all of its rows by then."""
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
@@ -214,9 +214,7 @@ def test_an_attempt_that_comes_late_to_its_locks_finds_the_range_committed(world
     assert world.is_exact(pipeline)
 
 
-def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance_goes_on(
-    world, topic, pipeline
-):
+def test_batch_superseded_in_middle_is_fenced_and_next_advance_goes_on(world, topic, pipeline):
     older = half_done(world, pipeline)
     task = task_of(world, tolerant(pipeline), older, partition=1)
     topic.produce(record(8))
@@ -239,7 +237,7 @@ def test_a_batch_that_is_superseded_in_the_middle_is_fenced_and_the_next_advance
     assert (first.gaps.count, first.missing.count) == (3, 3)
 
 
-def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(world, pipeline, monkeypatch):
+def test_batch_superseded_while_range_is_copied_does_not_commit_it(world, pipeline, monkeypatch):
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
     one, newer = held.while_held(
@@ -251,9 +249,7 @@ def test_a_batch_that_is_superseded_while_a_range_is_copied_does_not_commit_it(w
     assert world.is_exact(pipeline)
 
 
-def test_a_plan_waits_for_a_range_that_is_about_to_commit_and_goes_on_behind_it(
-    world, topic, pipeline, monkeypatch
-):
+def test_plan_waits_for_range_about_to_commit_and_goes_on_behind_it(world, topic, pipeline, monkeypatch):
     older = world.plan(pipeline)
     task = task_of(world, pipeline, older)
     topic.produce(record(8))
@@ -278,7 +274,7 @@ def test_a_plan_waits_for_a_range_that_is_about_to_commit_and_goes_on_behind_it(
     assert world.is_exact(pipeline)
 
 
-def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(world, replays, topic, pipeline):
+def test_what_superseded_batch_committed_can_be_replayed_and_is_shown(world, replays, topic, pipeline):
     older = half_done(world, pipeline)
     assert f"batch {older}: expected a committed batch" in replays.refused(
         ReplayRefused, pipeline, ReplayRequest(batch_ids=(older,))
@@ -307,7 +303,7 @@ def test_what_a_superseded_batch_committed_can_be_replayed_and_is_shown(world, r
     )
 
 
-def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(world, replays, topic, pipeline):
+def test_replay_is_one_transaction_also_of_part_of_batch_that_goes_on(world, replays, topic, pipeline):
     batch_id = half_done(world, pipeline)
     replayed = replays.run(pipeline, ranges((1, 3), topic=topic)).batch
     assert (replayed.kind, replayed.rows) == ("replay", 2)
@@ -324,7 +320,7 @@ def test_a_replay_is_one_transaction_also_of_a_part_of_a_batch_that_goes_on(worl
     assert world.is_exact(pipeline)
 
 
-def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transaction(world, pipeline):
+def test_batch_begun_range_by_range_cannot_be_finished_in_one_transaction(world, pipeline):
     batch_id = half_done(world, pipeline)
     other = replace(tolerant(pipeline), commit="batch")
     with pytest.raises(Fenced, match="expected the stored offset 0, found 5"):
@@ -334,7 +330,7 @@ def test_a_batch_that_was_begun_range_by_range_cannot_be_finished_in_one_transac
     assert world.is_exact(pipeline)
 
 
-def test_a_range_whose_stored_offset_has_moved_otherwise_is_fenced(world, pipeline):
+def test_range_whose_stored_offset_has_moved_otherwise_is_fenced(world, pipeline):
     batch_id = world.plan(pipeline)
     world.execute("update exactbatch.stored_offset set next_offset = 1 where partition = 0")
     with pytest.raises(Fenced, match="expected the stored offset 0, found 1 of topic id"):
@@ -372,7 +368,7 @@ def test_a_batch_is_not_committed_before_its_last_range(world, pipeline):
         ),
     ],
 )
-def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_is_read(
+def test_target_that_ranges_cannot_be_copied_into_is_refused_before_record_is_read(
     world, topic, make_pipeline, definition, found
 ):
     world.execute(f"create table t ({definition})")
@@ -382,7 +378,7 @@ def test_a_target_that_ranges_cannot_be_copied_into_is_refused_before_a_record_i
     assert re.search(found, message), message
 
 
-def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(world, topic, pipeline):
+def test_rows_that_do_not_arrive_and_rows_refused_fail_their_range(world, topic, pipeline):
     """A trigger drops a row of the first partition; then a check and another trigger refuse it. The second
     partition's rows stay."""
     batch_id = world.plan(pipeline)
@@ -421,7 +417,7 @@ def test_rows_that_do_not_arrive_and_rows_that_are_refused_fail_their_range(worl
     assert world.is_exact(pipeline)
 
 
-def test_what_waits_for_the_commit_is_done_before_the_rows_are_counted(world, topic, pipeline):
+def test_what_waits_for_commit_is_done_before_rows_are_counted(world, topic, pipeline):
     """Deferred triggers of the target and of a table that it logs into, and a deferred foreign key."""
     target = pipeline.sink.target
     batch_id = world.plan(pipeline)
@@ -530,7 +526,7 @@ def test_a_partitioned_target_with_any_name_takes_ranges(world, topic, make_pipe
     assert world.is_exact(pipeline)
 
 
-def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
+def test_topic_created_again_while_it_is_read_gives_no_rows(
     world, admin, topic, pipeline, make_topic, monkeypatch
 ):
     batch_id = world.plan(pipeline)
@@ -550,7 +546,7 @@ def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(
     assert world.rows("select distinct next_offset from exactbatch.stored_offset") == [(0,)]
 
 
-def test_a_batch_all_of_whose_ranges_are_committed_is_finished_or_superseded(
+def test_batch_all_of_whose_ranges_are_committed_is_finished_or_superseded(
     world, topic, pipeline, monkeypatch
 ):
     """Its driver failed just before the end: there is nothing to plan, and then there is."""

@@ -63,7 +63,7 @@ def pooled(database: str, mode: str, more: str = DROPPED, size: int = 20, **sett
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("opener", OPENERS)
-def test_pgbouncer_as_it_is_installed_is_refused_with_the_line_that_it_needs(database, mode, opener):
+def test_pgbouncer_as_it_is_installed_is_refused_with_line_that_it_needs(database, mode, opener):
     with pooled(database, mode, more="") as dsn, pytest.raises(ConfigurationError) as caught:
         opener(dsn, application="tests")
     assert "PgBouncer, refuses the startup parameter `options`" in str(caught.value)
@@ -111,7 +111,7 @@ def hang(connection: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_launch_keeps_its_tables_and_leaves_nothing_on_the_pools_connections(
+def test_launch_keeps_its_tables_and_leaves_nothing_on_pools_connections(
     connection, database, settings, make_pipeline, mode
 ):
     """Launch after launch, in a pool of few connections, beside other clients of it."""

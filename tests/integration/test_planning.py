@@ -36,7 +36,7 @@ def day(number: int, days: int = 1) -> ReplayRequest:
     return ReplayRequest(window=(T0 + number * DAY, T0 + (number + days) * DAY))
 
 
-def test_a_window_that_ends_at_a_record_from_the_future_is_refused(
+def test_window_that_ends_at_record_from_future_is_refused(
     connection: Any, kafka_log: KafkaBroker, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(retention_ms="-1", message_timestamp_after_max_ms=NO_LIMIT)
@@ -69,7 +69,7 @@ def test_a_window_that_ends_at_a_record_from_the_future_is_refused(
     assert planned(ReplayRequest(window=(T0, datetime.now(UTC) + DAY))) == [(0, 7)]
 
 
-def test_a_window_without_records_is_empty_and_one_up_to_the_newest_record_is_whole(
+def test_window_without_records_is_empty_and_one_up_to_newest_record_is_whole(
     connection: Any, kafka_log: KafkaBroker, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     """No alarm without need: sparse records, clocks that run a little ahead, and a last record from the future."""
@@ -85,7 +85,7 @@ def test_a_window_without_records_is_empty_and_one_up_to_the_newest_record_is_wh
         assert (batch_id is None) == empty
 
 
-def test_a_partition_without_a_committed_offset_is_shown_to_start_at_its_earliest(
+def test_partition_without_committed_offset_is_shown_to_start_at_its_earliest(
     connection: Any, kafka_log: KafkaBroker, make_topic: MakeTopic, make_pipeline: MakePipeline
 ) -> None:
     topic = make_topic(2)

@@ -39,9 +39,7 @@ def replay_all(world: BatchRunner, pipeline: Pipeline) -> int:
     return batch_id
 
 
-def test_a_poisoned_batch_is_seen_in_the_status_and_blocks_no_replay(
-    world, topic, make_pipeline, monkeypatch
-):
+def test_poisoned_batch_is_seen_in_status_and_blocks_no_replay(world, topic, make_pipeline, monkeypatch):
     pipeline = make_pipeline(topic)
     world.run(pipeline)
     assert status(world, pipeline).failing == ()

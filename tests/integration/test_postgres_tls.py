@@ -94,7 +94,7 @@ def test_every_connection_of_a_batch_is_encrypted(
     assert proxy.plain == 0
 
 
-def test_a_plain_connection_is_refused_by_the_server_of_these_tests(proxy, dsn):
+def test_plain_connection_is_refused_by_server_of_these_tests(proxy, dsn):
     """Otherwise the test above would show nothing."""
     with pytest.raises(PostgresUnavailable, match="expected TLS, found a plain connection"):
         connect(dsn(sslmode="disable"), application="tests")
@@ -129,7 +129,7 @@ def test_the_driver_says_what_is_wrong(stack, dsn, authorities, name, said):
 
 
 @pytest.mark.parametrize(("name", "said"), WRONG)
-def test_a_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behind(
+def test_batch_whose_executors_cannot_connect_says_why_and_leaves_nothing_behind(
     spark, connection, stack, dsn, settings, authorities, make_topic, make_pipeline, monkeypatch, name, said
 ):
     """The driver can connect: where the executors run, files or names are others."""

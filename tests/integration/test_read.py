@@ -139,7 +139,7 @@ def test_aborted_records_and_markers_are_left_out(make_topic: MakeTopic) -> None
 
 
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_range_of_aborted_records_or_markers_alone_is_empty_and_ends(
+def test_range_of_aborted_records_or_markers_alone_is_empty_and_ends(
     make_topic: MakeTopic, after: int
 ) -> None:
     topic = make_topic()
@@ -153,7 +153,7 @@ def test_a_range_of_aborted_records_or_markers_alone_is_empty_and_ends(
         assert time.monotonic() - started < 8
 
 
-def test_a_range_up_to_an_open_transaction_is_read_and_no_further(
+def test_range_up_to_open_transaction_is_read_and_no_further(
     make_topic: MakeTopic, kafka_log: KafkaBroker
 ) -> None:
     topic = make_topic()
@@ -216,7 +216,7 @@ def test_an_offset_that_was_removed_since_the_plan_is_an_error(
     assert "removed 10 of these offsets" in str(wholly_lost)
 
 
-def test_a_log_that_ends_before_the_range_is_an_error_after_the_timeout(make_topic: MakeTopic) -> None:
+def test_log_that_ends_before_range_is_error_after_timeout(make_topic: MakeTopic) -> None:
     topic = make_topic()
     topic.produce(*numbered(10))
     error, seconds = failure(topic, 5, 20, timeout=1)
@@ -248,7 +248,7 @@ def test_a_range_beyond_the_end_says_that_the_log_went_backwards(make_topic: Mak
     assert seconds > 1
 
 
-def test_a_range_that_is_beyond_the_end_for_a_moment_can_be_tried_again(make_topic: MakeTopic) -> None:
+def test_range_beyond_end_for_moment_can_be_tried_again(make_topic: MakeTopic) -> None:
     # As of a leader that has just been elected and does not know yet how far its log reaches.
     topic = make_topic()
     topic.produce(*numbered(10))
@@ -460,7 +460,7 @@ def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> Non
         read(make_topic(), 0, 1, partition=7, timeout=3)
 
 
-def test_a_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
+def test_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
     own_stack: LocalStack,
 ) -> None:
     topic = Topic("killed", own_stack.kafka_properties)

@@ -88,7 +88,7 @@ def test_a_renamed_pipeline_takes_all_its_rows_along(world):
         Ledger(world.connection).check_registered(old)
 
 
-def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out(world):
+def test_new_name_for_same_topics_and_target_is_refused_with_both_ways_out(world):
     """It would load each record a second time, and every audit would be exact."""
     old, new = world.pipeline.name, under(world, "new")
     with transaction(world.connection), pytest.raises(NotRegistered) as caught:
@@ -112,7 +112,7 @@ def test_a_new_name_for_the_same_topics_and_target_is_refused_with_both_ways_out
     assert register(world, under(world, "new", topics=("another",))) is True
 
 
-def test_pipelines_that_are_meant_to_load_the_same_topics_run_beside_each_other(world):
+def test_pipelines_meant_to_load_same_topics_run_beside_each_other(world):
     new = under(world, "new")
     assert register(world, new, share_topics=True) is True
     assert register(world, new) is False
@@ -167,7 +167,7 @@ def test_a_batch_that_was_announced_stays_so(world):
         world.execute("update exactbatch.batch set announced_at = null where status = 'committed'")
 
 
-def test_the_audit_names_offsets_that_two_pipelines_have_in_one_target(world, make_pipeline):
+def test_audit_names_offsets_that_two_pipelines_have_in_one_target(world, make_pipeline):
     """As they were left behind by a rename before there was one."""
     other = AuditedTarget(world.connection, world.settings, under(world, "other"))
     register(world, other.pipeline, share_topics=True)

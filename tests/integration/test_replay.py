@@ -49,7 +49,7 @@ def with_another_column(pipeline: Pipeline) -> Pipeline:
     return replace(pipeline, value=Json("id int, name text, other text"))
 
 
-def test_only_the_range_changes_and_the_coverage_shows_both_batches(world, replays, topic, make_pipeline):
+def test_only_range_changes_and_coverage_shows_both_batches(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch
     world.execute(f"alter table public.\"{topic.name}\" add column other text default 'new'")
@@ -75,7 +75,7 @@ def test_only_the_range_changes_and_the_coverage_shows_both_batches(world, repla
     assert world.staging() == []
 
 
-def test_what_was_recorded_as_lost_and_came_back_counts_once_a_replay_takes_it(
+def test_what_was_recorded_as_lost_and_came_back_counts_once_replay_takes_it(
     world, replays, make_topic, make_pipeline, monkeypatch
 ):
     """As after a broker was killed that had not removed the offsets for good."""
@@ -205,9 +205,7 @@ def test_an_older_replay_cannot_overwrite_a_newer_ones_result(world, replays, to
     assert f"[0] 40..50 are those of batch {newer}, which was planned after this replay" in str(caught.value)
 
 
-def test_a_newer_replay_takes_back_an_older_one_that_committed_meanwhile(
-    world, replays, topic, make_pipeline
-):
+def test_newer_replay_takes_back_older_one_that_committed_meanwhile(world, replays, topic, make_pipeline):
     pipeline = make_pipeline(topic)
     first = world.run(pipeline).batch.batch_id
     older = replays.plan(pipeline, ranges((0, 50), topic=topic))
@@ -291,7 +289,7 @@ def test_what_retention_removed_is_refused_or_left_out_as_asked(world, replays, 
     assert world.is_exact(pipeline)
 
 
-def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_late(
+def test_window_is_offset_range_and_neighbours_tile_although_records_come_late(
     world, replays, make_topic, make_pipeline
 ):
     topic = make_topic(retention_ms="-1")
@@ -324,9 +322,7 @@ def test_a_window_is_an_offset_range_and_neighbours_tile_although_records_come_l
     assert kept == [(T0 + n * HOUR, offset) for n, offset in enumerate([0, 2, 4, 9])]
 
 
-def test_a_window_that_is_not_over_ends_at_the_stored_head_and_is_not_kept(
-    world, replays, make_topic, make_pipeline
-):
+def test_window_not_over_ends_at_stored_head_and_is_not_kept(world, replays, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(record(0), record(1))
     pipeline = make_pipeline(topic)
@@ -453,7 +449,7 @@ def test_a_widening_that_no_longer_holds_is_fenced(world, replays, topic, make_p
     assert world.is_exact(pipeline)
 
 
-def test_a_whole_batch_that_lost_a_part_to_retention_is_never_replayed(
+def test_whole_batch_that_lost_part_to_retention_is_never_replayed(
     world, replays, topic, make_pipeline, admin
 ):
     pipeline = make_pipeline(topic, sink=Append(f'public."{topic.name}"', lineage="batch"))

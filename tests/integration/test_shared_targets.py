@@ -105,7 +105,7 @@ def test_a_definition_has_all_tables_of_its_sink(sink):
     assert {table.name for table in sink.tables} <= definition_of(pipeline("p", sink)).tables
 
 
-def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(connection, rows):
+def test_two_upserts_of_one_target_have_to_agree_on_latest_change(connection, rows):
     """One registers while the other has a batch: that does not commit, nor does any before they agree."""
     columns = "id int, v int, w int"
     one = Batches(connection, pipeline("one", UPSERT, columns))
@@ -122,7 +122,7 @@ def test_two_upserts_of_one_target_have_to_agree_on_the_latest_change(connection
     assert rows("select id, v, w from t_change") == [(1, 5, 5)]
 
 
-def test_aggregates_that_share_a_target_get_a_measure_one_after_the_other(connection, ledger):
+def test_aggregates_that_share_target_get_measure_one_after_other(connection, ledger):
     wider = replace(HOURLY, aggregates={"n": Count(), "v": Sum("v")})
     with transaction(connection):
         for name in ("one", "other"):
@@ -160,9 +160,7 @@ def test_a_batch_does_not_go_on_by_another_version(connection, rows):
     assert rows("select id, v from t order by id") == [(1, 5), (2, 5)]
 
 
-def test_the_version_of_an_older_registration_is_kept_from_the_next_init_on(
-    connection, ledger, rows, tmp_path
-):
+def test_version_of_older_registration_is_kept_from_next_init_on(connection, ledger, rows, tmp_path):
     with transaction(connection) as cursor:
         cursor.execute("drop schema exactbatch cascade; drop schema exactbatch_staging cascade")
     for number, text in migrations()[:7]:
@@ -207,7 +205,7 @@ def test_upserts_that_share_a_target_write_the_same_columns(connection, rows):
     assert rows("select id, mail from t order by id") == [(1, "x@x"), (2, "y@y")]
 
 
-def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(connection, rows):
+def test_upsert_that_is_alone_may_have_more_columns_beside_its_own(connection, rows):
     alone = Batches(connection, pipeline("alone", UPSERT, "id int, v int"))
     alone.run((1, 1, False))
     with transaction(connection) as cursor:
@@ -216,7 +214,7 @@ def test_an_upsert_that_is_alone_may_have_more_columns_beside_its_own(connection
     assert rows("select id from t order by id") == [(1,), (2,)]
 
 
-def test_event_times_that_another_pipeline_needs_stay_however_it_writes_the_target(connection, rows):
+def test_event_times_that_another_pipeline_needs_stay_however_it_writes_target(connection, rows):
     """A topic is taken out of a pipeline; one that shares its target has processed the topic as well."""
     columns = "carrier text, at timestamptz"
     one = Batches(connection, pipeline("one", HOURLY, columns))

@@ -95,6 +95,6 @@ def test_a_setting_with_which_spark_cannot_work_is_named(conf, environment, said
 
 
 @pytest.mark.long
-def test_defaults_of_a_site_that_a_batch_does_not_have_do_no_harm(tmp_path):
+def test_defaults_of_site_that_batch_does_not_have_do_no_harm(tmp_path):
     (tmp_path / "spark-defaults.conf").write_text("spark.api.mode connect\nspark.sql.caseSensitive true\n")
     assert outcome(SPARK_CONF_DIR=str(tmp_path)) == "OK 1000 false"

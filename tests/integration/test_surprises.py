@@ -220,7 +220,7 @@ def of(*kinds: str) -> Any:
 
 
 @of("upsert")
-def test_retention_between_plan_and_read_is_told_and_a_recorded_loss_goes_on_behind_it(
+def test_retention_between_plan_and_read_is_told_and_recorded_loss_goes_on_behind_it(
     scene: MakeScene, kind: str
 ) -> None:
     played = scene(kind)
@@ -242,7 +242,7 @@ def test_retention_between_plan_and_read_is_told_and_a_recorded_loss_goes_on_beh
 
 
 @of("append", "partition")
-def test_retention_that_overtakes_a_reader_fails_the_batch_and_leaves_nothing(
+def test_retention_that_overtakes_reader_fails_batch_and_leaves_nothing(
     scene: MakeScene, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reader has had the first records of its range when those behind them are removed."""
@@ -362,7 +362,7 @@ def test_compaction_between_two_reads_and_before_a_replay(
     assert audit(played.pipeline, played.world.settings).is_exact
 
 
-def test_a_replay_that_would_bring_back_what_a_delete_has_removed_is_refused(
+def test_replay_that_would_bring_back_what_delete_has_removed_is_refused(
     scene: MakeScene, make_topic: MakeTopic
 ) -> None:
     """Kafka has removed the delete: a replay of its offset alone takes it back, and does not find it again."""
@@ -437,7 +437,7 @@ def _more(played: Scene) -> bool:
 
 
 @of("upsert")
-def test_an_open_transaction_holds_the_log_back_and_nothing_is_skipped(scene: MakeScene, kind: str) -> None:
+def test_open_transaction_holds_log_back_and_nothing_is_skipped(scene: MakeScene, kind: str) -> None:
     played = scene(kind, 1)
     played.topic.produce(played.event()[1])
     aborted = played.transaction("open", played.event()[1])
@@ -489,7 +489,7 @@ def test_a_partition_that_is_added_begins_with_its_first_record(scene: MakeScene
 
 
 @of("upsert", "partition")
-def test_a_topic_that_is_created_again_with_more_records_is_never_taken_for_the_old_one(
+def test_topic_created_again_with_more_records_is_never_taken_for_old_one(
     scene: MakeScene, make_topic: MakeTopic, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the plan, between plan and read, and while it is read; also for a replay."""
@@ -538,7 +538,7 @@ class Stale(KafkaBroker):
 
 
 @of("upsert")
-def test_an_end_of_log_that_is_stale_never_takes_a_pipeline_backwards(scene: MakeScene, kind: str) -> None:
+def test_end_of_log_that_is_stale_never_takes_pipeline_backwards(scene: MakeScene, kind: str) -> None:
     played = scene(kind, 1)
     played.send((0, *played.event()) for _ in range(20))
     played.advance()
@@ -583,9 +583,7 @@ def test_records_up_to_the_broker_s_limit(scene: MakeScene, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["append", "aggregate", "partition"])
-def test_a_value_that_an_index_cannot_hold_is_refused_and_nothing_is_written(
-    scene: MakeScene, kind: str
-) -> None:
+def test_value_that_index_cannot_hold_is_refused_and_nothing_is_written(scene: MakeScene, kind: str) -> None:
     """The key of an aggregate, or a column of a target with an index; it is no trouble of the server."""
     played = scene(kind, 1)
     played.send([(0, *played.event())])

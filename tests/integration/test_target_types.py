@@ -69,7 +69,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("actual", "written", "good", "bad"), CASES, ids=[f"{c[1]}->{c[0]}" for c in CASES])
-def test_a_value_is_a_row_where_the_column_can_hold_it_and_else_a_reject(
+def test_value_is_row_where_column_can_hold_it_and_else_reject(
     world, produced, make_pipeline, actual, written, good, bad
 ):
     world.execute("create schema shop; create type shop.mood as enum ('sad', 'glad')")
@@ -96,7 +96,7 @@ def test_a_value_is_a_row_where_the_column_can_hold_it_and_else_a_reject(
     assert world.is_exact(pipeline)
 
 
-def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(world, make_topic, make_pipeline):
+def test_reject_that_target_refuses_keeps_key_value_and_headers(world, make_topic, make_pipeline):
     topic = make_topic(2)
     for partition in (0, 1):  # rows on both sides, and rejects far apart from each other
         values = [
@@ -121,7 +121,7 @@ def test_a_reject_that_the_target_refuses_keeps_key_value_and_headers(world, mak
     assert world.staging() == []
 
 
-def test_more_rejects_than_allowed_fail_the_batch_and_name_the_first(world, produced, make_pipeline):
+def test_more_rejects_than_allowed_fail_batch_and_name_first(world, produced, make_pipeline):
     topic = produced({"id": "x"}, *({"id": n, "x": "no"} for n in range(5)))
     pipeline = make_pipeline(topic, value=Json("id int, x uuid"), max_rejects=2)
     message = world.refused(TooManyRejects, pipeline)
@@ -228,7 +228,7 @@ def test_a_trigger_that_refuses_a_row_is_quoted(world, produced, make_pipeline):
     )
 
 
-def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_without_one(
+def test_partitioned_target_takes_rows_into_its_partitions_and_names_rows_without_one(
     world, produced, make_pipeline
 ):
     topic = produced({"id": 1, "at": "2026-01-31T23:59:59Z"}, {"id": 2, "at": "2026-02-01T00:00:00Z"})
@@ -250,7 +250,7 @@ def test_a_partitioned_target_takes_rows_into_its_partitions_and_names_rows_with
     assert world.is_exact(pipeline)
 
 
-def test_identity_default_and_generated_columns_are_the_targets_own(world, produced, make_pipeline):
+def test_identity_default_and_generated_columns_are_targets_own(world, produced, make_pipeline):
     pipeline = make_pipeline(produced({"id": 4}), sink=Append('"Sho p"."Tab""le"'), value=Json("id int"))
     world.execute('create schema "Sho p"')
     world.execute(

@@ -110,7 +110,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
 @pytest.mark.parametrize("way", OTHERS)
-def test_a_trigger_that_changes_rows_which_the_batch_does_not_write_is_refused(db, batches, way, deferred):
+def test_trigger_that_changes_rows_which_batch_does_not_write_is_refused(db, batches, way, deferred):
     sink, table, when, body = OTHERS[way]
     if deferred and when.startswith("before"):
         when = "after insert"
@@ -183,7 +183,7 @@ def test_tables_with_triggers_need_the_counters_of_postgres(db, batches):
 
 
 @pytest.mark.parametrize("sink", SINKS)
-def test_triggers_that_leave_the_columns_of_the_pipeline_alone_are_welcome(db, batches, sink):
+def test_triggers_that_leave_columns_of_pipeline_alone_are_welcome(db, batches, sink):
     chosen, _, rows = SINKS[sink]
     made = batches("id int, v int", chosen)
     made.run(*rows[:3])
@@ -225,7 +225,7 @@ EQUAL = {
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_an_upsert_writes_a_value_that_is_only_equal_to_the_old_one(db, batches, name):
+def test_upsert_writes_value_that_is_only_equal_to_old_one(db, batches, name):
     type_, old, new = EQUAL[name]
     db.execute("create extension if not exists citext")
     plain = type_.removeprefix("pg_catalog.")
@@ -289,7 +289,7 @@ def test_json_and_keys_without_order_are_refused_as_keys(db, batches):
         made.run(("(0,0)", 1, False))
 
 
-def test_equal_values_of_an_aggregate_are_stored_alike_in_any_order(db, batches):
+def test_equal_values_of_aggregate_are_stored_alike_in_any_order(db, batches):
     measures = {"lo": Min("v"), "hi": Max("v"), "zero": Max("f")}
     made = batches(
         "k numeric, v numeric, f double precision",
@@ -362,7 +362,7 @@ def test_two_upserts_that_share_a_target_see_each_other(db, batches, database, c
     assert db.rows("select name from t where id = 1") == [("NEW",)]
 
 
-def test_a_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(db, batches, database):
+def test_column_that_cannot_be_added_at_once_holds_up_no_reader_for_long(db, batches, database):
     """A long SELECT holds the table: the batch gives up, and a second reader waits for a second at most."""
     db.execute(f"create table t (id int, {LINEAGE})")
     made = batches("id int, v int", Append("public.t"), evolve="add")
@@ -501,7 +501,7 @@ def test_many_ranges_are_taken_back_at_once(db, batches):
     ]
 
 
-def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db):
+def test_tables_that_exactbatch_makes_can_be_replayed_under_publication(db):
     found = db.rows(
         "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where n.nspname = 'exactbatch' and c.relkind = 'r' and c.relreplident <> 'f' "
@@ -511,7 +511,7 @@ def test_tables_that_exactbatch_makes_can_be_replayed_under_a_publication(db):
 
 
 @pytest.mark.parametrize("sink", ["upsert", "aggregate"])
-def test_a_key_whose_operators_the_login_does_not_find_is_refused(db, batches, sink):
+def test_key_whose_operators_login_does_not_find_is_refused(db, batches, sink):
     """`=` would be that of text: an index of citext takes for equal what it does not."""
     db.execute("create schema ext; create extension citext schema ext")
     chosen = SINKS[sink][0]
@@ -524,7 +524,7 @@ def test_a_key_whose_operators_the_login_does_not_find_is_refused(db, batches, s
     assert db.rows("select count(*) from exactbatch.coverage") == [(0,)]
 
 
-def test_a_key_may_name_its_columns_in_another_order_than_the_schema(db, batches):
+def test_key_may_name_its_columns_in_another_order_than_schema(db, batches):
     made = batches("a text, v int, b text", Upsert("public.t", key=("b", "a")))
     made.run(("x", 1, "y", False), ("y", 2, "x", False))
     made.run(("x", 3, "y", False))
@@ -546,7 +546,7 @@ def test_values_too_long_for_an_index_are_named_by_their_offsets(db, batches):
     assert made.run(("short", 1, False)).wrote
 
 
-def test_rows_that_exchange_unique_values_need_a_deferrable_constraint(db, batches):
+def test_rows_that_exchange_unique_values_need_deferrable_constraint(db, batches):
     made = batches("id int, seat text", Upsert("public.t", key=("id",)))
     made.run((1, "a", False), (2, "b", False))
     db.execute("alter table t add constraint one_each unique (seat)")
@@ -563,7 +563,7 @@ def test_rows_that_exchange_unique_values_need_a_deferrable_constraint(db, batch
     assert db.rows("select id, seat from t order by id") == [(1, "b"), (2, "a")]
 
 
-def test_a_key_without_overlaps_does_not_identify_rows_to_a_publication(db, batches):
+def test_key_without_overlaps_does_not_identify_rows_to_publication(db, batches):
     db.execute(
         "create table t (id int, v int, during int4range default 'empty', days daterange default 'empty', "
         f"{LINEAGE}, primary key (during, days without overlaps)); create publication p for table t"
@@ -587,7 +587,7 @@ def test_nothing_is_created_in_a_schema_of_others(db, batches, schema):
     ) == [(True,)]
 
 
-def test_a_triggers_function_that_is_replaced_while_a_batch_runs_is_noticed(db, batches):
+def test_triggers_function_replaced_while_batch_runs_is_noticed(db, batches):
     """Its rows were checked against the table with the function as it was."""
     made = batches("id int, v int", Append("public.t"))
     made.run((0, 0))

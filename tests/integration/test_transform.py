@@ -119,7 +119,7 @@ def test_a_transform_gives_the_same_rows_in_every_time_zone(world, make_topic, m
     assert world.target(pipeline, "hash") == hashes
 
 
-def test_a_query_may_give_many_rows_for_a_record_and_a_replay_of_some_is_exact(world, topic, make_pipeline):
+def test_query_may_give_many_rows_for_record_and_replay_of_some_is_exact(world, topic, make_pipeline):
     query = f"select id, explode(sequence(1, id % 4)) as part, {LINEAGE} from records where id % 4 > 0"
     pipeline = make_pipeline(topic, sql=query)
     batch = world.run(pipeline).batch
@@ -151,7 +151,7 @@ def test_the_audit_finds_a_row_that_is_missing_or_there_again(world, topic, make
     assert not world.is_exact(pipeline)
 
 
-def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(world, topic, make_pipeline):
+def test_transform_without_lineage_needs_sink_that_works_by_batch(world, topic, make_pipeline):
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
     message = world.refused(TransformRefused, make_pipeline(topic, sql=query))
     assert (
@@ -160,7 +160,7 @@ def test_a_transform_without_lineage_needs_a_sink_that_works_by_batch(world, top
     assert "lineage='batch'" in message
 
 
-def test_a_transform_that_puts_records_together_is_replayed_by_batch(world, topic, make_pipeline):
+def test_transform_that_puts_records_together_is_replayed_by_batch(world, topic, make_pipeline):
     query = "select name, count(*) as records, sum(id) as ids from records group by name"
     pipeline = make_pipeline(topic, sql=query, sink=Append(f'public."{topic.name}"', lineage="batch"))
     batch = world.run(pipeline).batch
@@ -193,7 +193,7 @@ def test_a_transform_that_puts_records_together_is_replayed_by_batch(world, topi
     ids=["now", "current_timestamp", "current_date", "rand", "uuid", "id", "where", "limit", "sample", "drop",
          "udf", "subquery", "literal", "window"],
 )  # fmt: skip
-def test_what_gives_other_results_on_a_retry_is_refused_unless_it_is_allowed(
+def test_what_gives_other_results_on_retry_is_refused_unless_it_is_allowed(
     world, topic, make_pipeline, transform, name
 ):
     message = world.refused(TransformRefused, make_pipeline(topic, transform=transform))
@@ -217,7 +217,7 @@ DEDUPLICATED = f"""
 """
 
 
-def test_a_row_that_depends_on_other_records_needs_a_sink_that_works_by_batch(world, topic, make_pipeline):
+def test_row_that_depends_on_other_records_needs_sink_that_works_by_batch(world, topic, make_pipeline):
     message = world.refused(TransformRefused, make_pipeline(topic, sql=DEDUPLICATED))
     assert (
         "window combines records of a batch, and a replay of a part of the batch does not have all of them"
@@ -255,7 +255,7 @@ def test_a_query_with_subqueries_over_another_source_runs(world, topic, make_pip
     assert world.target(pipeline, "id") == [(3,)]
 
 
-def test_a_batch_shares_no_view_with_the_session_that_it_was_given(world, topic, make_pipeline):
+def test_batch_shares_no_view_with_session_that_it_was_given(world, topic, make_pipeline):
     world.spark.sql("select 'mine' as name").createOrReplaceTempView("records")
     try:
         pipeline = make_pipeline(topic, sql=f"select id, {LINEAGE} from records")
@@ -278,7 +278,7 @@ def test_an_error_names_the_record_that_it_is_raised_for(world, topic, make_pipe
     assert "CAST_INVALID_INPUT" in str(caught.value)
 
 
-def test_a_query_that_spark_cannot_plan_is_refused_with_the_columns_there_are(world, topic, make_pipeline):
+def test_query_that_spark_cannot_plan_is_refused_with_columns_there_are(world, topic, make_pipeline):
     message = world.refused(TransformRefused, make_pipeline(topic, sql="select idd from records"))
     assert "`idd`" in message
     assert f"The columns that it can use are id, name, {LINEAGE}." in message

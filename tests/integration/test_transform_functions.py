@@ -217,7 +217,7 @@ def test_the_page_names_each_function_that_spark_has(spark):
     assert f"Spark {pyspark.__version__}" in page
 
 
-def test_functions_that_are_allowed_give_the_same_however_records_are_cut(spark, variants):
+def test_functions_allowed_give_same_however_records_are_cut(spark, variants):
     infos = builtin(spark)
     by_group = defaultdict(list)
     for info in infos:
@@ -233,7 +233,7 @@ def test_functions_that_are_allowed_give_the_same_however_records_are_cut(spark,
 
 
 @pytest.mark.long
-def test_every_function_that_is_allowed_gives_the_same_however_records_are_cut(spark, variants):
+def test_every_function_allowed_gives_same_however_records_are_cut(spark, variants):
     reasons, allowed = judged(spark, variants, builtin(spark))
     compared = Comparison(variants)
     compared.compare(allowed)
@@ -279,7 +279,7 @@ def test_every_operator_gives_the_same_however_records_are_cut(spark, query):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("query", "_names"), SEVERAL)
-def test_every_operator_over_a_batch_gives_the_same_however_it_is_cut(spark, query, _names):
+def test_every_operator_over_batch_gives_same_however_it_is_cut(spark, query, _names):
     variants = Variants(spark, VALUES)
     assert variants.rows(query, "run") == variants.rows(query, "again")
 

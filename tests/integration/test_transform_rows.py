@@ -39,7 +39,7 @@ def rejects(world: BatchRunner) -> list[tuple[Any, ...]]:
     )
 
 
-def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(world, make_topic, make_pipeline):
+def test_change_that_is_neither_delete_nor_not_one_is_reject(world, make_topic, make_pipeline):
     topic = make_topic()
     records(topic, {"id": 1, "name": "kept"}, {"id": 2, "name": "unknown"}, {"id": 3, "name": "gone"})
     query = f"""select id, name, case name when 'gone' then true when 'kept' then false end as deleted, {LINEAGE}
@@ -57,7 +57,7 @@ def test_a_change_that_is_neither_a_delete_nor_not_one_is_a_reject(world, make_t
     assert world.is_exact(tolerant)
 
 
-def test_changes_of_one_key_from_one_record_are_refused_unless_a_version_orders_them(
+def test_changes_of_one_key_from_one_record_are_refused_unless_version_orders_them(
     world, make_topic, make_pipeline
 ):
     topic = make_topic()
@@ -89,7 +89,7 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize("large", ["false", "true"])
-def test_a_value_that_no_table_can_hold_makes_its_record_a_reject(world, make_topic, make_pipeline, large):
+def test_value_that_no_table_can_hold_makes_its_record_reject(world, make_topic, make_pipeline, large):
     topic = make_topic()
     topic.produce(*BAD_VALUES)
     query = f"""
@@ -128,7 +128,7 @@ def test_without_lineage_such_a_value_ends_the_batch(world, make_topic, make_pip
     assert message.startswith("column 'line': the text is not valid UTF-8, in a row of the transform. ")
 
 
-def test_a_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
+def test_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
     connection, settings, monkeypatch
 ):
     tables = StagingTables(1, 1)

@@ -62,7 +62,7 @@ def test_a_null_value_deletes_the_row_of_its_key(world, make_topic, make_upsert)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_the_replay(world, make_topic, make_upsert):
+def test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_replay(world, make_topic, make_upsert):
     topic = make_topic()
     topic.produce(change(101, "not to be deleted"), change(1, "a"), change(2, "b"))
     topic.produce(None, key=key_of(1))
@@ -101,7 +101,7 @@ def test_late_and_repeated_changes_do_not_overwrite_newer_ones(world, make_topic
     assert world.is_exact(pipeline)
 
 
-def test_a_key_on_two_partitions_without_a_version_is_an_error_that_says_so(world, make_topic, make_upsert):
+def test_key_on_two_partitions_without_version_is_error_that_says_so(world, make_topic, make_upsert):
     topic = make_topic(2)
     topic.produce(change(1, "a"), change(2, "b"))
     topic.produce(change(3, "c"), partition=1)
@@ -184,7 +184,7 @@ def test_the_auditor_finds_a_row_that_is_not_the_latest(world, make_topic, make_
         assert world.is_exact(pipeline)
 
 
-def test_any_history_of_changes_and_replays_ends_as_a_plain_program_has_it(world, make_topic, make_upsert):
+def test_any_history_of_changes_and_replays_ends_as_plain_program_has_it(world, make_topic, make_upsert):
     """Two partitions, versions out of order, deletes, bad records, batches of any size, replays in between."""
     chance = random.Random(11)
     topic = make_topic(2)

@@ -71,7 +71,7 @@ def test_the_core_of_the_matrix_is_exact_rejected_or_refused(matrix):
 
 
 @pytest.mark.long
-def test_the_whole_matrix_of_an_append_is_exact_and_the_page_shows_it(matrix):
+def test_whole_matrix_of_append_is_exact_and_page_shows_it(matrix):
     results = {
         (source.written, kind.title): matrix.append(source, kind) for source in SOURCES for kind in KINDS
     }
@@ -90,7 +90,7 @@ def test_the_whole_matrix_of_an_upsert_is_exact(matrix):
 
 
 @pytest.mark.long
-def test_every_type_of_a_pipeline_fits_the_tables_that_its_sink_makes(matrix):
+def test_every_type_of_pipeline_fits_tables_that_its_sink_makes(matrix):
     results = {}
     for source in (*SOURCES, *AS_TEXT, *AS_TEXT_ARRAYS):
         kind = matrix.kind_of(source)
@@ -102,7 +102,7 @@ def test_every_type_of_a_pipeline_fits_the_tables_that_its_sink_makes(matrix):
     assert wrong(results) == [], summary(list(results.values()))
 
 
-def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reason(matrix):
+def test_check_that_raises_and_null_for_domain_are_rejects_with_their_reason(matrix):
     [text] = [source for source in SOURCES if source.written == "text"]
     kinds = {kind.declared: kind for kind in KINDS if not kind.options}
     picky = matrix.append(text, kinds["picky"])
@@ -117,7 +117,7 @@ def test_a_check_that_raises_and_a_null_for_a_domain_are_rejects_with_their_reas
     matrix.judged(raising, Append("public.picked"))
 
 
-def test_what_an_upsert_would_keep_as_another_type_on_the_way_is_refused(matrix):
+def test_what_upsert_would_keep_as_another_type_on_way_is_refused(matrix):
     sources = {source.written: source for source in AS_TEXT}
     kinds = {kind.declared: kind for kind in KINDS if not kind.options}
     refused = matrix.upsert(sources["inet"], kinds["text"]).refused
@@ -127,7 +127,7 @@ def test_what_an_upsert_would_keep_as_another_type_on_the_way_is_refused(matrix)
     assert (same.wrong, same.refused) == ([], None)
 
 
-def test_a_cast_is_equal_to_one_of_later_unless_a_type_has_changed(connection):
+def test_cast_is_equal_to_one_of_later_unless_type_has_changed(connection):
     columns = (Column("id", "bigint"), Column("x", "text"))
     table = TargetTable("public.t")
     changes = (
@@ -164,7 +164,7 @@ select id, named_struct(
 """
 
 
-def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(world, make_topic, make_pipeline):
+def test_transforms_nested_values_are_in_jsonb_to_last_digit(world, make_topic, make_pipeline):
     topic = make_topic()
     topic.produce(b'{"id": 1, "at": "2026-01-01T10:00:00.123456Z"}')
     world.spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
@@ -203,7 +203,7 @@ def test_a_transforms_nested_values_are_in_jsonb_to_the_last_digit(world, make_t
     assert row[3:] == ('{"2026-01-01 10:00:00.123456+00",NULL}', "{1.10,NULL}")
 
 
-def test_what_postgres_cannot_store_of_a_transform_is_refused_with_the_record():
+def test_what_postgres_cannot_store_of_transform_is_refused_with_record():
     lineage = {
         "kafka_topic": pa.array(["t", "t"]),
         "kafka_partition": pa.array([0, 0], pa.int32()),

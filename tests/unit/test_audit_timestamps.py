@@ -16,7 +16,7 @@ class Told:
         return self._told
 
 
-def test_a_time_that_a_record_has_not_or_postgres_cannot_hold_is_null_for_both() -> None:
+def test_time_that_record_has_not_or_postgres_cannot_hold_is_null_for_both() -> None:
     nanoseconds = 1_767_225_600_000_000_000
     messages: list[Any] = [
         *(Told(1, ms) for ms in (1_767_225_600_000, -1, -2, 0, nanoseconds, -nanoseconds)),

@@ -353,7 +353,7 @@ def framed(schema_id: int, its_body: bytes) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + its_body
 
 
-def test_each_value_is_decoded_by_the_schema_that_it_was_written_with(registry):
+def test_each_value_is_decoded_by_schema_that_it_was_written_with(registry):
     old, new = record(("a", "int")), record(("b", ["null", "string"]), ("x", "double"), ("a", "long"))
     registry.has(1, old)
     registry.has(70_000, new)
@@ -634,7 +634,7 @@ def test_decimals_and_times_that_avro_does_not_allow_are_refused(type_, plain, g
         assert said in why
 
 
-def test_a_decimal_with_too_many_digits_is_not_rounded_into_a_wider_column():
+def test_decimal_with_too_many_digits_is_not_rounded_into_wider_column():
     avro = Avro(json.dumps(record(("a", DECIMAL))), columns="a numeric(10,2)")
     [row] = rows(avro, body(record(("a", "bytes")), {"a": (9999).to_bytes(2, "big")}))
     assert row == {"a": Decimal("99.99")}

@@ -14,9 +14,7 @@ offsets = st.integers(0, 100)
 
 
 @given(offsets, offsets, st.lists(st.none() | offsets, max_size=3))
-def test_a_horizon_is_never_beyond_the_stored_offset_nor_a_record_to_keep_and_never_moves_back(
-    stored, before, since
-):
+def test_horizon_is_never_beyond_stored_offset_nor_record_to_keep_and_never_moves_back(stored, before, since):
     previous = min(before, stored)
     horizon = horizon_of(stored, previous, *since)
     assert previous <= horizon <= stored
@@ -24,7 +22,7 @@ def test_a_horizon_is_never_beyond_the_stored_offset_nor_a_record_to_keep_and_ne
     assert horizon in (previous, stored, *since)
 
 
-def test_all_that_is_stored_lies_below_the_horizon_when_nothing_is_to_be_kept():
+def test_all_stored_lies_below_horizon_when_nothing_is_to_be_kept():
     assert horizon_of(7, 0) == horizon_of(7, 3, None, None) == horizon_of(7, 0, 9) == 7
     assert horizon_of(7, 0, None, 4) == 4
     assert horizon_of(7, 5, None, 4) == 5

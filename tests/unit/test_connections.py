@@ -90,7 +90,7 @@ def test_what_libpq_does_not_know_is_named(monkeypatch, extra, said):
         settings(monkeypatch, postgres_default={"host": "db", "password": "s3cret", "extra": extra})
 
 
-def test_a_pool_that_is_not_there_is_an_error_with_the_command_that_creates_it(monkeypatch, caplog):
+def test_pool_not_there_is_error_with_command_that_creates_it(monkeypatch, caplog):
     class Api:
         def __init__(self, status: int) -> None:
             self.status = status

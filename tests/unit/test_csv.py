@@ -161,7 +161,7 @@ def test_what_cannot_be_read_is_refused_at_once(schema, options, expected):
     ("schema", "values"),
     [("a text", [b'\n"x', b'y"']), ("a text", [b'\r"', b'"']), ("a int, b text", [b'\n1,"a', b'b"'])],
 )
-def test_an_empty_line_and_a_quote_that_the_next_value_closes_are_not_two_rows(schema, values):
+def test_empty_line_and_quote_that_next_value_closes_are_not_two_rows(schema, values):
     """The two values together have two rows: an empty line, and a quoted text over the end of the first value."""
     format_ = Csv(schema)
     block, alone = decode(format_, *values), [decode(format_, value) for value in values]

@@ -61,7 +61,7 @@ def test_plan_then_one_kind_of_process_then_report(loaded):
     }
 
 
-def test_one_run_at_a_time_and_no_pool_that_somebody_has_to_create(loaded):
+def test_one_run_at_time_and_no_pool_that_somebody_has_to_create(loaded):
     assert loaded["max_active_runs"] == 1
     assert loaded["catchup"] is False
     assert set(loaded["pools"].values()) == {"default_pool"}

@@ -69,7 +69,7 @@ def test_a_tombstone_is_counted_and_is_no_row():
         (b'{"payload": 3}', "payload: expected object, found number"),
     ],
 )
-def test_an_event_that_is_none_is_a_reject_and_its_neighbours_are_rows(value, said):
+def test_event_that_is_none_is_reject_and_its_neighbours_are_rows(value, said):
     good = event("c", None, {"id": 5})
     decoded = decode(good, value, good)
     assert decoded.kept.to_pylist() == [0, 2]
@@ -122,7 +122,7 @@ WIDE = Debezium(
         ("times", [OUT]),
     ],
 )
-def test_a_value_that_the_source_left_out_is_a_reject_that_names_column_table_and_remedy(column, value):
+def test_value_that_source_left_out_is_reject_that_names_column_table_and_remedy(column, value):
     good = {"source": {"schema": "shop", "table": "item"}, "op": "u", "before": None, "after": {"id": 1}}
     left_out = {**good, "after": {"id": 2, column: value}}
     decoded = decode(good, left_out, good, {"payload": left_out}, form=WIDE)
@@ -194,7 +194,7 @@ def test_bytea_is_decoded_as_the_connector_writes_it(binary, written):
         ({"source": {}, "databaseName": "d", "ddl": "create table", "tableChanges": []}, "a schema change"),
     ],
 )
-def test_an_event_that_is_no_change_of_a_row_is_named_for_what_it_is(value, said):
+def test_event_that_is_no_change_of_row_is_named_for_what_it_is(value, said):
     good = event("c", None, {"id": 5})
     decoded = decode(good, value, {"schema": {}, "payload": value}, good)
     assert decoded.kept.to_pylist() == [0, 3]

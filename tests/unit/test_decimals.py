@@ -93,7 +93,7 @@ def test_a_refused_decimal_leaves_its_neighbours(format_):
         ("numeric(2,0)", "1e2", 2),
     ],
 )
-def test_a_decimal_with_too_many_digits_before_the_point_is_refused(type_, written, room):
+def test_decimal_with_too_many_digits_before_point_is_refused(type_, written, room):
     words = (
         f"expected at most {room} digits before the point, found ",
         f"expected a number with at most {type_[8:].split(',')[0]} digits, found ",

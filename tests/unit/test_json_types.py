@@ -62,7 +62,7 @@ def test_jsonb_is_the_text_of_the_field(written):
         assert value_of(type_, f" {written}\n ") == written
 
 
-def test_a_missing_field_and_a_json_null_are_null_for_jsonb_and_numeric():
+def test_missing_field_and_json_null_are_null_for_jsonb_and_numeric():
     assert (
         rows(Json("a jsonb, n numeric, l jsonb[]"), b"{}", b'{"a":null,"n":null,"l":null}')
         == [{"a": None, "n": None, "l": None}] * 2
@@ -104,7 +104,7 @@ def test_deep_nesting_is_refused_where_jsonb_is_asked_for():
         "9" * 60,
     ],
 )
-def test_a_numeric_without_precision_is_the_number_as_it_is_written(written):
+def test_numeric_without_precision_is_number_as_it_is_written(written):
     for type_ in ("numeric", "numeric(60,10)"):
         assert value_of(type_, written) == written
         assert value_of(type_, f'"{written}"') == written
@@ -136,7 +136,7 @@ def test_what_is_no_number_is_refused_for_numeric(written):
     assert why_not("numeric", written).endswith("expected a number, bare or in a string")
 
 
-def test_a_column_that_is_kept_as_text_may_have_any_name_and_place():
+def test_column_kept_as_text_may_have_any_name_and_place():
     json_ = Json('"class" jsonb, b int, "é /.x" numeric')
     assert rows(json_, rb'{"b":1,"\u00e9 \/.x":2.50,"cl\u0061ss":{"b":2}}') == [
         {"class": '{"b":2}', "b": 1, "é /.x": "2.50"}
@@ -167,7 +167,7 @@ def test_a_field_kept_as_text_given_twice_is_refused(value):
     )
 
 
-def test_a_name_that_stands_twice_in_a_value_is_no_field_given_twice():
+def test_name_that_stands_twice_in_value_is_no_field_given_twice():
     for value in (
         r'{"a":{"a":1,"a":2}}',
         r'{"b":"a","a":3}',
@@ -177,7 +177,7 @@ def test_a_name_that_stands_twice_in_a_value_is_no_field_given_twice():
         assert decode(Json("a jsonb"), value.encode()).rejects == ()
 
 
-def test_a_number_of_many_digits_is_one_beside_an_escaped_name_too():
+def test_number_of_many_digits_is_one_beside_escaped_name_too():
     """Names with escapes are looked at by Python, which makes no integer of more than 4,300 digits."""
     number = "1" + "0" * 131_071
     value = rb'{"n":%s,"other":{"\u20ac":%s}}' % (number.encode(), number.encode())
@@ -286,7 +286,7 @@ TREE_OBJECTS = st.dictionaries(st.sampled_from("abcde"), TREES, max_size=4).flat
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES | st.lists(TREE_OBJECTS | OBJECTS, max_size=12))
-def test_a_block_of_any_types_decodes_as_its_values_do_one_by_one(values):
+def test_block_of_any_types_decodes_as_its_values_do_one_by_one(values):
     for format_ in (
         Json("a jsonb, b int[], c numeric, d text[], e date", epoch={"e": "d"}),
         Json("a numeric[], b jsonb[], c jsonb, d timestamptz, e timestamp[]", epoch={"d": "ns"}),

@@ -80,7 +80,7 @@ def test_a_password_of_digits_may_be_a_number_in_json() -> None:
         ("ssl.key.location", None, "ssl or sasl_ssl"),
     ],
 )
-def test_a_login_or_tls_that_the_protocol_does_not_have_is_refused(
+def test_login_or_tls_that_protocol_does_not_have_is_refused(
     name: str, protocol: str | None, others: str
 ) -> None:
     """Both clients would connect without it, and say nothing."""
@@ -108,7 +108,7 @@ def test_the_time_to_connect_can_be_set() -> None:
     assert admin_properties(given)["bootstrap_timeout_ms"] == 1500
 
 
-def test_what_only_concerns_reading_is_kept_from_the_admin_client() -> None:
+def test_what_only_concerns_reading_is_kept_from_admin_client() -> None:
     given = {**BROKER, "fetch.wait.max.ms": 10}
     assert admin_properties(given) == admin_properties(BROKER)
     assert reader_properties(given)["fetch.wait.max.ms"] == 10
@@ -128,7 +128,7 @@ def test_bootstrap_servers_are_required(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["sasl.oauthbearer.config", "ssl.keystore.location", "enable.ssl.certificate.verification"]
 )
-def test_a_security_property_that_kafka_python_lacks_is_refused_by_its_name(name: str) -> None:
+def test_security_property_that_kafka_python_lacks_is_refused_by_its_name(name: str) -> None:
     message = refusal({**BROKER, name: "x"})
     assert (
         f"the Kafka property {name} is not allowed: kafka-python, which plans, has no equivalent" in message

@@ -31,7 +31,7 @@ def test_every_file_of_statements_belongs_to_a_module():
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES) - {"partition_commit"}))
-def test_a_module_uses_all_of_its_statements_with_all_of_their_parameters(name):
+def test_module_uses_all_of_its_statements_with_all_of_their_parameters(name):
     queries, tree = load_queries(name), ast.parse(MODULES[name].read_text(encoding="utf-8"))
     used = {
         node.attr

@@ -33,7 +33,7 @@ def test_a_taken_port_is_passed_over(listening):
     assert is_free(found)
 
 
-def test_a_free_port_is_taken_as_preferred_unless_it_is_chosen_already():
+def test_free_port_is_taken_as_preferred_unless_it_is_chosen_already():
     free = find_port(0)
     assert find_port(free) == free
     assert find_port(free, frozenset({free})) != free
@@ -48,7 +48,7 @@ def test_a_process_is_recognised_until_it_ends(tmp_path):
     assert recorded.running() is None
 
 
-def test_a_process_is_in_a_session_of_its_own_and_writes_to_its_log(tmp_path):
+def test_process_is_in_session_of_its_own_and_writes_to_its_log(tmp_path):
     recorded = spawn(SLEEP, log=tmp_path / "log", cwd=tmp_path)
     process = recorded.running()
     assert process is not None

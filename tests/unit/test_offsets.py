@@ -81,7 +81,7 @@ def test_split_cuts_one_large_range_evenly():
 
 
 @given(disjoint_ranges())
-def test_merge_keeps_exactly_the_same_offsets_in_as_few_ranges_as_possible(ranges):
+def test_merge_keeps_exactly_same_offsets_in_as_few_ranges_as_possible(ranges):
     merged = merge(ranges)
     assert edges(merged) == edges(ranges)
     assert len(merged) * 2 == len(edges(ranges))

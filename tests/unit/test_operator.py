@@ -94,14 +94,14 @@ def test_a_batch_is_named_with_its_plan(monkeypatch, batch_id, plan_id, argument
 
 
 @pytest.mark.parametrize("nothing", ["", "None", None])
-def test_a_task_without_a_batch_says_that_plan_batch_has_left_none(monkeypatch, nothing):
+def test_task_without_batch_says_that_plan_batch_has_left_none(monkeypatch, nothing):
     launches = Launches(monkeypatch)
     with pytest.raises(AirflowFailException, match="plan_batch has left no batch.*marked as success.*Clear"):
         launches.execute(nothing)
     assert launches.launched == 0
 
 
-def test_a_batch_that_is_done_is_not_launched_and_the_note_says_why(monkeypatch):
+def test_batch_that_is_done_is_not_launched_and_note_says_why(monkeypatch):
     launches = Launches(monkeypatch, "Batch 17 was committed")
     launches.execute("17")
     assert (launches.launched, launches.connections.noted) == (0, ["Batch 17 was committed"])

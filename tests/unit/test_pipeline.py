@@ -11,7 +11,7 @@ from exactbatch.sinks.tables.target import TargetTable
 from support.pipelines import flights_pipeline
 
 
-def test_a_pipeline_starts_at_the_earliest_offset_and_refuses_losses_and_rejects():
+def test_pipeline_starts_at_earliest_offset_and_refuses_losses_and_rejects():
     assert (flights_pipeline().start, flights_pipeline().on_loss, flights_pipeline().max_rejects) == (
         "earliest",
         "fail",
@@ -73,7 +73,7 @@ def test_a_pipeline_that_cannot_work_is_refused(changes, message):
         (Json("kafka_topic text"), "the value has a column 'kafka_topic'"),
     ],
 )
-def test_names_that_are_one_to_spark_are_refused_with_a_transform_alone(value, message):
+def test_names_that_are_one_to_spark_are_refused_with_transform_alone(value, message):
     with pytest.raises(ConfigurationError, match=message):
         flights_pipeline(value=value, sql="select * from records")
     if "afka" not in message:
@@ -171,7 +171,7 @@ def test_a_name_that_is_no_pipeline_is_told_with_its_type(module):
         ("raise SystemExit(0)", "SystemExit: 0"),
     ],
 )
-def test_a_module_that_cannot_be_imported_ends_with_what_it_raises(module, text, said):
+def test_module_that_cannot_be_imported_ends_with_what_it_raises(module, text, said):
     """It would again, so it is no error that may pass; nor does it end a command as if all were well."""
     module("broken", text)
     with pytest.raises(ConfigurationError, match=f"the module 'broken' cannot be imported: {said}"):

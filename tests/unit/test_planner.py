@@ -133,13 +133,13 @@ def test_a_first_run_from_earliest_takes_the_whole_log():
     assert {each.leader_epoch for each in plan.ranges} == {7}
 
 
-def test_a_first_run_from_latest_stores_where_it_stands_and_takes_nothing():
+def test_first_run_from_latest_stores_where_it_stands_and_takes_nothing():
     plan = plan_advance([], [log(0, last_stable=90, high_watermark=95)], start="latest")
     assert seeds(plan.seeds) == {("t", 0): 90}
     assert plan.is_empty
 
 
-def test_a_first_run_from_given_offsets_takes_unnamed_partitions_from_earliest():
+def test_first_run_from_given_offsets_takes_unnamed_partitions_from_earliest():
     plan = plan_advance([], [log(0), log(1, earliest=5)], start={("t", 0): 42})
     assert seeds(plan.seeds) == {("t", 0): 42, ("t", 1): 5}
 
@@ -150,7 +150,7 @@ def test_a_plan_with_nothing_new_keeps_its_seeds():
     assert seeds(plan.seeds) == {("t", 0): 100}
 
 
-def test_a_new_partition_of_a_known_topic_starts_at_its_earliest_offset_whatever_start_says():
+def test_new_partition_of_known_topic_starts_at_its_earliest_offset_whatever_start_says():
     """Its first records may be older than the run that sees it: latest would skip them."""
     plan = plan_advance([stored(100)], [log(0), log(1, earliest=3)], start="latest")
     assert seeds(plan.seeds) == {("t", 1): 3}
@@ -162,7 +162,7 @@ def test_a_new_topic_of_a_known_pipeline_begins_as_start_says():
     assert seeds(plan.seeds) == {("u", 0): 100}
 
 
-def test_nothing_is_new_when_the_last_stable_offset_is_below_the_stored_one():
+def test_nothing_is_new_when_last_stable_offset_is_below_stored_one():
     plan = plan_advance([stored(95)], [log(last_stable=90, high_watermark=100)])
     assert plan.is_empty
 
@@ -191,28 +191,28 @@ def test_a_topic_with_another_id_was_created_again():
     assert "Register a pipeline under a new name" in str(error)
 
 
-def test_a_partition_with_a_stored_offset_that_is_not_there_is_gone():
+def test_partition_with_stored_offset_not_there_is_gone():
     error = error_of(PartitionGone, [stored(40), stored(33, 2)], [log(0), log(1)])
     assert place(error) == ("t", 2, None, None)
     assert "its stored offset is 33; the topic has 2 partitions" in str(error)
     assert "check that bootstrap.servers names the right cluster" in str(error)
 
 
-def test_a_log_that_ends_below_the_stored_offset_lost_processed_records():
+def test_log_that_ends_below_stored_offset_lost_processed_records():
     error = error_of(StoredOffsetBeyondLog, [stored(101)], [log()])
     assert place(error) == ("t", 0, 100, 101)
     assert "the log ends at 100, below the stored offset 101" in str(error)
     assert "register a pipeline under a new name with an explicit start" in str(error)
 
 
-def test_offsets_that_retention_removed_before_they_were_processed_are_an_error():
+def test_offsets_that_retention_removed_before_they_were_processed_are_error():
     error = error_of(OffsetsLost, [stored(40)], [log(earliest=60)])
     assert place(error) == ("t", 0, 40, 60)
     assert "retention removed 20 unprocessed offsets (stored offset 40, log starts at 60)" in str(error)
     assert "Set on_loss='record'" in str(error)
 
 
-def test_a_recorded_loss_reaches_from_the_stored_offset_to_the_start_of_the_log():
+def test_recorded_loss_reaches_from_stored_offset_to_start_of_log():
     plan = plan_advance([stored(40)], [log(earliest=60)], on_loss="record")
     assert spans(plan.losses) == ["t[0] 40..60"]
     assert spans(plan.ranges) == ["t[0] 60..100"]

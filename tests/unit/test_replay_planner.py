@@ -77,7 +77,7 @@ def test_what_lies_below_the_horizon_is_left_out_or_refused(bounds, earliest, ho
         assert plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons) == plan
 
 
-def test_a_planned_replay_is_refused_from_the_first_offset_below_a_horizon():
+def test_planned_replay_is_refused_from_first_offset_below_horizon():
     ranges = [OffsetRange("t", 0, 5, 9, ID), OffsetRange("t", 0, 20, 30, ID)]
     for horizons in ({}, {("t", 0, ID): 5}, {("t", 1, ID): 40}, {("t", 0, UUID(int=2)): 40}):
         check_above_horizons(4, ranges, horizons)
@@ -127,7 +127,7 @@ def test_a_log_that_is_another_one_is_told():
         plan_replay(asked((0, 5)), [stored(200)], [log()])
 
 
-def test_a_batch_of_a_topic_that_left_the_pipeline_is_not_replayed_in_part():
+def test_batch_of_topic_that_left_pipeline_is_not_replayed_in_part():
     elsewhere = Covered("gone", UUID(int=2), 0, 0, 5, "batch", 1)
     with pytest.raises(ReplayRefused, match="'gone' is no longer a topic of the pipeline"):
         plan_replay(
@@ -181,7 +181,7 @@ def test_a_replay_of_ten_thousand_ranges_is_planned_at_once():
     ("milliseconds", "shown"),
     [(2_000_000_000_000, "2033-05-18 03:33:20 UTC"), (2**62, f"{2**62} ms since 1970")],
 )
-def test_a_window_that_would_end_at_a_record_from_the_future_is_refused(milliseconds, shown):
+def test_window_that_would_end_at_record_from_future_is_refused(milliseconds, shown):
     now = datetime(2026, 1, 3, tzinfo=UTC)
     window = now - timedelta(days=2), now - timedelta(days=1)
 

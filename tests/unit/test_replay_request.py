@@ -108,7 +108,7 @@ def test_any_other_run_asks_for_what_its_parameters_say():
     assert replay_of(run("manual", conf={"batch_ids": [7]}), {"ranges": []}) == ReplayRequest(batch_ids=(7,))
 
 
-def test_an_interval_that_is_given_to_a_manual_run_is_not_ignored():
+def test_interval_given_to_manual_run_is_not_ignored():
     start = datetime(2026, 1, 5, tzinfo=UTC)
     with pytest.raises(ConfigurationError, match='trigger with {"start": "2026-01-05T00:00:00.00:00"'):
         replay_of(run("manual", logical=start), {})

@@ -72,7 +72,7 @@ def test_a_property_that_is_given_twice_is_named_and_not_dropped(environment):
 
 
 @pytest.mark.parametrize("dsn", ["host=h password=x s3cret", "postgresql://u:s3cret@[h/d", "s3cret"])
-def test_a_connection_string_that_libpq_cannot_parse_is_refused_without_being_shown(dsn):
+def test_connection_string_that_libpq_cannot_parse_is_refused_without_being_shown(dsn):
     with pytest.raises(ConfigurationError, match="to be a libpq connection string.*does not parse") as caught:
         connect(dsn, application="tests")
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))

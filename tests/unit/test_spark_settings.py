@@ -30,7 +30,7 @@ def test_the_page_shows_what_is_pinned():
     assert rows == [(name, value, why) for name, (value, why) in PINNED.items()]
 
 
-def test_a_home_that_is_not_there_or_of_another_version_is_refused(monkeypatch, tmp_path):
+def test_home_not_there_or_of_another_version_is_refused(monkeypatch, tmp_path):
     monkeypatch.delenv("SPARK_HOME", raising=False)
     _check_home()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
@@ -50,7 +50,7 @@ def test_a_home_that_is_not_there_or_of_another_version_is_refused(monkeypatch, 
 
 
 @pytest.mark.parametrize("name", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
-def test_spark_connect_is_refused_by_the_variable_that_asks_for_it(monkeypatch, name):
+def test_spark_connect_is_refused_by_variable_that_asks_for_it(monkeypatch, name):
     monkeypatch.setenv(name, "sc://localhost")
     with pytest.raises(ConfigurationError, match=f"^{name} is set"), spark_session(flights_pipeline()):
         pass
@@ -126,7 +126,7 @@ def test_what_names_no_setting_is_told_by_others():
         (": java.net.BindException: Address already in use", TasksFailed, "Address already in use"),
     ],
 )
-def test_a_start_that_fails_is_terminal_where_a_setting_is_at_fault(said, kind, expected):
+def test_start_that_fails_is_terminal_where_setting_is_at_fault(said, kind, expected):
     settings = {"spark.plugins": "com.example.Gone", "spark.executor.cores": "x"}
     error = _not_started(PySparkException(said), settings)
     assert type(error) is kind

@@ -107,7 +107,7 @@ def test_a_login_that_is_refused_is_terminal(said, code):
         'could not translate host name "h" to address: Name or service not known',
     ],
 )
-def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said):
+def test_server_that_cannot_take_session_now_can_be_tried_again(said):
     assert type(connection_error(said)) is PostgresUnavailable
     assert f"cannot connect to Postgres: {said}. " in str(connection_error(said))
 
@@ -127,7 +127,7 @@ def test_a_server_that_cannot_take_a_session_now_can_be_tried_again(said):
         ),
     ],
 )
-def test_what_is_known_of_a_server_that_lets_in_nobody_now_is_told(said, told):
+def test_what_is_known_of_server_that_lets_in_nobody_now_is_told(said, told):
     error = connection_error(f'connection to server at "h", port 1 failed: {said}')
     assert type(error) is PostgresUnavailable
     assert told in str(error)
@@ -220,7 +220,7 @@ def test_errors_of_other_libraries_become_our_own_and_none_other_does():
         raise KeyError("x")
 
 
-def test_an_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(caplog):
+def test_unforeseen_error_says_where_it_was_raised_and_its_trace_is_logged(caplog):
     with pytest.raises(UnexpectedError) as caught, translate_all_errors():
         len(3)  # type: ignore[arg-type]
     assert "TypeError: object of type 'int' has no len(), raised in test_sqlstates.py, line " in str(

@@ -24,7 +24,7 @@ def pieces(parallelism: int, **changes: Any) -> list[OffsetRange]:
 
 
 @pytest.mark.parametrize("parallelism", [1, 4, 400])
-def test_what_a_transform_gets_is_cut_in_the_same_way_on_any_cluster(parallelism):
+def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
     cut = pieces(parallelism, sql="select * from records")
     assert cut == pieces(8, sql="select * from records")
     assert len(cut) == 9

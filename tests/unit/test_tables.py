@@ -22,7 +22,7 @@ def test_the_verdict_of_an_exact_audit_says_so():
 
 
 @pytest.mark.parametrize("kind", PartitionAudit("flights", 0, 0, 1).findings)
-def test_the_verdict_names_each_kind_of_difference_and_where_it_is(kind):
+def test_verdict_names_each_kind_of_difference_and_where_it_is(kind):
     different = report({kind: Finding(2, [4, 7])}, {})
     text = str(render.verdict(different))
     assert not different.is_exact

@@ -30,7 +30,7 @@ def test_a_missing_or_null_json_field_is_null():
     ]
 
 
-def test_a_block_without_any_value_for_a_column_is_as_good_as_another():
+def test_block_without_any_value_for_column_is_as_good_as_another():
     types = (
         "smallint",
         "bigint",
@@ -176,7 +176,7 @@ def test_decimals_are_exact_and_may_stand_in_strings():
 @pytest.mark.parametrize(
     "written", ['"1.255"', "1000", '"1234.5"', "-1000", '"x"', '""', '" 1"', "1e-3", "true"]
 )
-def test_a_decimal_that_would_be_rounded_or_does_not_fit_is_refused(written):
+def test_decimal_that_would_be_rounded_or_does_not_fit_is_refused(written):
     assert reason(Json("a numeric(5,2)"), b'{"a":%s}' % written.encode()).startswith(
         "column 'a', numeric(5,2): "
     )

@@ -28,7 +28,7 @@ def test_work_that_waits_for_ever_is_given_up():
     assert time.monotonic() - began < 10
 
 
-def test_the_time_that_batches_take_to_be_made_is_not_that_of_postgres():
+def test_time_that_batches_take_to_be_made_is_not_that_of_postgres():
     def slow() -> Iterator[int]:
         for each in range(3):
             time.sleep(0.7)
