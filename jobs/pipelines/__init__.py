@@ -1,1 +1,1 @@
-"""The pipelines: one module for each, without any import of Airflow or Spark at module level."""
+"""The pipelines of a deployment, one module for each. A module imports neither Airflow nor Spark when it is loaded."""

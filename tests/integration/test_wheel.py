@@ -17,13 +17,14 @@ BUILT_FROM = ("pyproject.toml", "requirements.in", "requirements-local.in", "REA
 DAG = """
 import sys
 import exactbatch
+import process_batch
 from exactbatch.airflow import pipeline_dag
 import own_pipelines
 
 assert exactbatch.__file__.startswith(sys.prefix)
 dag = pipeline_dag(own_pipelines.flights, schedule="@hourly")
 for name in ("process_batch", "process_replay"):
-    assert open(dag.task_dict[name].application).read().startswith('\"\"\"What spark-submit runs')
+    assert dag.task_dict[name].application == process_batch.__file__
 print(sorted(dag.task_dict))
 """
 PIPELINES = """
