@@ -84,6 +84,7 @@ def test_planned_replay_is_refused_from_first_offset_below_horizon():
     with pytest.raises(ReplayRefused) as caught:
         check_above_horizons(4, ranges, {("t", 0, ID): 6})
     assert "batch 4: t[0] 5..6: these offsets are below 6" in str(caught.value)
+    assert (caught.value.batch_id, caught.value.from_offset, caught.value.until_offset) == (4, 5, 6)
     assert "the 13 offsets above the horizon" in str(caught.value)
     with pytest.raises(ReplayRefused, match="None of them can be replayed"):
         check_above_horizons(4, ranges, {("t", 0, ID): 30})
@@ -145,7 +146,7 @@ def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch():
         available_only=True,
     )
     assert list(map(str, plan.ranges)) == ["t[0] 5..30"]
-    with pytest.raises(OffsetsLost, match="retention removed these offsets of batch 1"):
+    with pytest.raises(OffsetsLost, match="retention removed these offsets of batch 1") as caught:
         plan_replay(
             asked((0, 20)),
             [stored()],
@@ -154,6 +155,7 @@ def test_history_that_no_batch_covers_may_be_cut_although_lineage_is_by_batch():
             lineage="batch",
             available_only=True,
         )
+    assert (caught.value.batch_id, caught.value.from_offset, caught.value.until_offset) == (1, 0, 15)
 
 
 def test_a_window_ends_at_the_stored_head():
