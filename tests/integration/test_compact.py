@@ -485,5 +485,5 @@ def test_the_command_shows_asks_and_drops(
     run("rejects", "--replay", "--available-only")
     append = make_pipeline(topic, name=f"{topic.name}.a", sink=Append(f'public."{topic.name}_a"'), key=None)
     assert "only an Upsert has" in run("compact", "--all", pipeline=append, status=TERMINAL)
-    with pytest.raises(ConfigurationError, match="found Append"):
+    with pytest.raises(ConfigurationError, match="a sink of type Append"):
         compact_changes(world.connection, world.log, append, before=None)
