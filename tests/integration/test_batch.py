@@ -516,7 +516,7 @@ def test_staged_rows_that_are_gone_at_publish_fail_the_batch(
             drop_staging(world)
 
     monkeypatch.setattr(batch_job, "failpoint", lose_table)
-    assert "another one dropped the table as a leftover" in world.refused(StagedRowsDiffer, pipeline)
+    assert "another launch dropped its tables" in world.refused(StagedRowsDiffer, pipeline)
     monkeypatch.undo()
     assert world.run(pipeline).batch.rows == 2
     assert world.is_exact(pipeline)

@@ -49,7 +49,7 @@ REFUSED = {
     "spark.local.dir": (
         ["spark.local.dir=/dev/null/x"],
         {},
-        "spark.local.dir is /dev/null/x: nothing can be",
+        "spark.local.dir is /dev/null/x, which is not writable",
     ),
     "driver memory": (
         ["spark.driver.memory=400m"],
