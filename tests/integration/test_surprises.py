@@ -456,7 +456,7 @@ def test_open_transaction_holds_log_back_and_nothing_is_skipped(scene: MakeScene
     played.world.settle(played.pipeline)
     played.advance()
     assert len(played.seen) == 1
-    [found] = played.check()
+    [found] = played.check().partitions
     assert (found.until_offset, found.records) == (6, 3)
 
 
@@ -515,7 +515,7 @@ def test_topic_created_again_with_more_records_is_never_taken_for_old_one(
         between = played.refused(TopicRecreated, lambda: played.world.process(played.pipeline, each))  # noqa: B023
         assert "Register a pipeline under a new name to load the new topic" in between
     before = played.refused(TopicRecreated, played.plan)
-    assert "so the stored offset 10 says nothing about it" in before
+    assert "The stored offset 10 does not apply to the new topic" in before
     played.refused(TopicRecreated, played.plan_replay)
     assert any(
         "was deleted and created again" in trouble
@@ -557,7 +557,7 @@ def test_end_of_log_that_is_stale_never_takes_pipeline_backwards(scene: MakeScen
     assert some is not None
     assert played.world.process(played.pipeline, some).batch.records == 5
     played.advance()
-    [found] = played.check()
+    [found] = played.check().partitions
     assert found.until_offset == 30
 
 
