@@ -132,8 +132,10 @@ def compare_target(cursor: Any, models: Sequence[Model], log: FakeLog, lineage: 
             assert record is not None
             where = (*key, offset, record.at) if lineage == "record" else ()
             rows += [(value, batch_id, *where) for value in values]
-    lineage = ", kafka_topic, kafka_partition, kafka_offset, kafka_timestamp"
-    found = rows_of(cursor, f"select name, batch_id{lineage * (lineage == 'record')} from public.target")
+    where_from = (
+        ", kafka_topic, kafka_partition, kafka_offset, kafka_timestamp" if lineage == "record" else ""
+    )
+    found = rows_of(cursor, f"select name, batch_id{where_from} from public.target")
     assert sorted(found) == sorted(rows)
     found = rows_of(
         cursor,
