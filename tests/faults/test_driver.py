@@ -115,7 +115,7 @@ def test_executor_that_outlives_its_driver_commits_its_range_once_or_not_at_all(
     assert world.retry(pipeline, successor).batch.rows == 30
     gate.touch()
     assert driver.wait() == 42, driver.output
-    assert "found it superseded by one that was planned later" in driver.error_line("Fenced")
+    assert "was superseded by one that was planned later" in driver.error_line("Fenced")
     assert world.batch(batch_id).status == "superseded"
     with transaction(world.connection):
         assert not Ledger(world.connection).committed_ranges(batch_id)

@@ -239,7 +239,7 @@ def test_a_commit_whose_answer_does_not_arrive_is_recognized(net: Net, commit: s
     assert bool(said) == (commit not in ("copy", "a range of partition")), said
     net.postgres.heal()
     if commit == "plan":
-        assert "finds in the ledger whether it was committed" in said
+        assert "finds in the ledger whether the transaction was committed" in said
         batch_id = net.plan(pipeline)
     published = net.process(pipeline, batch_id)
     assert published.batch.status == "committed"
