@@ -125,7 +125,9 @@ MUTANTS: Final = (
         "batch/publish.py",
         '        failpoint("publish.after_insert")\n',
         '        cursor.execute("commit")\n        failpoint("publish.after_insert")\n',
-        ("tests/faults/test_matrix.py::test_the_try_after_a_fault_is_exact",),
+        (
+            "tests/faults/test_matrix.py::test_the_try_after_a_fault_is_exact[append: SIGKILL at publish.after_insert]",
+        ),
     ),
     Mutant(
         "a superseded batch publishes",
