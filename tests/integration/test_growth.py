@@ -92,7 +92,7 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(connect
             asked, _ = resolve_window(ledger, WIDE, ReplayRequest(window=window), situation, pin=True)
         assert [(each.from_offset, each.until_offset) for each in asked] == [(12, 18)] * MANY
     with transaction(connection):
-        assert len(ledger.time_offsets(WIDE, limit=9999)) == 2 * MANY
+        assert len(ledger.time_boundaries(WIDE, limit=9999)) == 2 * MANY
 
 
 def test_scattered_ranges_of_replay_are_taken_back_in_few_statements(connection, few):

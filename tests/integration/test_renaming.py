@@ -45,7 +45,7 @@ def world(connection, settings, make_topic, make_pipeline):
         (stored,) = ledger.stored_offsets(pipeline)
         where = {"topic": stored.topic, "partition": 0, "topic_id": stored.topic_id}
         part = LogPartition(**where, leader_epoch=0, earliest=0, last_stable=9, high_watermark=9)
-        ledger.pin_time_offsets(pipeline, datetime(2026, 1, 1, tzinfo=UTC), {part: 4})
+        ledger.pin_time_boundaries(pipeline, datetime(2026, 1, 1, tzinfo=UTC), {part: 4})
         ledger.raise_horizon(pipeline, OffsetRange(stored.topic, 0, 0, 1, stored.topic_id))
         run = Run(pipeline.name, "r")
         ledger.write_replay(

@@ -54,8 +54,8 @@ def boundaries(
             ledger.check_registered(pipeline)
         else:
             ledger.lock(pipeline)
-            forgotten = ledger.forget_time_offsets(pipeline, *times)
-        resolved = ledger.time_offsets(pipeline, limit=limit)
+            forgotten = ledger.forget_time_boundaries(pipeline, *times)
+        resolved = ledger.time_boundaries(pipeline, limit=limit)
     if as_json:
         print_json(
             {"pipeline": pipeline.name, "forgotten": forgotten, "boundaries": list(map(asdict, resolved))}

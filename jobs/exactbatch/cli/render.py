@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeOffset
+from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeBoundary
 from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.status import Status
 from exactbatch.pipeline import Pipeline
@@ -94,7 +94,7 @@ def index_note(statement: str) -> str:
     return f"without an index on lineage, a replay reads the whole table. To create one: {statement}"
 
 
-def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeOffset]) -> Table:
+def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> Table:
     """Show the offsets that times were resolved to."""
     table = _table(
         f"resolved times of {pipeline.name}: {len(boundaries)}",

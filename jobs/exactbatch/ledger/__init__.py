@@ -5,14 +5,14 @@ from exactbatch.ledger.ledger import Ledger
 from exactbatch.ledger.rows import (
     Batch,
     Failing,
-    NearbyTimeOffsets,
+    NearbyTimeBoundaries,
     Origin,
     PartlyCommitted,
     Reject,
     RejectReason,
     RejectReasons,
     Run,
-    TimeOffset,
+    TimeBoundary,
 )
 from exactbatch.ledger.schema import check_schema, migrate
 from exactbatch.ledger.session import ledger_session
@@ -21,14 +21,14 @@ __all__ = [
     "Batch",
     "Failing",
     "Ledger",
-    "NearbyTimeOffsets",
+    "NearbyTimeBoundaries",
     "Origin",
     "PartlyCommitted",
     "Reject",
     "RejectReason",
     "RejectReasons",
     "Run",
-    "TimeOffset",
+    "TimeBoundary",
     "batch_lost",
     "check_schema",
     "ledger_session",

@@ -5,8 +5,8 @@ from exactbatch.ledger.launches import Launches
 from exactbatch.ledger.plans import Plans
 from exactbatch.ledger.registration import Registration
 from exactbatch.ledger.rejects import Rejects
-from exactbatch.ledger.time_offsets import TimeOffsets
+from exactbatch.ledger.time_boundaries import TimeBoundaries
 
 
-class Ledger(Registration, Plans, CoveredOffsets, Rejects, TimeOffsets, Launches):
+class Ledger(Registration, Plans, CoveredOffsets, Rejects, TimeBoundaries, Launches):
     """Reads and writes the ledger through one psycopg2 connection; the caller owns the transaction."""

@@ -115,7 +115,7 @@ class RejectReasons:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeOffset:
+class TimeBoundary:
     """A row of exactbatch.time_boundary: the offset of a partition at which a time begins."""
 
     topic: str
@@ -127,7 +127,7 @@ class TimeOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class NearbyTimeOffsets:
+class NearbyTimeBoundaries:
     """The offset that a time is pinned to in a partition, and those of its nearest pinned neighbours in time.
 
     Each is None if there is none.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from exactbatch.errors import OffsetsLost
-from exactbatch.ledger import Ledger, NearbyTimeOffsets
+from exactbatch.ledger import Ledger, NearbyTimeBoundaries
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
@@ -26,7 +26,7 @@ def resolve_window(
     """
     assert request.window is not None
     now = datetime.now(UTC)
-    nearby = {at: ledger.nearby_time_offsets(pipeline, situation.partitions, at) for at in request.window}
+    nearby = {at: ledger.nearby_time_boundaries(pipeline, situation.partitions, at) for at in request.window}
     if not request.available_only and request.window[0] <= now:
         _check_start_not_removed(request.window, situation, nearby[request.window[0]])
     offsets: list[dict[TopicPartition, int | None]] = []
@@ -48,7 +48,7 @@ def resolve_window(
             ):
                 to_pin[partition] = offset
         if pin:
-            ledger.pin_time_offsets(pipeline, at, to_pin)
+            ledger.pin_time_boundaries(pipeline, at, to_pin)
         offsets.append({**resolved})
     starts, ends = offsets
     return (
@@ -66,7 +66,7 @@ def _may_be_removed(partition: LogPartition, first_records: FirstRecords, at: da
 def _check_start_not_removed(
     window: tuple[datetime, datetime],
     situation: Situation,
-    nearby: Mapping[TopicPartition, NearbyTimeOffsets],
+    nearby: Mapping[TopicPartition, NearbyTimeBoundaries],
 ) -> None:
     """Raise OffsetsLost if retention may have removed the start of a window, or all of it.
 

@@ -115,9 +115,9 @@ def _why_nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | No
         return "nothing to process again: the log no longer holds any of the requested offsets"
     start, end = map(_time, request.window)
     shown = "; ".join(
-        f"{_time(time_offset.at)} is offset {time_offset.offset} of {time_offset.topic}[{time_offset.partition}] "
-        f"(resolved at {_time(time_offset.resolved_at)})"
-        for time_offset in ledger.time_offsets(pipeline, at=request.window, limit=_SHOWN)
+        f"{_time(boundary.at)} is offset {boundary.offset} of {boundary.topic}[{boundary.partition}] "
+        f"(resolved at {_time(boundary.resolved_at)})"
+        for boundary in ledger.time_boundaries(pipeline, at=request.window, limit=_SHOWN)
     )
     return (
         f"nothing to process again: no processed offset of {topics} is in the window {start} to {end} UTC"

@@ -4,33 +4,36 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from exactbatch.ledger.rows import NearbyTimeOffsets, TimeOffset
+from exactbatch.ledger.rows import NearbyTimeBoundaries, TimeBoundary
 from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_rows
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 from exactbatch.pipeline import Pipeline
 
-_QUERIES: Final = load_queries("time_offsets")
+_QUERIES: Final = load_queries("time_boundaries")
 _PARTITION: Final = ("topic", "topic_id", "partition")
 
 
-class TimeOffsets(OnConnection):
+class TimeBoundaries(OnConnection):
     """The rows of exactbatch.time_boundary."""
 
-    def nearby_time_offsets(
+    def nearby_time_boundaries(
         self, pipeline: Pipeline, partitions: Sequence[LogPartition], at: datetime
-    ) -> dict[TopicPartition, NearbyTimeOffsets]:
+    ) -> dict[TopicPartition, NearbyTimeBoundaries]:
         """Return the offset that a time is pinned to in each partition, and those of the times around it."""
-        rows = _QUERIES.nearby_time_offsets(
+        rows = _QUERIES.nearby_time_boundaries(
             self._connection, pipeline=pipeline.name, at=at, **columns(partitions, *_PARTITION)
         )
         return {
-            (row.topic, row.partition): NearbyTimeOffsets(row.pinned, row.before, row.after) for row in rows
+            (row.topic, row.partition): NearbyTimeBoundaries(row.pinned, row.before, row.after)
+            for row in rows
         }
 
-    def pin_time_offsets(self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]) -> None:
+    def pin_time_boundaries(
+        self, pipeline: Pipeline, at: datetime, offsets: Mapping[LogPartition, int]
+    ) -> None:
         """Pin a time to these offsets from now on."""
-        _QUERIES.insert_time_offsets(
+        _QUERIES.insert_time_boundaries(
             self._connection,
             pipeline=pipeline.name,
             at=at,
@@ -38,18 +41,18 @@ class TimeOffsets(OnConnection):
             **columns(list(offsets), *_PARTITION),
         )
 
-    def time_offsets(
+    def time_boundaries(
         self, pipeline: Pipeline, *, at: Sequence[datetime] | None = None, limit: int
-    ) -> list[TimeOffset]:
+    ) -> list[TimeBoundary]:
         """Return the pinned times, all or those in `at`, the latest first."""
         times = None if at is None else list(at)
-        rows = _QUERIES.time_offsets(self._connection, pipeline=pipeline.name, at=times, limit=limit)
-        return read_rows(TimeOffset, rows)
+        rows = _QUERIES.time_boundaries(self._connection, pipeline=pipeline.name, at=times, limit=limit)
+        return read_rows(TimeBoundary, rows)
 
-    def forget_time_offsets(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
+    def forget_time_boundaries(self, pipeline: Pipeline, from_time: datetime, to_time: datetime) -> int:
         """Unpin the times from one to another, both included; return how many there were."""
         return int(
-            _QUERIES.forget_time_offsets(
+            _QUERIES.forget_time_boundaries(
                 self._connection, pipeline=pipeline.name, from_time=from_time, to_time=to_time
             )
         )
