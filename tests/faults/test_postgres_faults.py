@@ -21,6 +21,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
+from exactbatch.batch import staging_tables
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
@@ -393,7 +394,7 @@ def stopped_at(moment: str, case: Case, batch_id: int, folder: Path) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_job, "publish", stopping(batch_job.publish))
         # The launch's staging tables stay: its driver has not ended.
-        patch.setattr(batch_job, "_drop", lambda *_: None)
+        patch.setattr(staging_tables, "_drop", lambda *_: None)
         with pytest.raises(Stopped):
             case.process(batch_id)
 
