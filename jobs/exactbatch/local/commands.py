@@ -104,8 +104,8 @@ def jars(home: Home = None) -> None:
 @with_exit_status
 def java() -> None:
     """Show which Java is used, or how to install one."""
-    found = find_java()
-    out.print(f"Java {java_version(found)} at {found}", markup=False)
+    executable = find_java()
+    out.print(f"Java {java_version(executable)} at {executable}", markup=False)
 
 
 def _shown_on(status: Status) -> Callable[[str], None]:
