@@ -78,7 +78,7 @@ class PartitionAudit:
 
 @dataclass(slots=True)
 class TargetAudit:
-    """What concerns the target and the ledger as a whole.
+    """The findings about the target and the ledger as a whole.
 
     changed        partial results that differ from what their records give; compared with `values` only
     stale          rows of a derived target that differ from what its changes or partial results give

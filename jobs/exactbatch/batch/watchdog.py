@@ -70,7 +70,7 @@ def run_with_stall_timeout(
 ) -> Result:
     """Run work with Postgres in a thread; return or raise its outcome.
 
-    An error of ADBC is raised as the error that it stands for, with `where` at the start of its message. Raises
+    An error of ADBC is raised as the matching error of exactbatch, with `where` at the start of its message. Raises
     PostgresUnavailable when the work has waited for Postgres alone for more than `timeout` seconds. The thread is
     then left behind: it ends with the Python worker, which ends after an error.
     """

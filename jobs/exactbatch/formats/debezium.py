@@ -143,10 +143,10 @@ class Debezium:
 
         stored = stored_schema(read_columns)
         row_columns = self._of_row(read_columns)
-        beside = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
-        with_beside = pa.schema([*stored, *beside])
+        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
+        with_marks = pa.schema([*stored, *marks])
         if len(values) == 0:
-            return pa.RecordBatch.from_pylist([], with_beside)
+            return pa.RecordBatch.from_pylist([], with_marks)
         read = read_objects(objects(values), self._envelope(read_columns)).combine_chunks().to_batches()[0]
         has_payload = pc.is_valid(read.column("payload"))
 
@@ -172,8 +172,8 @@ class Debezium:
             columns.append(of("source", self.version))
             if columns[-1].null_count:
                 raise ValueError(f"the event has no source.{self.version}, which orders the changes")
-        table = pa.Table.from_arrays([*columns, deleted, left_out], with_beside.names)
-        return as_stored(table, with_beside).combine_chunks().to_batches()[0]
+        table = pa.Table.from_arrays([*columns, deleted, left_out], with_marks.names)
+        return as_stored(table, with_marks).combine_chunks().to_batches()[0]
 
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"

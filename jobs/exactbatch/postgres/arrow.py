@@ -51,18 +51,18 @@ class ArrowConnection(dbapi.Connection):
         self._pinned = True
 
     def cursor(self, **arguments: Any) -> ArrowCursor:
-        """As dbapi's own."""
+        """Return a cursor of dbapi, in a transaction with the settings."""
         if not self._pinned:
             self._pin()
         return super().cursor(**arguments)  # type: ignore[return-value]  # ArrowCursor only narrows its types
 
     def commit(self) -> None:
-        """As dbapi's own."""
+        """Commit; the next cursor sets the settings of the next transaction."""
         super().commit()
         self._pinned = False  # pin later: an error now would look like a commit that failed
 
     def rollback(self) -> None:
-        """As dbapi's own; open cursors keep the settings."""
+        """Roll back, and set the settings of the next transaction. Open cursors run with them."""
         super().rollback()
         self._pin()
 

@@ -1,4 +1,4 @@
-"""What the catalog says about a target's tables: facts that could keep them from holding what a batch writes."""
+"""Read from the catalog the facts about a target's tables that could alter or prevent what a batch writes."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -10,7 +10,7 @@ from exactbatch.batch b left join exactbatch.batch_range r
 where b.batch_id = $1;
 
 -- name: share_batch
--- The same of the batch alone, which nobody may supersede until this transaction ends.
+-- Lock the batch alone, shared, so that no other transaction can supersede it before this one ends.
 select plan_id, status from exactbatch.batch where batch_id = $1 for share;
 
 -- name: lock_stored_offset

@@ -92,7 +92,7 @@ class TargetTable:
         cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),))
 
     def lock_definition(self, cursor: Cursor) -> None:
-        """Let nobody change the table's definition until the transaction ends. Others may write rows."""
+        """Prevent changes to the table's definition until the transaction ends. Others may write rows."""
         cursor.execute(sql.SQL("lock table {} in row exclusive mode").format(self.identifier))
 
     def exists(self, cursor: Cursor) -> bool:
@@ -124,7 +124,7 @@ class TargetTable:
     def casts_into(
         self, cursor: Cursor, columns: Sequence[Column], stored: Mapping[str, StoredColumn]
     ) -> tuple[Cast, ...]:
-        """As casts(), for `stored`, which columns() returned."""
+        """Return the casts as casts() does, for `stored`, which columns() returned."""
         if missing := [column.name for column in columns if column.name not in stored]:
             raise TargetMismatch(
                 f"table {self.spec}: the column {', '.join(missing)} no longer exists. Nothing was written. Add "
