@@ -21,8 +21,7 @@ from airflow.sdk.exceptions import (
 )
 
 from exactbatch import Append, Pipeline
-from exactbatch.airflow import Connections, pipeline_dag
-from exactbatch.airflow import dag as dags
+from exactbatch.airflow import Connections, pipeline_dag, plan_task
 from exactbatch.airflow import operator as operators
 from exactbatch.batch.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
@@ -240,7 +239,7 @@ def test_a_replay_that_nobody_processes_is_shown(buttons, kafka_log, caplog):
     buttons.run(run)
     with caplog.at_level(logging.INFO):
         assert buttons.plan(cleared(run)) == "process_replay"
-    assert "process_replay: where that was not cleared with plan_batch, clear it, too" in caplog.text
+    assert "If you cleared plan_batch alone, clear process_replay, too" in caplog.text
     assert "it processes the ranges of batch 1 again" in caplog.text
     assert "batch 2" not in buttons.troubles(kafka_log)
     buttons.age("planned_at")
@@ -273,7 +272,7 @@ def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
     buttons.process(lost)  # and report_batch never runs
     with pytest.raises(AirflowSkipException):
         buttons.plan(Run("at once"))  # its own report may still be under way
-    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
     buttons.age("committed_at")
     assert "batch 1: no asset event has announced its results, nor those of 0 later" in buttons.troubles(
         kafka_log
@@ -298,7 +297,7 @@ def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
 
 
 def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, topic, monkeypatch):
-    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     for name in ("nothing of it", "some of it"):
         buttons.plan(Run(name))
@@ -334,7 +333,7 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(buttons, monkeypatch
 
 def test_report_that_dies_after_all_its_work_leaves_batch_to_next_run(buttons, monkeypatch):
     """Airflow has no event then: only what it has may count as announced."""
-    monkeypatch.setattr(dags, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
     run = Run("one")
     buttons.plan(run)
     buttons.process(run)

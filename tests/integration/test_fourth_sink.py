@@ -80,7 +80,8 @@ class LastOfPartition(SinkDefaults):
     def insert_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
         self._target.lock(cursor)
         inserted = self.lineage_table.insert_staged(cursor, staged, columns)
-        names = column_list([*self.key_columns, *(column.name for column in columns)])
+        # All columns, not only those of this batch: an earlier batch may have written others.
+        names = column_list(self._target.columns(cursor))
         delete_rows(cursor, self._target, sql.SQL("delete from {}").format(self.table), remaining=None)
         write_rows(
             cursor,
