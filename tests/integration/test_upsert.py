@@ -134,7 +134,7 @@ def test_a_key_that_is_not_known_is_a_reject(world, make_topic, make_upsert):
     without = make_upsert(
         topic, key=None, name=f"{topic.name}.2", sink=Upsert(f'public."{topic.name}2"', ("id",))
     )
-    with pytest.raises(TooManyRejects, match="give the pipeline key=Json"):
+    with pytest.raises(TooManyRejects, match="the pipeline has no key format: give it key=Json"):
         world.run(without)
 
 
