@@ -100,6 +100,11 @@ def test_a_login_that_is_refused_is_terminal(said, code):
     assert type(both) is PostgresUnavailable
 
 
+def test_message_of_libpq_ends_in_one_punctuation_mark():
+    refused = "connection failed: Connection refused\n\tIs the server running and accepting connections?"
+    assert "accepting connections? Check" in str(connection_error(refused))
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -33,7 +33,7 @@ _AIRFLOW_ONLY: Final = frozenset(
 _CLOUD_PASSWORD: Final = ("iam", "redshift", "redshift-serverless")
 _NOT_FOUND: Final = 404
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Connections:
                     json={"note": text},
                 ).raise_for_status()
         except Exception as error:
-            log.warning("the task's note was not written: %s: %s", type(error).__name__, error)
+            logger.warning("the task's note was not written: %s: %s", type(error).__name__, error)
 
     def check_pool(self, name: str) -> None:
         """Raise ConfigurationError if Airflow's API reports that a pool is missing.
@@ -86,7 +86,7 @@ class Connections:
         Airflow itself reports this only in its scheduler's log, and lets the task wait forever.
         """
         if self.airflow is None:
-            log.info(
+            logger.info(
                 "the next task waits for a slot of the pool %r; it waits forever if that pool does not exist",
                 name,
             )
@@ -95,7 +95,9 @@ class Connections:
             with _api(self.airflow) as client:
                 status = client.get(f"/api/v2/pools/{quote(name, safe='')}").status_code
         except Exception as error:
-            log.warning("could not check that the pool %r exists: %s: %s", name, type(error).__name__, error)
+            logger.warning(
+                "could not check that the pool %r exists: %s: %s", name, type(error).__name__, error
+            )
             return
         if status == _NOT_FOUND:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -23,5 +23,5 @@ def airflow_errors() -> Iterator[None]:
             raise
         # Logged on a line of its own: Airflow's own traceback would hide it.
         message = f"{type(error).__name__}: {error}"
-        log.error(message)
+        logger.error(message)
         raise AirflowFailException(message) from None

@@ -11,7 +11,7 @@ from exactbatch.errors import ConfigurationError
 if TYPE_CHECKING:
     from exactbatch.planning.request import ReplayRequest
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _AIRFLOW_PREFIX: Final = "airflow/"  # of keys in a run's configuration that Airflow itself adds
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
@@ -126,4 +126,4 @@ def _check_no_interval(dag_run: Any) -> None:
             f"new. To process the interval again, trigger with "
             f'{{"start": "{start.isoformat()}", "end": "{end.isoformat()}"}}, or start a backfill.'
         )
-    log.info("the run ignores its data interval, %s to %s, and processes what is new", start, end)
+    logger.info("the run ignores its data interval, %s to %s, and processes what is new", start, end)

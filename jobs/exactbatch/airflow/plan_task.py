@@ -24,7 +24,7 @@ _UNANNOUNCED_AFTER: Final = 300.0  # seconds
 _MISSED_LIMIT: Final = 100
 _TASKS_TEST_PREFIX: Final = "__airflow_temporary_run_"  # of the runs of `airflow tasks test`
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def plan_task(
@@ -95,12 +95,12 @@ def _next_task(batch: "Batch | None", missed: "Sequence[Batch]", because: str) -
     if batch is None and not missed:
         raise AirflowSkipException(because)
     if batch is None:
-        log.info(
+        logger.info(
             "%s; announcing batches that no report has announced: %s", because, [b.batch_id for b in missed]
         )
         return "report_batch"
     if batch.origin == "clear":
-        log.info(
+        logger.info(
             "process_replay processes batch %s. If you cleared plan_batch alone, clear process_replay, too",
             batch.batch_id,
         )

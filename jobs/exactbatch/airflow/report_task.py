@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _ANNOUNCED: Final = "announced"  # an XCom of report_batch: the plan IDs in its asset event
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def report_task(
@@ -112,4 +112,4 @@ def _show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") 
             stored = {key: offset for key, offset in report.stored.items() if key[0] in pipeline.topics}
             broker.commit_group(f"exactbatch.{pipeline.name}", stored)
     except ExactbatchError as error:
-        log.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)
+        logger.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)

@@ -79,7 +79,7 @@ def replay_notes(preview: "Preview") -> list[str]:
         for range_ in preview.plan.compacted
     ]
     if preview.plan.beyond:
-        notes.append(f"{beyond_text(preview.plan.beyond)}. They are for the next advance")
+        notes.append(f"{beyond_text(preview.plan.beyond)}. The next advance processes them")
     notes += [
         f"{widened.range}: added, because batch {widened.batch_id} can only be replayed as a whole (lineage='batch')"
         for widened in preview.plan.widened

@@ -334,9 +334,14 @@ def connection_error(message: str, *, where: str = "") -> ExactbatchError:
         meant = meaning(code)
         return meant.error(f"{start}{meant.what}: {message} (SQLSTATE {code}). {meant.remedy}", sqlstate=code)
     return PostgresUnavailable(
-        f"{start}cannot connect to Postgres: {message}. Check the connection string (EXACTBATCH_POSTGRES, or Airflow's "
-        f"postgres_default) and that the server is up."
+        f"{start}cannot connect to Postgres: {_sentence(message)} Check the connection string (EXACTBATCH_POSTGRES, "
+        f"or Airflow's postgres_default) and that the server is up."
     )
+
+
+def _sentence(message: str) -> str:
+    """Return libpq's message with an end: some of its messages end in a question mark, most in nothing."""
+    return message if message.endswith((".", "?", "!")) else f"{message}."
 
 
 def _sqlstate_of(answer: str) -> str | None:

@@ -94,7 +94,7 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
     yield
     if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(0):
         raise TargetMismatch(
-            f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counted {done} here, "
+            f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counts {done} here, "
             f"because of {row_changers_of(while_writing.facts(cursor))} of {while_writing.spec}. Nothing was written. "
             f"Drop it, or let it write into other tables only."
         )
