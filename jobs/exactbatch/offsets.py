@@ -109,6 +109,30 @@ def fill_bins(sizes: Sequence[int], bins: int) -> list[list[int]]:
     return filled
 
 
+def group_small(ranges: Sequence[OffsetRange], *, small: int, together: int) -> list[list[int]]:
+    """Group ranges of at most `small` offsets, so that a group has at most `together` and no partition twice.
+
+    Returns the indexes of the ranges in each group. A larger range is a group by itself.
+    """
+    groups: list[list[int]] = []
+    open_groups: list[tuple[list[int], set[TopicPartition], int]] = []
+    for index, range_ in enumerate(ranges):
+        if len(range_) > small:
+            groups.append([index])
+            continue
+        size = len(range_)
+        if open_groups:
+            group, partitions, total = open_groups[-1]
+            if total + size <= together and range_.topic_partition not in partitions:
+                group.append(index)
+                partitions.add(range_.topic_partition)
+                open_groups[-1] = group, partitions, total + size
+                continue
+        open_groups.append(([index], {range_.topic_partition}, size))
+        groups.append(open_groups[-1][0])
+    return groups
+
+
 def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     """Join adjacent ranges of the same partition; partitions and offsets come out in order.
 

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
+import numpy as np
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
@@ -31,16 +32,27 @@ from exactbatch.errors import (
 )
 from exactbatch.formats import Json, Text, WithMessage
 from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.kafka import open_consumer
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.kafka.consumer import ConnectionErrors, FetchPosition, Throttling
+from exactbatch.kafka.consumer import Signals
+from exactbatch.kafka.range_consumer import Fetched
 from exactbatch.kafka.reader import _read, read_range
-from exactbatch.kafka.records import Records
+from exactbatch.kafka.records import MessageRecords, Record, Records
 from exactbatch.local import LocalStack
 from exactbatch.offsets import OffsetRange
 from support.topics import Topic
 
 MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]
+
+
+@pytest.fixture(autouse=True, params=["messages", "native"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Which of the two consumers reads."""
+    way: str = request.param
+    monkeypatch.setattr(open_consumer, "_NATIVE_FROM", 0 if way == "native" else 2**63)
+    assert way == "messages" or open_consumer._native() is not None
+    return way
 
 
 def range_of(topic: Topic, from_offset: int, until_offset: int, partition: int = 0) -> OffsetRange:
@@ -272,9 +284,11 @@ def test_keys_headers_and_timestamps_are_those_of_the_record(make_topic: MakeTop
     headers = [("h", b"1"), ("h", None), ("é", b"\xff")]
     topic.produce(b"v", key=b"\xffkey", headers=headers, timestamp=1_700_000_000_123)
     topic.produce(b"v")
-    records = [message for each in read(topic, 0, 2) for message in each.messages]
-    assert [message.key() for message in records] == [b"\xffkey", None]
-    assert [message.headers() for message in records] == [headers, None]
+    records = read_range(range_of(topic, 0, 2), topic.properties, leader_epoch=None, timeout=10)
+    found = [(part.keys().to_pylist(), part.headers(), part.record(0)) for part in records]
+    assert [key for keys, _, _ in found for key in keys] == [b"\xffkey", None]
+    assert [pairs for _, all_headers, _ in found for pairs in all_headers] == [headers, None]
+    assert found[0][2] == Record(0, b"\xffkey", b"v", headers)
     [first, second] = [t for each in read(topic, 0, 2) for t in each.timestamps().cast("int64").to_pylist()]
     assert first == 1_700_000_000_123
     assert abs(second - time.time() * 1000) < 60_000
@@ -368,35 +382,31 @@ def test_what_a_quota_holds_back_is_no_stall(monkeypatch: pytest.MonkeyPatch) ->
     class Slow:
         """A consumer that is told that it has to wait, and then gets what it waits for."""
 
-        def __init__(self, config: dict[str, Any]) -> None:
-            self.throttled, self.began = config["throttle_cb"], time.monotonic()
+        def __init__(self, _config: Any, signals: Signals, **_: Any) -> None:
+            self.throttled, self.began = signals.throttling, time.monotonic()
             self.told = False
 
-        def consume(self, _count: int, _timeout: float) -> list[Any]:
+        def fetch(self, _count: int, _timeout: float) -> list[Fetched]:
             time.sleep(0.05)
             if not self.told:
                 self.told = True
                 for seconds in (1.0, 0.0):
                     self.throttled(SimpleNamespace(throttle_time=seconds))
-            return [] if time.monotonic() < self.began + 1 else [self.end]
-
-        @property
-        def end(self) -> Any:
-            event = SimpleNamespace(code=lambda: KafkaError._PARTITION_EOF)
-            return SimpleNamespace(error=lambda: event, offset=lambda: 10)
+            none = MessageRecords([], np.empty(0, np.int64))
+            return [] if time.monotonic() < self.began + 1 else [Fetched(("t", 0), none, end_of_log=10)]
 
         def assign(self, _partitions: list[Any]) -> None: ...
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("exactbatch.kafka.reader.Consumer", Slow)
+    monkeypatch.setattr("exactbatch.kafka.reader.open_consumer", Slow)
     range_ = range_of(Topic("t", {}), 0, 10)
     assert list(read_range(range_, {}, leader_epoch=None, timeout=0.3)) == []
 
 
 def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
-    fetched = FetchPosition("t", 0)
-    assert fetched.offset == -1
+    signals = Signals()
+    assert signals.fetched.of(("t", 0)) == -1
     statistics = [
         {"topics": {}},
         {"topics": {"t": {"partitions": {"0": {"next_offset": -1001}, "1": {"next_offset": 90}}}}},
@@ -404,14 +414,14 @@ def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
     ]
 
     class Stalled:
-        def consume(self, _count: int, _timeout: float) -> list[Any]:
+        def fetch(self, _count: int, _timeout: float) -> list[Any]:
             time.sleep(0.05)
-            fetched(json.dumps(statistics.pop(0) if len(statistics) > 1 else statistics[0]))
+            signals.fetched(json.dumps(statistics.pop(0) if len(statistics) > 1 else statistics[0]))
             return []
 
     range_ = OffsetRange("t", 0, 0, 10, UUID(int=0))
     with pytest.raises(ReadFailed) as failed:
-        list(_read(Stalled(), range_, 0.3, ConnectionErrors(), fetched, Throttling()))  # type: ignore[arg-type]
+        list(_read(Stalled(), [range_], 0.3, signals))  # type: ignore[arg-type]
     assert str(failed.value) == (
         "t[0] 0..10: the broker sent nothing from offset 0 on for 0.3 s, after only "
         "records of aborted transactions up to 7. Check that the brokers are up, and try again; read_timeout "
@@ -461,9 +471,9 @@ def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> Non
 
 
 def test_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
-    own_stack: LocalStack,
+    own_stack: LocalStack, way: str
 ) -> None:
-    topic = Topic("killed", own_stack.kafka_properties)
+    topic = Topic(f"killed-{way}", own_stack.kafka_properties)
     admin = AdminClient(topic.properties)
     admin.create_topics([NewTopic(topic.name, 1, 1)])[topic.name].result(30)
     topic.produce(*[b"%d" % number + b"x" * 1000 for number in range(20_000)])
@@ -489,7 +499,9 @@ def _accept(server: socket.socket, accepted: list[socket.socket]) -> None:
             return
 
 
-def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(make_topic: MakeTopic) -> None:
+def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
+    make_topic: MakeTopic, way: str
+) -> None:
     topic = make_topic()
     producer = KafkaProducer(bootstrap_servers=topic.properties["bootstrap.servers"])
     for value, headers in (
@@ -504,10 +516,13 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(make
         producer.send(topic.name, value, key=b"k", headers=headers, partition=0)
     producer.flush()
     producer.close()
-    messages = [message for records in read(topic, 0, 105) for message in records.messages]
-    unreadable = [isinstance(each, Unreadable) for each in _MessageParts(messages).headers()]
+    found = []
+    for part in read_range(range_of(topic, 0, 105), topic.properties, leader_epoch=None, timeout=10):
+        found += _MessageParts(part._messages).headers() if way == "messages" else part.headers()  # type: ignore[attr-defined]
+    unreadable = [isinstance(each, Unreadable) for each in found]
     assert unreadable == [False, True, True, True, False, *[True] * 100]
-    records, *_ = read(topic, 0, 5)
+    reading = read_range(range_of(topic, 0, 5), topic.properties, leader_epoch=None, timeout=10)
+    records = next(reading)
     for format_ in (
         WithMessage(Json("a int"), header={"trace": Text("trace")}),
         WithMessage(Json("a int"), headers="all"),
@@ -524,6 +539,7 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(make
     ]
     assert stored[0]["reason"] == UNREADABLE
     assert stored[1]["reason"] == f"expected a JSON object: {{ … }}; {UNREADABLE}"
+    assert list(reading) == []
 
 
 class NoUtf8(str):

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
+
 from exactbatch.audit.values import _MessageParts
-from exactbatch.kafka.records import Records
+from exactbatch.kafka.records import MessageRecords
 
 
 class Told:
@@ -25,4 +27,4 @@ def test_time_that_record_has_not_or_postgres_cannot_hold_is_null_for_both() -> 
     ]
     found = _MessageParts(messages).timestamps()
     assert found.null_count == 4
-    assert found.to_pylist() == Records(messages, list(range(len(messages)))).timestamps().to_pylist()
+    assert found.to_pylist() == MessageRecords(messages, np.arange(len(messages))).timestamps().to_pylist()

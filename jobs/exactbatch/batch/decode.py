@@ -146,7 +146,7 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
 def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> Iterator[Rejected]:
     """Yield the records of a range that did not decode."""
     for index, reason in decoded.rejects:
-        yield Rejected(range_.topic, range_.partition, records.messages[index], reason, attempt)
+        yield Rejected(range_.topic, range_.partition, records.record(index), reason, attempt)
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from exactbatch.errors import TooManyRejects
 from exactbatch.formats import headers_as_json
-from exactbatch.formats.message import UNREADABLE, Unreadable, read_headers
+from exactbatch.formats.message import UNREADABLE, Unreadable
+from exactbatch.kafka.records import Record
 from exactbatch.pipeline import Pipeline
 
 SHOWN_REJECTS: Final = 5  # in an error
@@ -31,11 +32,11 @@ REJECT_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record that does not become a row: the Kafka message, the reason, and the task attempt that read it."""
+    """A record that does not become a row, the reason, and the task attempt that read it."""
 
     topic: str
     partition: int
-    message: Any
+    record: Record
     reason: str
     attempt: int
 
@@ -82,7 +83,7 @@ def reject_batches(rejects: Iterable[Rejected]) -> Iterator[pa.RecordBatch]:
     size = 0
     for reject in rejects:
         held.append(reject)
-        size += len(reject.message)
+        size += len(reject.record.value or b"")
         if size >= _HELD_BYTES or len(held) == _HELD_RECORDS:
             yield reject_batch(held)
             held, size = [], 0
@@ -91,17 +92,16 @@ def reject_batches(rejects: Iterable[Rejected]) -> Iterator[pa.RecordBatch]:
 
 
 def _reject(reject: Rejected) -> dict[str, Any]:
-    message, reason = reject.message, reject.reason
-    [headers] = read_headers([message])
-    if isinstance(headers, Unreadable) and reason != UNREADABLE:
+    record, reason = reject.record, reject.reason
+    if isinstance(record.headers, Unreadable) and reason != UNREADABLE:
         reason = f"{reason}; {UNREADABLE}"
     return {
         "topic": reject.topic,
         "partition": reject.partition,
-        "offset": message.offset(),
-        "key": message.key(),
-        "value": message.value(),
-        "headers": headers_as_json(headers),
+        "offset": record.offset,
+        "key": record.key,
+        "value": record.value,
+        "headers": headers_as_json(record.headers),
         "reason": reason.replace("\0", "\\u0000"),
         "task_attempt": reject.attempt,
     }

@@ -1,9 +1,9 @@
 """Read from the log again the records that are noted to be rejected: a reject keeps the whole record."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from exactbatch.batch.rejects import Rejected
 from exactbatch.errors import LogEndedEarly
@@ -44,9 +44,16 @@ def read_noted(
         for group in _near(of_partition):
             wanted = {record.offset: record for record in group}
             range_ = replace(any_range, from_offset=group[0].offset, until_offset=group[-1].offset + 1)
-            for message in _messages(range_, settings.kafka, pipeline.read_timeout, cluster_id):
-                if (record := wanted.pop(message.offset(), None)) is not None:
-                    yield Rejected(*partition, message, record.reason, record.attempt)
+            for read in read_range(
+                range_,
+                settings.kafka,
+                leader_epoch=None,
+                timeout=pipeline.read_timeout,
+                cluster_id=cluster_id,
+            ):
+                for index, offset in enumerate(read.offset_array.tolist()):
+                    if (record := wanted.pop(offset, None)) is not None:
+                        yield Rejected(*partition, read.record(index), record.reason, record.attempt)
             if wanted:
                 missing = min(wanted)
                 raise LogEndedEarly(
@@ -69,10 +76,3 @@ def _near(noted: Iterable[NotedRecord]) -> Iterator[list[NotedRecord]]:
         group.append(record)
     if group:
         yield group
-
-
-def _messages(
-    range_: OffsetRange, kafka: Mapping[str, Any], timeout: float, cluster_id: str | None
-) -> Iterator[Any]:
-    for records in read_range(range_, kafka, leader_epoch=None, timeout=timeout, cluster_id=cluster_id):
-        yield from records.messages

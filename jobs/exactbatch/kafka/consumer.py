@@ -4,18 +4,50 @@ import json
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from exactbatch.errors import ConfigurationError, ReadFailed
 from exactbatch.kafka.client_properties import ANSWER_TIMEOUT
 from exactbatch.kafka.errors import DAMAGED
+from exactbatch.offsets import TopicPartition as Partition
 
 # consume() waits until it has as many messages as requested or this time has passed, in seconds.
 POLL: Final = 0.1
 _error = methodcaller("error")
+
+
+class Event(Protocol):
+    """What a consumer returns instead of a record; confluent_kafka's Message is one."""
+
+    def error(self) -> KafkaError | None:
+        """The error; the end of a log is one, too."""
+        ...
+
+    def topic(self) -> str | None:
+        """The topic; None for an event that concerns the client."""
+        ...
+
+    def offset(self) -> int | None:
+        """The offset that the event concerns, if there is one."""
+        ...
+
+
+class ClusterClient(Protocol):
+    """A client that asks brokers for their cluster and for the ends of a log; confluent_kafka's Consumer is one."""
+
+    def list_topics(self, topic: str | None = ..., timeout: float = ...) -> Any:
+        """Return metadata with a `cluster_id`. Raises KafkaException."""
+        ...
+
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = ..., cached: bool = ...
+    ) -> tuple[int, int]:
+        """Return the offsets at which the log starts and ends. Raises KafkaException."""
+        ...
 
 
 class ConnectionErrors:
@@ -41,21 +73,51 @@ class Throttling:
         self.until = max(self.until, time.monotonic() + event.throttle_time)
 
 
-class FetchPosition:
-    """The offset up to which librdkafka has fetched a partition, as stats_cb; -1 before the first fetch.
+class FetchPositions:
+    """The offsets up to which librdkafka has fetched each partition, as stats_cb.
 
-    It advances where consume() returns nothing: past records of aborted transactions, transaction markers and gaps
+    They advance where consume() returns nothing: past records of aborted transactions, transaction markers and gaps
     left by compaction. (`next_offset` of a partition in librdkafka's STATISTICS.md.)
     """
 
-    def __init__(self, topic: str, partition: int) -> None:
-        self._topic, self._partition = topic, str(partition)
-        self.offset = -1
+    def __init__(self) -> None:
+        self._offsets: dict[Partition, int] = {}
 
     def __call__(self, statistics: str) -> None:
-        topic = json.loads(statistics).get("topics", {}).get(self._topic, {})
-        partition = topic.get("partitions", {}).get(self._partition, {})
-        self.offset = max(self.offset, partition.get("next_offset", -1))
+        for name, topic in json.loads(statistics).get("topics", {}).items():
+            for number, partition in topic.get("partitions", {}).items():
+                place = name, int(number)
+                self._offsets[place] = max(self.of(place), partition.get("next_offset", -1))
+
+    def of(self, partition: Partition) -> int:
+        """Return the offset of a partition; -1 before its first fetch."""
+        return self._offsets.get(partition, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What the callbacks of a consumer have reported."""
+
+    errors: ConnectionErrors = field(default_factory=ConnectionErrors)
+    fetched: FetchPositions = field(default_factory=FetchPositions)
+    throttling: Throttling = field(default_factory=Throttling)
+
+    def callbacks(self) -> dict[str, Any]:
+        """Return them as confluent_kafka's configuration has them."""
+        return {"error_cb": self.errors, "stats_cb": self.fetched, "throttle_cb": self.throttling}
+
+
+class FetchPosition(FetchPositions):
+    """The offset up to which librdkafka has fetched one partition, as stats_cb; -1 before the first fetch."""
+
+    def __init__(self, topic: str, partition: int) -> None:
+        super().__init__()
+        self._partition = topic, partition
+
+    @property
+    def offset(self) -> int:
+        """The offset."""
+        return self.of(self._partition)
 
 
 def split_events(messages: Sequence[Message]) -> tuple[Sequence[Message], int | None, Message | None]:
@@ -79,7 +141,7 @@ def split_events(messages: Sequence[Message]) -> tuple[Sequence[Message], int | 
     return records, end_of_log, None
 
 
-def concerns_reading(event: Message) -> bool:
+def concerns_reading(event: Event) -> bool:
     """True if an error event of consume() is about the partition that is read, or ends the client.
 
     Other events are about the coordinator of the consumer group, which librdkafka looks for although reads of
@@ -89,7 +151,7 @@ def concerns_reading(event: Message) -> bool:
     return event.topic() is not None or (error is not None and error.fatal())
 
 
-def is_cluster(consumer: Consumer, where: Any, topic: str, cluster_id: str | None) -> bool:
+def is_cluster(consumer: ClusterClient, where: Any, topic: str, cluster_id: str | None) -> bool:
     """True if a consumer is connected to the cluster that the batch was planned from.
 
     False if no broker answers soon, for example because a quota throttles the client.
@@ -114,7 +176,7 @@ def is_cluster(consumer: Consumer, where: Any, topic: str, cluster_id: str | Non
     return True
 
 
-def check_in_log(consumer: Consumer, topic: str, partition: int, offset: int) -> None:
+def check_in_log(consumer: ClusterClient, topic: str, partition: int, offset: int) -> None:
     """Raise ReadFailed for a record at an offset that the log has not reached.
 
     No checksum covers the offset of a record batch: if a bit of it is damaged, its records seem to be elsewhere,

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any, Final
 from exactbatch.errors import ConfigurationError, ExactbatchError, KafkaUnavailable, ReadFailed
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import KafkaError
+
+    from exactbatch.kafka.consumer import Event
 
 DAMAGED: Final = (
     "Nothing was written. Try again: the network may have changed it. If the error persists, it is damaged on the "
@@ -49,7 +51,7 @@ def unavailable(servers: Any, error: Exception, cause: str = "") -> KafkaUnavail
     )
 
 
-def event_error(where: Any, topic: str, partition: int, event: "Message") -> ExactbatchError:
+def event_error(where: Any, topic: str, partition: int, event: "Event") -> ExactbatchError:
     """Return the error for an error event of consume() that concerns reading; `where` is the range to read."""
     from confluent_kafka import KafkaError
 

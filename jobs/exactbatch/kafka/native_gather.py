@@ -1,0 +1,147 @@
+"""Compiled loops over librdkafka's messages: their fields, their bytes in one buffer, and their destruction.
+
+Importing this module loads numba, and compiles the loops unless numba has cached them. Addresses are numbers; the
+functions of librdkafka are called through theirs, so that no library has to become visible to others.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+# Fields of rd_kafka_message_t, in words of 8 bytes. The first is of 4 bytes.
+_ERR: Final = 0
+_PAYLOAD: Final = 3
+_LEN: Final = 4
+_KEY: Final = 5
+_KEY_LEN: Final = 6
+_OFFSET: Final = 7
+_LOW_32_BITS: Final = 0xFFFFFFFF
+_WORD: Final = ir.IntType(64)
+_copy_memory: Any = cgutils.raw_memcpy
+_OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "boundscheck": False, "error_model": "numpy"}
+
+Codegen = Callable[[Any, Any, Any, Any], Any]
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+
+def _intrinsic(function: Callable[..., Any]) -> Any:
+    """Mark a function that generates code; compiled loops call it without its first argument."""
+    return intrinsic(function)
+
+
+def _compiled(signature: str) -> Callable[[Loop], Loop]:
+    def compiled(loop: Loop) -> Loop:
+        function: Any = numba.njit(signature, **_OPTIONS)(loop)
+        typed: Loop = function
+        return typed
+
+    return compiled
+
+
+@_intrinsic
+def _load(typing: Any, address: Any, word: Any) -> tuple[Any, Codegen]:
+    """Return the word of 8 bytes at an address plus `word` words."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        base = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.load(builder.gep(base, [arguments[1]]))
+
+    return types.uint64(types.uint64, types.int64), codegen
+
+
+@_intrinsic
+def _copy(typing: Any, target: Any, source: Any, size: Any) -> tuple[Any, Codegen]:
+    """Copy bytes between addresses."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        to, from_ = (builder.inttoptr(each, byte) for each in arguments[:2])
+        _copy_memory(builder, to, from_, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.int64), codegen
+
+
+@_intrinsic
+def _timestamp(typing: Any, function: Any, message: Any, kind: Any) -> tuple[Any, Codegen]:
+    """Call rd_kafka_message_timestamp() at an address; it writes the kind of timestamp to another."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        type_ = ir.FunctionType(_WORD, [_WORD, _WORD])
+        return builder.call(builder.inttoptr(arguments[0], type_.as_pointer()), arguments[1:])
+
+    return types.int64(types.uint64, types.uint64, types.uint64), codegen
+
+
+@_intrinsic
+def _destroy(typing: Any, function: Any, message: Any) -> tuple[Any, Codegen]:
+    """Call rd_kafka_message_destroy() at an address."""
+
+    def codegen(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        type_ = ir.FunctionType(ir.VoidType(), [_WORD])
+        builder.call(builder.inttoptr(arguments[0], type_.as_pointer()), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), codegen
+
+
+@_compiled("int64(uint64[::1], int32[::1], int64[::1], int64[::1], uint64[::1])")
+def read_fields(messages: Any, errors: Any, offsets: Any, sizes: Any, values: Any) -> int:
+    """Read the error codes, offsets, and sizes and addresses of values; address 0 for a null value.
+
+    Returns how many messages are events, whose error code is not 0.
+    """
+    events = 0
+    for i in range(len(messages)):
+        message = messages[i]
+        errors[i] = np.int32(_load(message, _ERR) & np.uint64(_LOW_32_BITS))
+        offsets[i] = np.int64(_load(message, _OFFSET))
+        values[i] = _load(message, _PAYLOAD)
+        sizes[i] = np.int64(_load(message, _LEN)) if values[i] != 0 else 0
+        if errors[i] != 0:
+            events += 1
+    return events
+
+
+@_compiled("void(uint64[::1], uint64[::1], int64[::1])")
+def read_keys(messages: Any, keys: Any, sizes: Any) -> None:
+    """Read the addresses of keys and their sizes; address 0 for a null key."""
+    for i in range(len(messages)):
+        keys[i] = _load(messages[i], _KEY)
+        sizes[i] = np.int64(_load(messages[i], _KEY_LEN)) if keys[i] != 0 else 0
+
+
+@_compiled("void(uint64[::1], uint64, int64[::1], int32[::1], uint64, int64)")
+def read_timestamps(
+    messages: Any, function: Any, times: Any, kind: Any, kind_address: Any, none: Any
+) -> None:
+    """Read the timestamps in milliseconds, `none` for a message without one.
+
+    `function` is the address of rd_kafka_message_timestamp(), and `kind_address` that of the array `kind`.
+    """
+    for i in range(len(messages)):
+        kind[0] = 0
+        time = _timestamp(function, messages[i], kind_address)
+        times[i] = time if kind[0] != 0 else none
+
+
+@_compiled("void(uint64[::1], int64[::1], uint64, int64[::1])")
+def gather(addresses: Any, sizes: Any, target: Any, ends: Any) -> None:
+    """Copy bytes one after the other to the address `target`; `ends` gets where each ends there."""
+    end = np.int64(0)
+    for i in range(len(addresses)):
+        _copy(target + np.uint64(end), addresses[i], sizes[i])
+        end += sizes[i]
+        ends[i] = end
+
+
+@_compiled("void(uint64[::1], uint64)")
+def destroy(messages: Any, function: Any) -> None:
+    """Destroy messages; `function` is the address of rd_kafka_message_destroy()."""
+    for i in range(len(messages)):
+        _destroy(function, messages[i])

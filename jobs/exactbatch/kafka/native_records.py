@@ -1,0 +1,174 @@
+"""Records in librdkafka's own memory, without an object for each: their bytes are gathered into one buffer."""
+
+import ctypes as c
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from exactbatch.formats.message import Unreadable
+from exactbatch.kafka import native_gather
+from exactbatch.kafka.native_library import MessageStruct, address_of
+from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
+
+Addresses = npt.NDArray[np.uint64]
+
+
+class NativeMessages:
+    """Messages that librdkafka has handed over; they are destroyed once, with this object or before."""
+
+    def __init__(self, library: Any, addresses: Addresses) -> None:
+        self._library, self._addresses = library, addresses
+        self._is_destroyed = False
+
+    def destroy(self) -> None:
+        """Free them: what was not gathered until then cannot be read any more."""
+        if not self._is_destroyed:
+            self._is_destroyed = True
+            native_gather.destroy(self._addresses, np.uint64(address_of(self._library.message_destroy)))
+
+    def __del__(self) -> None:
+        self.destroy()
+
+    def check_alive(self) -> None:
+        """Raise ValueError if the messages are destroyed."""
+        if self._is_destroyed:
+            raise ValueError("keys, headers and single records can be read only until the consumer is closed")
+
+
+class NativeRecords(Records):
+    """Records among some messages, which are at these addresses.
+
+    Those that part() returns hold their offsets, values and timestamps; keys, headers and single records can be read
+    as long as the consumer is open.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        messages: NativeMessages,
+        addresses: Addresses,
+        offsets: Int64s,
+        sizes: Int64s,
+        values: Addresses,
+    ) -> None:
+        """`values` are the addresses of the values, 0 for a null value."""
+        self._library, self._messages, self._all_addresses = library, messages, addresses
+        self.offset_array, self._sizes, self._values = offsets, sizes, values
+
+    @property
+    def _addresses(self) -> Addresses:
+        self._messages.check_alive()
+        return self._all_addresses
+
+    def sizes(self) -> Int64s:
+        """See Records."""
+        return self._sizes
+
+    @cached_property
+    def _milliseconds(self) -> Int64s:
+        times, kind = np.empty(len(self), np.int64), np.zeros(1, np.int32)
+        function = np.uint64(address_of(self._library.message_timestamp))
+        native_gather.read_timestamps(
+            self._addresses, function, times, kind, np.uint64(kind.ctypes.data), NO_TIMESTAMP
+        )
+        return times
+
+    def milliseconds(self) -> Int64s:
+        """See Records."""
+        return self._milliseconds
+
+    @cached_property
+    def _gathered(self) -> tuple[Bytes, Int64s]:
+        self._messages.check_alive()
+        return _gather(self._values, self._sizes)
+
+    def joined_values(self) -> tuple[Bytes, Int64s, Flags]:
+        """See Records."""
+        return *self._gathered, self._values != 0
+
+    def values(self) -> pa.BinaryArray:
+        """See Records."""
+        return _binary(*self._gathered, self._values)
+
+    def keys(self) -> pa.BinaryArray:
+        """See Records."""
+        keys, sizes = np.empty(len(self), np.uint64), np.empty(len(self), np.int64)
+        native_gather.read_keys(self._addresses, keys, sizes)
+        return _binary(*_gather(keys, sizes), keys)
+
+    def headers(self) -> list[Any]:
+        """See Records."""
+        return [_headers(self._library, int(address)) for address in self._addresses]
+
+    def leader_epoch(self, index: int) -> int | None:
+        """See Records."""
+        epoch: int = self._library.message_leader_epoch(int(self._addresses[index]))
+        return None if epoch < 0 else epoch
+
+    def record(self, index: int) -> Record:
+        """See Records."""
+        address = int(self._addresses[index])
+        message = MessageStruct.from_address(address)
+        return Record(
+            message.offset,
+            None if message.key is None else c.string_at(message.key, message.key_len),
+            None if message.payload is None else c.string_at(message.payload, message.len),
+            _headers(self._library, address),
+        )
+
+    def part(self, start: int, stop: int) -> "NativeRecords":
+        """See Records."""
+        return self._selected(slice(start, stop))
+
+    def take(self, indexes: Sequence[int]) -> "NativeRecords":
+        """See Records."""
+        return self._selected(list(indexes))
+
+    def _selected(self, which: slice | list[int]) -> "NativeRecords":
+        selected = NativeRecords(
+            self._library,
+            self._messages,
+            self._all_addresses[which],
+            self.offset_array[which],
+            self._sizes[which],
+            self._values[which],
+        )
+        _ = selected._gathered, selected._milliseconds  # gathered now, they outlive the consumer
+        return selected
+
+
+def _gather(addresses: Addresses, sizes: Int64s) -> tuple[Bytes, Int64s]:
+    """Return the bytes, one after the other, and where each begins; the last item is where they end."""
+    ends = np.zeros(len(sizes) + 1, np.int64)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    native_gather.gather(addresses, sizes, np.uint64(data.ctypes.data), ends[1:])
+    return data, ends
+
+
+def _binary(data: Bytes, ends: Int64s, addresses: Addresses) -> pa.BinaryArray:
+    """Return bytes as an array without copying them; null where the address is 0."""
+    # 32 bits suffice: a batch has 32 MB, or a single record, and a response of a broker has less than 2 GB.
+    offsets = pa.py_buffer(ends.astype(np.int32))
+    nulls = addresses == 0
+    validity = pa.array(~nulls).buffers()[1] if nulls.any() else None
+    return pa.Array.from_buffers(pa.binary(), len(addresses), [validity, offsets, pa.py_buffer(data)])
+
+
+def _headers(library: Any, message: int) -> Any:
+    """Return the headers of a message, as read_headers() does."""
+    headers = c.c_void_p()
+    if library.message_headers(message, c.byref(headers)) != 0:
+        return None  # there are none
+    name, value, size = c.c_char_p(), c.c_void_p(), c.c_size_t()
+    pairs: list[tuple[str, bytes | None]] = []
+    try:
+        while not library.header_get_all(headers, len(pairs), c.byref(name), c.byref(value), c.byref(size)):
+            content = None if value.value is None else c.string_at(value.value, size.value)
+            pairs.append(((name.value or b"").decode(), content))
+    except UnicodeDecodeError:
+        return Unreadable()
+    return pairs

@@ -1,0 +1,87 @@
+"""The consumer of a read, and the one of confluent_kafka, which creates an object for each record."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Protocol
+
+import numpy as np
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from exactbatch.kafka.consumer import ClusterClient, Event, split_events
+from exactbatch.kafka.records import MessageRecords, Records
+from exactbatch.offsets import TopicPartition as Partition
+
+_offset = methodcaller("offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What one fetch() returned of a partition: records, and then the end of its log or an error.
+
+    `partition` is None for an error that concerns the client. `end_of_log` is the offset of the last end-of-log
+    event.
+    """
+
+    partition: Partition | None
+    records: Records
+    end_of_log: int | None = None
+    error: Event | None = None
+
+
+class RangeConsumer(ClusterClient, Protocol):
+    """A librdkafka consumer that reads assigned partitions.
+
+    There are two: MessageConsumer, and NativeConsumer, which creates no object for a record.
+    """
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """Read these partitions, and no others, from their offsets on."""
+        ...
+
+    def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
+        """Return up to `count` records and events, those of a partition in their order.
+
+        Waits until there are so many or `timeout` seconds have passed. Calls the callbacks that are due.
+        """
+        ...
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Fetch nothing more of these partitions."""
+        ...
+
+    def close(self) -> Any:
+        """Close the connections and free what the consumer holds. Calls the callbacks that are due."""
+        ...
+
+
+class MessageConsumer(Consumer):
+    """A RangeConsumer that creates an object for each record."""
+
+    _only: Partition | None = None  # the partition that is assigned, if it is a single one
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        """See RangeConsumer."""
+        self._only = (partitions[0].topic, partitions[0].partition) if len(partitions) == 1 else None
+        super().assign(partitions)
+
+    def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
+        """See RangeConsumer."""
+        messages = self.consume(count, timeout)
+        if self._only is not None:
+            return [_fetched(self._only, messages)] if messages else []
+        by_partition: dict[Partition | None, list[Message]] = {}
+        for message in messages:
+            by_partition.setdefault(_partition(message), []).append(message)
+        return [_fetched(partition, of_partition) for partition, of_partition in by_partition.items()]
+
+
+def _partition(message: Message) -> Partition | None:
+    topic, partition = message.topic(), message.partition()
+    return None if topic is None or partition is None else (topic, partition)
+
+
+def _fetched(partition: Partition | None, messages: Sequence[Message]) -> Fetched:
+    records, end_of_log, error = split_events(messages)
+    offsets = np.fromiter(map(_offset, records), np.int64, len(records))
+    return Fetched(partition, MessageRecords(records, offsets), end_of_log, error)
