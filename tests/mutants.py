@@ -35,6 +35,7 @@ _RENAMING: Final = "tests/integration/test_renaming.py"
 _ALLOWED: Final = "tests/integration/test_allowed_plan.py"
 _LINEAGE: Final = "tests/integration/test_lineage.py"
 _ROWS: Final = "tests/integration/test_transform_rows.py"
+_EARLY: Final = "tests/integration/test_early_inserts.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
 
 
@@ -108,7 +109,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "staged rows are not counted",
-        "batch/publish.py",
+        "batch/insert_rows.py",
         "        if staged.get(attempt, 0) != rows:\n",
         "        if False:\n",
         (f"{_BATCH}::test_staged_rows_that_are_gone_at_publish_fail_the_batch",),
@@ -128,6 +129,69 @@ MUTANTS: Final = (
         (
             "tests/faults/test_matrix.py::test_the_try_after_a_fault_is_exact[append: SIGKILL at publish.after_insert]",
         ),
+    ),
+    Mutant(
+        "staged rows of a part are not counted",
+        "batch/insert_rows.py",
+        "        if (arrived := sink.insert_staged(cursor, rows, columns)) != expected:\n",
+        "        if (arrived := sink.insert_staged(cursor, rows, columns)) < 0:\n",
+        (f"{_EARLY}::test_staged_rows_of_a_part_that_are_gone_fail_the_batch",),
+    ),
+    Mutant(
+        "a part is inserted before its values are checked",
+        "batch/early_inserts.py",
+        "            if not may_reject(cursor, rules, self._tables.of_part(part), of_part):\n",
+        "            if True:\n",
+        (f"{_EARLY}::test_records_that_target_cannot_hold_are_rejected_whenever_they_are_staged",),
+    ),
+    Mutant(
+        "rows of a transaction that has ended count",
+        "batch/early_inserts.py",
+        "        if cursor.fetchone()[0] != self._transaction_id:\n",
+        "        if False:\n",
+        (f"{_EARLY}::test_rows_of_a_transaction_that_has_ended_do_not_count",),
+    ),
+    Mutant(
+        "inserted rows of an attempt count that Spark has replaced",
+        "batch/early_inserts.py",
+        "            if staged.rows.get(attempt) != rows:\n",
+        "            if False:\n",
+        (f"{_EARLY}::test_rows_of_an_attempt_that_spark_has_replaced_in_the_end_do_not_count",),
+    ),
+    Mutant(
+        "rows stay that were inserted for a batch that another launch has committed",
+        "batch/publish.py",
+        "            connection.rollback()  # what has been inserted is in the target already\n",
+        "",
+        (f"{_EARLY}::test_of_two_launches_that_insert_one_commits_and_other_takes_its_rows_back",),
+    ),
+    Mutant(
+        "a session that waits for the target waits for all tasks",
+        "batch/early_inserts.py",
+        '                self._end("another session waits for a lock on the target")\n',
+        "                pass\n",
+        (f"{_EARLY}::test_a_session_that_changes_the_target_gets_its_lock_while_tasks_stage",),
+    ),
+    Mutant(
+        "each retry of a batch that fails leaves dead rows",
+        "batch/job.py",
+        'batch.kind == "advance" and not ledger.failing(pipeline, [])',
+        'batch.kind == "advance"',
+        (f"{_EARLY}::test_bad_record_of_last_part_fails_batch_and_its_retry_inserts_nothing_early",),
+    ),
+    Mutant(
+        "a transaction that waits for tasks is ended as idle",
+        "batch/early_inserts.py",
+        "time.monotonic() - self._last_statement >= self._interval:",
+        "time.monotonic() - self._last_statement >= 1e9:",
+        (f"{_EARLY}::test_a_transaction_that_waits_for_tasks_is_not_ended_as_idle",),
+    ),
+    Mutant(
+        "targets with triggers and unique indexes are written in parts",
+        "postgres/catalog.py",
+        "        fact.is_trigger\n        or fact.what in",
+        "        fact.what in",
+        ("tests/unit/test_plain_targets.py",),
     ),
     Mutant(
         "a superseded batch publishes",
@@ -236,7 +300,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a target that changes while a batch runs is not noticed",
-        "batch/publish.py",
+        "batch/fences.py",
         "    check_unchanged(sink.target, seen, facts)\n",
         "",
         (f"{_WRITES}::test_a_target_that_changes_while_a_batch_runs_is_noticed",),
@@ -264,7 +328,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "two Upserts that share a target do not wait for each other",
-        "batch/publish.py",
+        "batch/fences.py",
         "    if sink.is_derived:\n",
         '    if sink.kind == "aggregate":\n',
         (f"{_WRITES}::test_two_upserts_that_share_a_target_see_each_other",),

@@ -45,7 +45,7 @@ class Pipeline:
                    0.0 to 1.0; one more fails the batch; with commit="partition", of each range
     read_timeout   seconds without progress after which reading a range fails
     max_connections  how many connections to Postgres the tasks of a batch may have open at a time: at most
-                   this many Spark tasks share its ranges, with one connection each; the driver has two more
+                   this many Spark tasks share its ranges, with one connection each; the driver has up to 3
     publish_timeout  seconds that publish waits for a lock, and that Postgres lets it be idle in its
                    transaction: the longest time for which a driver that hangs can block the pipeline
     statement_timeout  seconds in which Postgres must answer a statement of the batch, or accept the next

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from exactbatch import Append, Json, OffsetRange, Pipeline
+from exactbatch import Append, Json, OffsetRange, Pipeline, Upsert
 from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables
 from exactbatch.settings import Settings
@@ -14,9 +14,8 @@ LIFE = UUID(int=1)
 
 
 def pieces(parallelism: int, **changes: Any) -> list[OffsetRange]:
-    pipeline = Pipeline(
-        name="p", topics=("t",), value=Json("id int"), sink=Append("public.t"), max_connections=8, **changes
-    )
+    changes = {"sink": Append("public.t"), **changes}
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), max_connections=8, **changes)
     ranges = [OffsetRange("t", 0, 0, 5_000_000, LIFE), OffsetRange("t", 1, 0, 10, LIFE)]
     settings = Settings(kafka={"bootstrap.servers": "localhost:9"}, postgres="")
     tasks = stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, parallelism)
@@ -31,4 +30,9 @@ def test_what_transform_gets_is_cut_in_same_way_on_any_cluster(parallelism):
 
 
 def test_what_needs_no_transform_is_cut_for_the_cluster():
-    assert [len(pieces(each)) for each in (1, 4, 400)] == [2, 5, 9]
+    upsert = Upsert("public.t", key=("id",))
+    assert [len(pieces(each, sink=upsert)) for each in (1, 4, 400)] == [2, 5, 9]
+
+
+def test_what_is_inserted_in_parts_is_cut_for_several_tasks_of_each_slot():
+    assert [len(pieces(each)) for each in (1, 2, 400)] == [5, 9, 9]

@@ -1,15 +1,22 @@
 """Stage decoded records as they are: each task reads, decodes and copies its range in one pass, outside the
 JVM."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
 
 from pyspark.sql import SparkSession
 
-from exactbatch.batch.executors import on_executors
+from exactbatch.batch.executors import distribute, on_executors
 from exactbatch.batch.stage import stage
-from exactbatch.batch.task import StagedBatch, StageTask
+from exactbatch.batch.staging_tables import StagingTables
+from exactbatch.batch.task import Staged, StagedBatch, StageTask
 from exactbatch.columns import Column
+from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+
+# Offsets: rows of smaller batches are not worth several staging tables.
+IN_PARTS_FROM: Final = 200_000
 
 
 class DirectStager:
@@ -17,11 +24,40 @@ class DirectStager:
 
     def __init__(self, spark: SparkSession, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
         self._spark, self._tasks, self._limit = spark, tasks, pipeline.max_connections
+        self._part_of: dict[OffsetRange, int] = {}
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
-    def stage(self) -> StagedBatch:
+    @property
+    def is_large(self) -> bool:
+        """True if rows are worth several staging tables."""
+        return sum(len(task.range) for task in self._tasks) >= IN_PARTS_FROM
+
+    def split_tables(self) -> list[StagingTables]:
+        """Let each Spark task stage its rows into a separate table; return these tables.
+
+        The rows of a task can then be inserted without reading those of the others.
+        """
+        tables = self._tasks[0].tables
+        bins = distribute(self._tasks, self._limit)
+        self._part_of = {task.range: part for part, bin_ in enumerate(bins) for task in bin_}
+        self._tasks = [
+            replace(task, tables=tables.of_part(self._part_of[task.range])) for task in self._tasks
+        ]
+        return [tables.of_part(part) for part in range(len(bins))]
+
+    def stage(self, finished: Callable[[StagedBatch], None] | None = None) -> StagedBatch:
         """Stage every range; return what the task attempts did that Spark accepted.
 
-        Raises TasksFailed, and the terminal error of a task.
+        `finished` is called several times a second meanwhile, with what Spark has accepted since the last call.
+
+        Raises TasksFailed, the terminal error of a task, and whatever `finished` raises.
         """
-        return StagedBatch.of(on_executors(self._spark, self._tasks, stage, limit=self._limit, verb="stage"))
+        reported = None if finished is None else lambda pieces: finished(self._batch(pieces))
+        return self._batch(
+            on_executors(self._spark, self._tasks, stage, limit=self._limit, verb="stage", finished=reported)
+        )
+
+    def _batch(self, pieces: Iterable[Staged]) -> StagedBatch:
+        pieces = list(pieces)
+        parts = {piece.attempt: self._part_of[piece.range] for piece in pieces} if self._part_of else {}
+        return StagedBatch.of(pieces, parts)

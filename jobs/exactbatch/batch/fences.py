@@ -12,7 +12,7 @@ from exactbatch.model import Covered
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.replay import check_above_horizons
-from exactbatch.postgres.catalog import Fact
+from exactbatch.postgres.catalog import Fact, check_kinds, check_unchanged
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks import Sink
 
@@ -99,3 +99,18 @@ def check_results_exist(cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batc
 def facts_of(cursor: Cursor, sink: Sink) -> tuple[Fact, ...]:
     """Return the catalog's facts about the target and the sink's other tables."""
     return tuple(fact for table in sink.tables for fact in table.facts(cursor))
+
+
+def lock_target(cursor: Cursor, sink: Sink, seen: Sequence[Fact], *, wait: bool = True) -> None:
+    """Lock the sink's tables against changes from now on. Raises StagedRowsDiffer if they were changed before.
+
+    Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
+    """
+    if sink.is_derived:
+        # Its rows are computed from what all pipelines that share it have committed.
+        sink.tables[-1].lock(cursor)
+    for table in sink.tables:
+        table.lock_definition(cursor, wait=wait)
+    facts = facts_of(cursor, sink)
+    check_kinds(sink.target, facts)
+    check_unchanged(sink.target, seen, facts)

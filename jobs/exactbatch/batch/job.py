@@ -3,7 +3,8 @@
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg2
@@ -11,6 +12,7 @@ from psycopg2 import sql
 from pyspark.sql import SparkSession
 
 from exactbatch.batch.direct import DirectStager
+from exactbatch.batch.early_inserts import EarlyInserts
 from exactbatch.batch.executors import on_executors
 from exactbatch.batch.fences import (
     check_publishable,
@@ -24,7 +26,7 @@ from exactbatch.batch.publish import Published, publish
 from exactbatch.batch.range_copy import RangeTask
 from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.session import batch_session, jvm_errors
-from exactbatch.batch.stager import Stager, stage_tasks
+from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.task import StagedBatch
 from exactbatch.batch.transform import TransformStager
@@ -37,6 +39,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, check_schema, ledger_session
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.catalog import is_plain
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
 
@@ -131,11 +134,8 @@ def _process(
     parallelism = spark.sparkContext.defaultParallelism
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, parallelism, cluster_id)
     with hold_launch(connection, settings, pipeline, tables):
-        stager: Stager = (
-            TransformStager(spark, connection, pipeline, tasks)
-            if pipeline.is_transformed
-            else DirectStager(spark, pipeline, tasks)
-        )
+        direct = None if pipeline.is_transformed else DirectStager(spark, pipeline, tasks)
+        stager = direct or TransformStager(spark, connection, pipeline, tasks)
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
@@ -145,25 +145,45 @@ def _process(
             if batch.kind == "replay":
                 pipeline.sink.check_replay(cursor)
             seen = facts_of(cursor, pipeline.sink)
+        if direct is not None and not (direct.is_large and pipeline.sink.inserts_in_parts and is_plain(seen)):
+            direct = None
         with transaction(connection) as cursor:
-            create_rows(cursor, tables, pipeline.sink.staged_columns(stager.columns))
-        failpoint("job.before_stage")
-        staged = stager.stage()
-        failpoint("job.after_stage")
-        staged = _without_uncastable(
-            connection, pipeline, tables, stager.columns, ranges, staged, settings, cluster_id
-        )
-        return publish(
-            connection,
+            for each in [tables] if direct is None else direct.split_tables():
+                create_rows(cursor, each, pipeline.sink.staged_columns(stager.columns))
+            # An attempt that fails leaves dead rows behind, but not each of its retries.
+            may_insert_early = (
+                direct is not None and batch.kind == "advance" and not ledger.failing(pipeline, [])
+            )
+        early = EarlyInserts(
+            settings.postgres,
             pipeline,
-            plan_id=batch.plan_id,
+            batch,
             tables=tables,
             columns=stager.columns,
-            staged=staged,
-            # Asked after the last record was read: if the ids are the plan's now, they were all along.
-            topic_ids=broker.topic_ids(topics),
             seen=seen,
+            max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
         )
+        failpoint("job.before_stage")
+        with closing(early):
+            staged = direct.stage(early.add) if direct is not None and may_insert_early else stager.stage()
+            failpoint("job.after_stage")
+            with early.kept_open():
+                staged = _without_uncastable(
+                    connection, pipeline, tables, stager.columns, ranges, staged, early, settings, cluster_id
+                )
+                # Asked after the last record was read: if the ids are the plan's now, they were all along.
+                topic_ids = broker.topic_ids(topics)
+            return publish(
+                early.connection or connection,
+                pipeline,
+                plan_id=batch.plan_id,
+                tables=tables,
+                columns=stager.columns,
+                staged=staged,
+                topic_ids=topic_ids,
+                seen=seen,
+                early=early if may_insert_early else None,
+            )
 
 
 def _without_uncastable(
@@ -173,23 +193,25 @@ def _without_uncastable(
     columns: Sequence[Column],
     ranges: Sequence[OffsetRange],
     staged: StagedBatch,
+    early: EarlyInserts,
     settings: Settings,
     cluster_id: str | None,
 ) -> StagedBatch:
     """Return what is staged without the rows that the target cannot hold. Raises TooManyRejects."""
     allowed = pipeline.rejects_allowed(staged.records)
     _check_rejects(connection, pipeline, tables, staged, allowed)
-    staged = reject_uncastable(
+    rest = reject_uncastable(
         connection,
         pipeline,
         tables=tables,
         columns=columns,
         ranges=ranges,
-        staged=staged,
+        staged=early.rest_of(staged),
         limit=allowed - staged.rejected,
         settings=settings,
         cluster_id=cluster_id,
     )
+    staged = replace(staged, rows={**staged.rows, **rest.rows}, rejects={**staged.rejects, **rest.rejects})
     _check_rejects(connection, pipeline, tables, staged, allowed)
     return staged
 

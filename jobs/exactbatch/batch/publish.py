@@ -1,14 +1,13 @@
-"""Publish: results, rejects, coverage and the new offsets, in one short transaction."""
+"""Publish: results, rejects, coverage and the new offsets, in one transaction."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-import psycopg2.errors
-from psycopg2 import sql
-
-from exactbatch.batch.fences import check_publishable, check_topic_ids, facts_of
+from exactbatch.batch.early_inserts import EarlyInserts
+from exactbatch.batch.fences import check_publishable, check_topic_ids, lock_target
+from exactbatch.batch.insert_rows import check_staged, insert_rows
 from exactbatch.batch.staging_tables import StagingTables, identifier
 from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.columns import Column
@@ -18,9 +17,8 @@ from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.catalog import Fact, check_kinds, check_unchanged
+from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
-from exactbatch.sinks import Sink, StagedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,12 @@ def publish(
     staged: StagedBatch,
     topic_ids: Mapping[str, UUID],
     seen: Sequence[Fact],
+    early: EarlyInserts | None = None,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
+
+    With `early`, which has inserted some rows of an advance in the open transaction of this connection, or none, the
+    others are inserted before the pipeline is locked. Otherwise the pipeline is locked first.
 
     `plan_id` is the plan whose ranges were staged. `columns` are those of a row without its lineage. `staged`
     is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
@@ -63,25 +65,30 @@ def publish(
     """
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
+        rows = 0
+        if early is not None:
+            lock_target(cursor, pipeline.sink, seen)
+            rows += insert_rows(cursor, pipeline.sink, tables, early.rest_of(staged), columns)
+            rows += early.publishing(cursor)
+        failpoint("publish.before_lock")
         ledger.lock(pipeline)
         batch = ledger.batch(tables.batch_id, plan_id, lock=True)
         if check_publishable(ledger, pipeline, batch):
+            connection.rollback()  # what has been inserted is in the target already
             return Published(batch, wrote=False)
         ranges = ledger.ranges(batch.batch_id)
         check_topic_ids(ranges, topic_ids)
         _check_complete(batch, ranges, staged.pieces)
-        _lock_target(cursor, pipeline.sink, seen)
+        lock_target(cursor, pipeline.sink, seen)
         if batch.kind == "advance":
             _advance(ledger, pipeline, batch, ranges)
             failpoint("publish.after_advance")
         else:
             _retract(cursor, ledger, pipeline, batch, ranges)
             failpoint("publish.after_retract")
-        _check_staged(cursor, tables.batch_id, tables.rows, staged.rows)
-        _check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
-        rows = pipeline.sink.insert_staged(
-            cursor, StagedRows(identifier(tables.rows), batch.batch_id, staged.attempts), columns
-        )
+        check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
+        if early is None:
+            rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
         rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
         _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
@@ -99,18 +106,6 @@ def publish(
     failpoint("publish.after_commit")
     with transaction(connection):
         return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
-
-
-def _lock_target(cursor: Cursor, sink: Sink, seen: Sequence[Fact]) -> None:
-    """Lock the sink's tables against changes from now on. Raises StagedRowsDiffer if they were changed before."""
-    if sink.is_derived:
-        # Its rows are computed from what all pipelines that share it have committed.
-        sink.tables[-1].lock(cursor)
-    for table in sink.tables:
-        table.lock_definition(cursor)
-    facts = facts_of(cursor, sink)
-    check_kinds(sink.target, facts)
-    check_unchanged(sink.target, seen, facts)
 
 
 def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
@@ -167,34 +162,6 @@ def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) 
             f"rule or a policy on the ledger's tables alters it. Nothing was written. Drop it.",
             batch_id=batch.batch_id,
         )
-
-
-def _check_staged(cursor: Cursor, batch_id: int, table: str, expected: Mapping[int, int]) -> None:
-    """Raise StagedRowsDiffer unless a staging table holds exactly the rows of each accepted attempt.
-
-    This detects an unlogged table that a crash has emptied, and a COPY that was never committed.
-    """
-    query = sql.SQL(
-        "select task_attempt, count(*) from {} where task_attempt = any(%s) group by task_attempt"
-    )
-    try:
-        cursor.execute(query.format(identifier(table)), (list(expected),))
-    except psycopg2.errors.UndefinedTable:
-        raise StagedRowsDiffer(
-            f"the staging table {table} is missing: this launch lost its connection, and another launch dropped "
-            f"the table as a leftover. Nothing was written; the retry reads the same ranges again.",
-            batch_id=batch_id,
-        ) from None
-    staged = dict(cursor.fetchall())
-    for attempt, rows in expected.items():
-        if staged.get(attempt, 0) != rows:
-            raise StagedRowsDiffer(
-                f"staging table {table}, task attempt {attempt}: expected the {rows} rows that the task "
-                f"reported, found {staged.get(attempt, 0)}. Postgres was restarted after a crash or failed over, "
-                f"which empties unlogged tables, or a COPY was not committed. Nothing was written; the retry "
-                f"reads the same ranges again.",
-                batch_id=batch_id,
-            )
 
 
 def _check_inserted(

@@ -15,6 +15,8 @@ from exactbatch.settings import Settings
 
 # Offsets: a piece of a range that is smaller than this is not worth a separate task.
 _SMALLEST_PIECE: Final = 100_000
+# Rows of a Spark task can be inserted while later ones stage: several tasks for each slot, one after the other.
+_TASKS_OF_A_SLOT: Final = 4
 
 
 class Stager(Protocol):
@@ -43,7 +45,7 @@ def stage_tasks(
     """
     parts = pipeline.max_connections
     if not pipeline.is_transformed:
-        parts = min(parts, parallelism)
+        parts = min(parts, parallelism * (_TASKS_OF_A_SLOT if pipeline.sink.inserts_in_parts else 1))
     starts = {(range_.topic, range_.partition, range_.from_offset) for range_ in ranges}
     value, key = with_registry(pipeline.value, settings.kafka), with_registry(pipeline.key, settings.kafka)
     postgres = PostgresAccess(settings.postgres, pipeline.publish_timeout, pipeline.statement_timeout)

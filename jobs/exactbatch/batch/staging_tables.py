@@ -8,7 +8,7 @@ import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg2
@@ -25,7 +25,7 @@ from exactbatch.settings import Settings
 logger = logging.getLogger(__name__)
 
 SCHEMA: Final = "exactbatch_staging"
-_NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows|rejects|lineage)")
+_NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage)")
 _DROP_LOCK_TIMEOUT: Final = "2s"
 # These precede a row's own columns: publish counts rows by task_attempt, and Postgres unpacks a tuple from its
 # start up to the last column that a query needs.
@@ -49,10 +49,19 @@ _SQL_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class StagingTables:
-    """The names of a launch's tables: rows, rejects and, for some transforms, lineage."""
+    """The names of a launch's tables: rows, rejects and, for some transforms, lineage.
+
+    Rows may be in several tables, one for each Spark task: `part` is the number of the task, and None if all rows
+    are in one table.
+    """
 
     batch_id: int
     launch: int
+    part: int | None = None
+
+    def of_part(self, part: int | None) -> "StagingTables":
+        """Return the tables of which one holds the rows of a part."""
+        return replace(self, part=part)
 
     @staticmethod
     def launch_of(table: str) -> int | None:
@@ -63,7 +72,8 @@ class StagingTables:
     @property
     def rows(self) -> str:
         """The table of decoded rows."""
-        return f"batch_{self.batch_id}_{self.launch:x}_rows"
+        part = "" if self.part is None else f"_{self.part}"
+        return f"batch_{self.batch_id}_{self.launch:x}_rows{part}"
 
     @property
     def rejects(self) -> str:
@@ -145,7 +155,7 @@ def hold_launch(
                 create_rejects(cursor, tables)
             yield
         finally:
-            _drop(lock_connection, tables.rows, tables.rejects, tables.lineage)
+            _drop(lock_connection, *_tables_of(lock_connection, tables))
 
 
 def _lock_launch(lock_connection: Connection, ledger: Ledger, launch: int) -> None:
@@ -153,6 +163,17 @@ def _lock_launch(lock_connection: Connection, ledger: Ledger, launch: int) -> No
     ledger.try_lock_launch(launch)
     with lock_connection.cursor() as cursor:
         cursor.execute("set local idle_in_transaction_session_timeout to 0")
+
+
+def _tables_of(lock_connection: Connection, tables: StagingTables) -> list[str]:
+    """Return the names of a launch's tables that exist, and end the open transaction."""
+    try:
+        lock_connection.rollback()
+        with lock_connection:
+            names = Ledger(lock_connection).staging_tables()
+    except psycopg2.Error:  # _drop() fails as well, and says what remains
+        return [tables.rows, tables.rejects]
+    return [name for name in names if StagingTables.launch_of(name) == tables.launch]
 
 
 def drop_leftovers(lock_connection: Connection, ledger: Ledger) -> None:

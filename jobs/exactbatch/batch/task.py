@@ -2,8 +2,8 @@
 
 import pickle
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from exactbatch.batch.arrow_copy import PostgresAccess
@@ -53,19 +53,40 @@ class StagedBatch:
     """All that the accepted task attempts of a batch did.
 
     The ranges of `pieces` are together those of the batch. `rows` and `rejects` hold how many each task attempt
-    has staged. `dropped` counts the records that decoded and for which the transform returned no row.
+    has staged. `dropped` counts the records that decoded and for which the transform returned no row. `part_of`
+    has the part of the staging tables in which the rows of a task attempt are; it is empty if there is only one.
     """
 
     pieces: tuple[Staged, ...]
     rows: Mapping[int, int]
     rejects: Mapping[int, int]
     dropped: int = 0
+    part_of: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, pieces: Iterable[Staged]) -> "StagedBatch":
+    def of(cls, pieces: Iterable[Staged], part_of: Mapping[int, int] | None = None) -> "StagedBatch":
         """Return a batch whose tasks staged what they read."""
         pieces = tuple(pieces)
-        return cls(pieces, by_attempt(pieces, "rows"), by_attempt(pieces, "rejects"))
+        rows, rejects = by_attempt(pieces, "rows"), by_attempt(pieces, "rejects")
+        return cls(pieces, rows, rejects, part_of=part_of or {})
+
+    def of_attempts(self, attempts: Collection[int]) -> "StagedBatch":
+        """Return what some of the task attempts did, of a batch whose tasks staged what they read."""
+        return replace(
+            self,
+            pieces=tuple(piece for piece in self.pieces if piece.attempt in attempts),
+            rows={attempt: rows for attempt, rows in self.rows.items() if attempt in attempts},
+            rejects={attempt: rejects for attempt, rejects in self.rejects.items() if attempt in attempts},
+        )
+
+    def by_part(self) -> "list[tuple[int | None, StagedBatch]]":
+        """Return what is in each part of the staging tables; all of it as the part None if there are no parts."""
+        if not self.part_of:
+            return [(None, self)]
+        attempts_in: dict[int, list[int]] = defaultdict(list)
+        for attempt in self.attempts:
+            attempts_in[self.part_of[attempt]].append(attempt)
+        return [(part, self.of_attempts(attempts)) for part, attempts in attempts_in.items()]
 
     @property
     def attempts(self) -> list[int]:

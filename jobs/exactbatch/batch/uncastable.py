@@ -1,13 +1,13 @@
 """Reject staged rows that cannot be cast to the target's types, before anything is published.
 
 A value may decode and still not be valid in the target: out of range, too many digits, not a label of an enum,
-not a uuid. Postgres finds such values over the whole staging table at once, and notes their records in the
+not a uuid. Postgres finds such values over a whole staging table at once, and notes their records in the
 table of rejects, where executors have noted those with values that cannot even be staged. The records are then
 read again, because a reject keeps the key, the value and the headers, and a staged row does not.
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -65,16 +65,19 @@ def reject_uncastable(
     do not carry the record that they come from, or if a record gives two changes of a key.
     """
     with transaction(connection) as cursor:
-        if rules := _rules(cursor, pipeline, columns, tables.batch_id):
-            note_uncastable(cursor, rules, tables, staged, limit=limit)
+        if rules := rules_of(cursor, pipeline, columns, tables.batch_id):
+            for part, of_part in staged.by_part():
+                note_uncastable(cursor, rules, tables.of_part(part), of_part, limit=limit)
         any_noted = _any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
     if staged.rejected <= limit and staged.has_several_rows_of_a_record:
         with transaction(connection) as cursor:
-            pipeline.sink.check_staged(
-                cursor, StagedRows(identifier(tables.rows), tables.batch_id, staged.attempts), columns
-            )
+            for part, of_part in staged.by_part():
+                rows = identifier(tables.of_part(part).rows)
+                pipeline.sink.check_staged(
+                    cursor, StagedRows(rows, tables.batch_id, of_part.attempts), columns
+                )
     return staged
 
 
@@ -102,16 +105,21 @@ def _rejected(
         tables,
         reject_batches(records()),
     )
+    deleted: dict[int, int] = defaultdict(int)
     with transaction(connection) as cursor:
-        deleted = _delete(cursor, tables, staged)
+        for part, of_part in staged.by_part():
+            deleted.update(_delete(cursor, tables.of_part(part), of_part))
     return replace(
         staged,
-        rows={attempt: rows - deleted.get(attempt, 0) for attempt, rows in staged.rows.items()},
+        rows={attempt: rows - deleted[attempt] for attempt, rows in staged.rows.items()},
         rejects=rejects,
     )
 
 
-def _rules(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int) -> list[RejectRule]:
+def rules_of(
+    cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_id: int
+) -> list[RejectRule]:
+    """Return rules for staged rows that the tables of the pipeline's sink cannot hold."""
     rules = pipeline.sink.reject_rules(cursor, columns, batch_id=batch_id)
     if pipeline.is_transformed and pipeline.sink.keeps_deletes:
         # Without a transform the decoder ensures this.
@@ -129,6 +137,30 @@ def _rules(cursor: Cursor, pipeline: Pipeline, columns: Sequence[Column], batch_
             )
         )
     return rules
+
+
+def may_reject(
+    cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables, staged: StagedBatch
+) -> bool:
+    """True if reject_uncastable() rejects a record of these task attempts, or if only that can decide it."""
+    if rules:
+        cursor.execute("savepoint uncastable")
+        try:
+            cursor.execute(
+                sql.SQL("select exists (select from {} where task_attempt = any({}) and ({}))").format(
+                    identifier(tables.rows), sql.Literal(staged.attempts), _any_of(rules)
+                )
+            )
+            found = bool(cursor.fetchone()[0])
+        except _VALUE_ERRORS as error:
+            if re.search(NOT_OF_A_VALUE, error.pgcode or ""):
+                raise
+            cursor.execute("rollback to savepoint uncastable")
+            found = True
+        cursor.execute("release savepoint uncastable")
+        if found:
+            return True
+    return _any_noted(cursor, tables, staged)
 
 
 def note_uncastable(
@@ -220,9 +252,13 @@ def _all_at_once(
         reasons=_cases(rules),
         staging=identifier(tables.rows),
         attempts=sql.Literal(staged.attempts),
-        conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
+        conditions=_any_of(rules),
         limit=sql.Literal(limit + 1),
     )
+
+
+def _any_of(rules: Sequence[RejectRule]) -> sql.Composable:
+    return sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules)
 
 
 def _cases(rules: Sequence[RejectRule]) -> sql.Composable:

@@ -155,6 +155,19 @@ def check_unchanged(target: str, before: Sequence[Fact], after: Sequence[Fact]) 
         )
 
 
+def is_plain(facts: Iterable[Fact]) -> bool:
+    """True if a row can be inserted without regard to other rows, other tables and other sessions.
+
+    There is no trigger, no rule, no unique index, no exclusion constraint and no foreign key in either direction.
+    """
+    return not any(
+        fact.is_trigger
+        or fact.what in ("unique index", "foreign key from elsewhere")
+        or (fact.what == "constraint" and not fact.value.startswith("CHECK "))
+        for fact in facts
+    )
+
+
 def triggers_of(facts: Iterable[Fact]) -> str:
     """Name the triggers and rules among facts, for a message; empty if there are none."""
     return ", ".join(dict.fromkeys(fact.trigger for fact in facts if fact.is_trigger))

@@ -61,6 +61,11 @@ class Append(SinkDefaults):
         return self.lineage == "record"
 
     @property
+    def inserts_in_parts(self) -> bool:
+        """True: no row depends on another."""
+        return True
+
+    @property
     def not_copyable(self) -> str | None:
         """Why executors cannot copy ranges into the target independently; None if rows name their records."""
         return (

@@ -151,6 +151,12 @@ class Sink(Protocol):
         ...
 
     @property
+    def inserts_in_parts(self) -> bool:
+        """True if insert_staged() may be called several times for a batch, each time with other staged rows, before
+        the stored offsets are moved. It must not use or change anything that other batches write."""
+        ...
+
+    @property
     def not_copyable(self) -> str | None:
         """Why executors cannot copy ranges into the target independently of each other; None if they can."""
         ...

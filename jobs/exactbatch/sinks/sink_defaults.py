@@ -53,6 +53,11 @@ class SinkDefaults:
         return False
 
     @property
+    def inserts_in_parts(self) -> bool:
+        """False: insert_staged() sees all rows of a batch at once."""
+        return False
+
+    @property
     def compactor(self) -> Compactor | None:
         """None: every row of the lineage table is part of the result."""
         return None

@@ -42,7 +42,7 @@ class NoSpark:
         defaultParallelism = 2
 
 
-def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str) -> list[Any]:
+def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str, **_: Any) -> list[Any]:
     """Replace on_executors(): run the tasks in this process, once, because further attempts would meet no error."""
     outcomes = []
     for attempt, task in enumerate(tasks):

@@ -113,6 +113,7 @@ class BatchLauncher:
         )
         self.log = KafkaBroker(settings.kafka)
         self.drivers: list[Driver] = []
+        self.in_parts = False  # whether the rows of a small batch are inserted in parts
 
     def plan(self, pipeline: Pipeline) -> int:
         """Plan an advance that must not be empty."""
@@ -161,7 +162,7 @@ class BatchLauncher:
     def staged(self) -> int:
         """Return the number of rows in all staging tables."""
         with transaction(self.connection) as cursor:
-            tables = [each for each in Ledger(self.connection).staging_tables() if each.endswith("_rows")]
+            tables = [each for each in Ledger(self.connection).staging_tables() if "_rows" in each]
             total = 0
             for each in tables:
                 cursor.execute(f"select count(*) from exactbatch_staging.{each}")
@@ -190,9 +191,10 @@ class BatchLauncher:
         assert len(self.rows(pipeline)) == rows
 
     def _write_module(self, pipeline: Pipeline) -> None:
+        in_parts = "from exactbatch.batch import direct\ndirect.IN_PARTS_FROM = 1\n" if self.in_parts else ""
         (self.folder / f"{_module(pipeline)}.py").write_text(
             # A pipeline's repr is the Python that makes it.
-            f"from exactbatch import *\npipeline = {pipeline!r}\n"
+            f"from exactbatch import *\n{in_parts}pipeline = {pipeline!r}\n"
         )
 
 

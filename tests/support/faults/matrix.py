@@ -45,6 +45,9 @@ FAILPOINTS: Final = (
     Moment("stage.before_copy_commit", "worker", ("append", "transform")),
     Moment("stage.after_copy_commit", "worker", ("append", "transform")),
     Moment("job.after_stage", "driver", ("append", "transform")),
+    # Rows that are inserted in parts, each as soon as its Spark task has finished.
+    Moment("publish.after_part", "driver", ("append",)),
+    Moment("publish.before_lock", "publish", BATCH_SINKS),
     Moment("publish.after_advance", "publish", BATCH_SINKS),
     Moment("publish.after_retract", "publish", BATCH_SINKS, replay=True),
     Moment("publish.after_insert", "publish", BATCH_SINKS),
@@ -95,6 +98,7 @@ RESTARTS: Final = {
     "job.before_stage",
     "stage.before_copy_commit",
     "job.after_stage",
+    "publish.after_part",
     "publish.after_insert",
     "publish.before_commit",
     "job.before_ranges",

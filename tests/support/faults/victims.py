@@ -20,7 +20,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
-from exactbatch.batch import direct, transform
+from exactbatch.batch import direct, insert_rows, transform
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
@@ -43,6 +43,7 @@ TIMEOUT: Final = 3.0  # seconds, of everything that has one
 BOUND: Final = 120.0  # seconds in which a try ends, on a machine that is busy
 _ACTIONS: Final = {"SIGKILL": "kill", "exception": "error", "delay": "sleep:0.3", "SIGSTOP, SIGCONT": "stop"}
 _MOMENT: Final = 0.3  # seconds for which a worker is held or stopped
+IN_PARTS: Final = "publish.after_part"  # comes only where rows are inserted in parts
 
 
 def _transformed(log: list[LogRecord]) -> dict[Row, Row]:
@@ -227,7 +228,12 @@ class Victims:
             if not proxy.fired.is_set():
                 raise NotExact(f"{combination}: the moment did not come")
         elif moment.place == "driver" and not fault.startswith("SIG"):
-            with patch.object(batch_job, "failpoint", self._inline(combination, beside)):
+            inline = self._inline(combination, beside)
+            with (
+                patch.object(batch_job, "failpoint", inline),
+                patch.object(insert_rows, "failpoint", inline),
+                _in_parts(moment.name),
+            ):
                 yield
         elif moment.place == "worker":
             with self._at_workers(combination, beside):
@@ -360,6 +366,7 @@ class Victims:
     def _in_driver(self, combination: Combination, play: Play, batch_id: int) -> None:
         """Launch a driver with its own JVM."""
         world = drivers.BatchLauncher(self.spark, play.world.connection, play.world.settings, self._folder)
+        world.in_parts = combination.moment.name == IN_PARTS
         action = _ACTIONS[combination.fault]
         driver = world.launch(
             play.pipeline, batch_id, f"{combination.moment.name}={action}", self._through(play.world.settings)
@@ -465,6 +472,13 @@ class Victims:
             Ledger(connection).register(pipeline)
         world = BatchRunner(self.spark, connection, Settings(kafka=properties, postgres=dsn))
         return Play(world, Topic(name, dict(properties)), pipeline, kind)
+
+
+@contextmanager
+def _in_parts(moment: str) -> Iterator[None]:
+    """Insert the rows of a small batch in parts, if the moment comes only then."""
+    with patch.object(direct, "IN_PARTS_FROM", 1 if moment == IN_PARTS else direct.IN_PARTS_FROM):
+        yield
 
 
 def _connect(settings: Settings, application: str) -> Any:

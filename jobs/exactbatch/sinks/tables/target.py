@@ -91,9 +91,13 @@ class TargetTable:
         """Lock this table's name until the transaction ends; wait for other transactions that hold it."""
         cursor.execute("select pg_advisory_xact_lock(hashtextextended(%s, 0))", (".".join(self.name),))
 
-    def lock_definition(self, cursor: Cursor) -> None:
-        """Prevent changes to the table's definition until the transaction ends. Others may write rows."""
-        cursor.execute(sql.SQL("lock table {} in row exclusive mode").format(self.identifier))
+    def lock_definition(self, cursor: Cursor, *, wait: bool = True) -> None:
+        """Prevent changes to the table's definition until the transaction ends. Others may write rows.
+
+        Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
+        """
+        nowait = sql.SQL("" if wait else " nowait")
+        cursor.execute(sql.SQL("lock table {} in row exclusive mode{}").format(self.identifier, nowait))
 
     def exists(self, cursor: Cursor) -> bool:
         """True if the table exists. Raises TargetMismatch if something else has its name."""
