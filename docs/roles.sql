@@ -10,6 +10,7 @@
 -- This script grants nothing on targets. Grant on their schemas and tables:
 --   to exactbatch_job     usage on the schema, and create if it is to create missing targets there;
 --                         select, insert, update and delete on the targets
+--                         for a target with layout="by_batch", membership in the role that owns it
 --   to exactbatch_reader  usage on the schema, and select on the targets
 
 do $$

@@ -37,6 +37,8 @@ _LINEAGE: Final = "tests/integration/test_lineage.py"
 _ROWS: Final = "tests/integration/test_transform_rows.py"
 _EARLY: Final = "tests/integration/test_early_inserts.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
+_BY_BATCH: Final = "tests/integration/test_by_batch.py"
+_MERGE: Final = "tests/integration/test_merge.py"
 
 
 @dataclass(frozen=True)
@@ -835,6 +837,104 @@ MUTANTS: Final = (
         "        title=escape(title),",
         "        title=title,",
         ("tests/integration/test_command_line.py::test_names_are_no_markup",),
+    ),
+    Mutant(
+        "an attempt that another has preceded commits its rows, too",
+        "batch/stage_partition.py",
+        "                if enter_piece(cursor, stage.tables, copied):\n",
+        "                if enter_piece(cursor, stage.tables, copied) or True:\n",
+        (f"{_BY_BATCH}::test_an_attempt_that_loses_the_race_rolls_its_rows_back",),
+    ),
+    Mutant(
+        "a later attempt copies a piece that is in the table",
+        "batch/stage_partition.py",
+        "        if earlier is None:\n            copied",
+        "        if True:\n            copied",
+        (f"{_BY_BATCH}::test_a_late_attempt_reads_nothing",),
+    ),
+    Mutant(
+        "pieces of a future partition are not compared",
+        "batch/staged_pieces.py",
+        "    if found != expected:\n",
+        "    if len(found) != len(expected):\n",
+        (f"{_BY_BATCH}::test_pieces_that_are_not_those_reported_are_not_published",),
+    ),
+    Mutant(
+        "attempts that Spark has given up may still write into a future partition",
+        "batch/staged_pieces.py",
+        "                cursor.execute(_END_ATTEMPTS, (rows.as_string(cursor),))\n",
+        "",
+        (f"{_BY_BATCH}::test_an_attempt_that_spark_has_given_up_does_not_hold_up_publish",),
+    ),
+    Mutant(
+        "rows are copied into a column of another type",
+        "sinks/by_batch/parent.py",
+        "        if not column.type == column.staged_type == stored[column.name].type:\n",
+        "        if column.type != column.staged_type:\n",
+        (f"{_BY_BATCH}::test_rows_that_cannot_be_attached_are_inserted",),
+    ),
+    Mutant(
+        "attached rows pass by the triggers of the target",
+        "sinks/by_batch/parent.py",
+        "    if triggers := triggers_of(table.facts(cursor)):\n",
+        "    if (triggers := triggers_of(table.facts(cursor))) and False:\n",
+        (f"{_BY_BATCH}::test_rows_that_cannot_be_attached_are_inserted",),
+    ),
+    Mutant(
+        "attached rows never reach subscribers",
+        "sinks/by_batch/parent.py",
+        "    for name, *_ in publications(cursor, table):\n",
+        "    for name, *_ in ():\n",
+        (f"{_BY_BATCH}::test_rows_that_cannot_be_attached_are_inserted",),
+    ),
+    Mutant(
+        "Postgres scans a partition to attach it",
+        "sinks/by_batch/staged_partition.py",
+        "        create_like(cursor, self.target, table, bound_of(self._partition))\n",
+        "        create_like(cursor, self.target, table, sql.SQL('constraint {} check (true)').format(BOUND))\n",
+        (f"{_BY_BATCH}::test_attach_adopts_constraint_and_indexes_without_a_scan",),
+    ),
+    Mutant(
+        "indexes of a partition are built while it is attached",
+        "sinks/by_batch/staged_partition.py",
+        "        build_indexes(cursor, self.target, table)\n",
+        "",
+        (f"{_BY_BATCH}::test_attach_adopts_constraint_and_indexes_without_a_scan",),
+    ),
+    Mutant(
+        "a replay of a part drops the whole partition",
+        "batch/publish.py",
+        "        dropped = sorted({*replaced} - {*remaining})\n",
+        "        dropped = replaced\n",
+        (f"{_BY_BATCH}::test_a_replay_of_a_part_deletes_rows_and_the_rest_remains",),
+    ),
+    Mutant(
+        "a replay leaves the rows of a partition that it cannot drop",
+        "sinks/by_batch/layout.py",
+        "        if batch_ids:\n            self._delete(cursor, batch_ids)\n",
+        "",
+        (f"{_BY_BATCH}::test_a_replay_deletes_where_a_reader_keeps_the_partition",),
+    ),
+    Mutant(
+        "an audit takes partitions that came after its snapshot for wrong",
+        "sinks/tables/lineage_table.py",
+        "        if not self.is_attached:\n",
+        "        if True:\n",
+        (f"{_BY_BATCH}::test_an_audit_that_began_before_a_batch_does_not_see_it",),
+    ),
+    Mutant(
+        "a merge overwrites what a replay did meanwhile",
+        "sinks/by_batch/merge.py",
+        "        return members if tuple(each.name for each in members) == group.partitions else None\n",
+        "        return members\n",
+        (f"{_MERGE}::test_partitions_that_changed_since_the_plan_are_left",),
+    ),
+    Mutant(
+        "rows of partitions change while a merge copies them",
+        "sinks/by_batch/merge.py",
+        "in share row exclusive mode",
+        "in access share mode",
+        (f"{_MERGE}::test_a_replay_that_retracts_copied_rows_goes_first",),
     ),
 )
 

@@ -23,6 +23,7 @@ DriverFailpoint = Literal[
     "plan.after_commit",
     "job.before_stage",
     "job.after_stage",
+    "job.after_close",
     "job.before_ranges",
     "job.after_ranges",
     "transform.after_read",
@@ -36,6 +37,9 @@ DriverFailpoint = Literal[
     "partition.before_batch_commit",
     "partition.after_batch_commit",
     "compact.before_commit",
+    "merge.after_copy",
+    "merge.before_commit",
+    "merge.after_commit",
 ]
 ExecutorFailpoint = Literal[
     "read.after_records",

@@ -27,6 +27,12 @@ CORE = (
     "append: SIGKILL at stage.after_rejects",
     "transform: SIGKILL at stage.after_rejects",
     "transform: SIGKILL at stage.after_copy_commit",
+    "by_batch: SIGKILL at stage.after_copy_commit",
+    "by_batch: answer to COMMIT dropped at Postgres, entry of a piece",
+    "by_batch: Postgres: immediate stop, start at job.after_close",
+    "by_batch: hold at publish.before_commit",
+    "by_batch: SIGKILL at publish.after_insert, replay",
+    "open_partition: SIGKILL at publish.after_insert",
     "partition: SIGKILL at partition.after_rejects",
     "partition: exception at partition.before_commit",
     "append: stall at Postgres, publish",
@@ -71,8 +77,11 @@ def test_a_difference_is_told(them, monkeypatch):
 
 
 def test_every_failpoint_of_a_batch_is_in_the_matrix():
-    """All but the one of `exactbatch compact`, and those at which clusters lose machines."""
-    others = {"compact.before_commit", "read.after_records", "transform.after_read"}
+    """All but those of `exactbatch compact` and `merge`, and those at which clusters lose machines."""
+    others = {"compact.before_commit", "merge.after_copy", "merge.before_commit", "merge.after_commit"} | {
+        "read.after_records",
+        "transform.after_read",
+    }
     assert failpoints.FAILPOINTS - others == {moment.name for moment in FAILPOINTS}
 
 

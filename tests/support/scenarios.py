@@ -74,6 +74,18 @@ KINDS: Final = {
         2,
         by_hour,
     ),
+    "by_batch": SinkKind(
+        lambda name: Append(name, layout="by_batch", smallest_partition=0),
+        f"kafka_partition, kafka_offset, {COLUMNS}",
+        2,
+        appended,
+    ),
+    "open_partition": SinkKind(
+        lambda name: Append(name, layout="by_batch"),
+        f"kafka_partition, kafka_offset, {COLUMNS}",
+        2,
+        appended,
+    ),
     "partition": SinkKind(
         Append, f"kafka_partition, kafka_offset, {COLUMNS}", 2, appended, {"commit": "partition"}
     ),

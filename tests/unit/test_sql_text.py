@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # What sql.SQL() takes beside constants: names of types, as columns.py checks and Postgres spells them, digits
-# of such a type, the text that Postgres itself keeps of a constraint, a number of a column, the text of
+# of such a type, the text that Postgres itself keeps of a constraint or an index, a number of a column, the text of
 # ledger/queries, and what the class or function has itself chosen from constants.
 TAKEN: Final = {
     "audit/partition.py": {"form"},
@@ -23,7 +23,12 @@ TAKEN: Final = {
     "sinks/upsert/latest_changes.py": {"cast.type", "types[name]"},
     "sinks/aggregate/merged_groups.py": {"column.type"},
     "sinks/aggregate/partial_results.py": {"column.type", "type_"},
-    "sinks/tables/target_definition.py": {"column.type"},
+    "sinks/tables/target_definition.py": {"column.type", "partition_by"},
+    "sinks/by_batch/merge.py": {"key.definition"},
+    "sinks/by_batch/staged_partition.py": {
+        "index.constraint",
+        "index.definition.removeprefix(index.prefix)",
+    },
     "sinks/upsert/audit.py": {"type_"},
     "postgres/types.py": {"type_.sql_name"},
     "batch/staging_tables.py": {"type_"},

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
+import psycopg2
 from psycopg2 import sql
 
 from exactbatch.errors import ConfigurationError, TargetMismatch
@@ -24,6 +25,22 @@ _LEDGER: Final = (
 def tables_of(pipeline: Pipeline) -> list[sql.Composable]:
     """Return the target, and the tables that its rows are derived from."""
     return [table.identifier for table in reversed(pipeline.sink.tables)]
+
+
+def lock_tables(cursor: Cursor, pipeline: Pipeline) -> None:
+    """Keep partitions from being detached until the transaction ends; call this before it takes its snapshot.
+
+    A snapshot does not keep their rows. A table that is missing or may not be read is left to check_visible().
+    """
+    for table in tables_of(pipeline):
+        cursor.execute("savepoint lock_tables")
+        try:
+            cursor.execute(sql.SQL("lock table {} in access share mode").format(table))
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName, psycopg2.errors.WrongObjectType,
+                psycopg2.errors.InsufficientPrivilege):  # fmt: skip
+            cursor.execute("rollback to savepoint lock_tables")
+        # A snapshot cannot be shared from within a savepoint.
+        cursor.execute("release savepoint lock_tables")
 
 
 def check_visible(cursor: Cursor, pipeline: Pipeline, *, values: bool) -> None:

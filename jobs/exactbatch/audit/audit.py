@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 
-from exactbatch.audit.access import check_visible, unsafe_tables
+from exactbatch.audit.access import check_visible, lock_tables, tables_of, unsafe_tables
 from exactbatch.audit.batches import compare_batches
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.partition import PartitionComparison
@@ -53,6 +53,7 @@ def audit(
             snapshot = Snapshot(arrow, connection)
             with transaction(connection) as cursor:
                 cursor.execute("set transaction isolation level repeatable read")
+                lock_tables(cursor, pipeline)
                 ledger = Ledger(connection)
                 ledger.check_registered(pipeline, may_double=True)  # results that are doubled are a finding
                 coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
@@ -61,6 +62,7 @@ def audit(
                 check_visible(cursor, pipeline, values=values)
                 unsafe = unsafe_tables(cursor, pipeline)
                 snapshot.share(cursor)
+                snapshot.lock(tables_of(pipeline))
             # The log is queried after the ledger, so that it has every stored offset of the snapshot.
             partitions = broker.processed_partitions(pipeline.topics, stored)
             heads = {offset.topic_partition: offset.next_offset for offset in stored}

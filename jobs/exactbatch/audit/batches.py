@@ -82,7 +82,7 @@ def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
         rows=pipeline.sink.staged_row_count,
         records=sql.SQL(_RECORDS if by_record else "0"),
         expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),
-        lineage_table=pipeline.sink.lineage_table.identifier,
+        lineage_table=pipeline.sink.lineage_table.in_snapshot,
         left=sql.SQL(_LEFT if by_record else ""),
         whole=sql.SQL(_WHOLE if by_record else ""),
     )

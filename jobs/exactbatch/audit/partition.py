@@ -182,7 +182,7 @@ class PartitionComparison:
             "and r.topic = $1 and r.partition = $2 where b.batch_id = t.batch_id "
             "and t.kafka_offset >= r.from_offset and t.kafka_offset < r.until_offset "
             "and (b.pipeline = any({}::text[]) or b.pipeline = $5 and r.topic_id <> $6::uuid))"
-        ).format(self._pipeline.sink.lineage_table.identifier, sql.Literal(list(self._sharing)))
+        ).format(self._pipeline.sink.lineage_table.in_snapshot, sql.Literal(list(self._sharing)))
         identity = (self._pipeline.name, str(self._partition.topic_id))
         return self._fetch(
             query, form, self._partition.topic, self._partition.partition, start, end, *identity

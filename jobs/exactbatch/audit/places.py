@@ -162,7 +162,7 @@ def _scan(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composa
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
         rows=pipeline.sink.staged_row_count,
         batches=sql.SQL(_BATCHES),
-        lineage_table=pipeline.sink.lineage_table.identifier,
+        lineage_table=pipeline.sink.lineage_table.in_snapshot,
         not_ours=_not_ours(pipeline),
         placed=_placed(pipeline, sharing),
     )
@@ -208,7 +208,7 @@ def _misplaced_rows(
         topic=sql.SQL("kafka_topic" if by_record else "null::text"),
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
-        lineage_table=pipeline.sink.lineage_table.identifier,
+        lineage_table=pipeline.sink.lineage_table.in_snapshot,
         not_ours=_not_ours(pipeline),
         placed=_placed(pipeline, sharing),
         seen=_seen(audited) if by_record else sql.SQL("false"),

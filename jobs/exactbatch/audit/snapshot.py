@@ -1,5 +1,6 @@
 """One snapshot of ledger and target, which the auditor reads through Arrow."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,11 @@ class Snapshot:
         (snapshot,) = cursor.fetchone()
         self.execute(sql.SQL("set transaction isolation level repeatable read"))
         self.execute(sql.SQL("set transaction snapshot {}").format(sql.Literal(snapshot)))
+
+    def lock(self, tables: Iterable[sql.Composable]) -> None:
+        """Keep partitions of tables from being detached for the rest of this connection's transaction."""
+        for table in tables:
+            self.execute(sql.SQL("lock table {} in access share mode").format(table))
 
     def execute(self, statement: sql.Composable) -> None:
         """Run a statement that returns no rows."""

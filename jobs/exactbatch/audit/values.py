@@ -125,9 +125,9 @@ class ExpectedValues:
 
         The window's bounds let Postgres use an index, if there is one.
         """
-        lineage_table = self._pipeline.sink.lineage_table.identifier
+        lineage_table = self._pipeline.sink.lineage_table
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
-        types = self._snapshot.types_of(lineage_table)
+        types = self._snapshot.types_of(lineage_table.identifier)
         return sql.SQL(
             # Materialized, because a cast of a rejected record's values may fail.
             "with e as materialized "
@@ -142,14 +142,14 @@ class ExpectedValues:
             unstorable=sql.Identifier("exactbatch unstorable"),
             expected=_EXPECTED,
             not_rejected=_NOT_REJECTED,
-            lineage_table=lineage_table,
+            lineage_table=lineage_table.in_snapshot,
             batch=sql.Identifier(_BATCH),
             in_window=window.has("t"),
             expected_values=sql.SQL(", ").join(
                 sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
             ),
             actual_values=column_list(names, of="t"),
-            refused=self._rows_of_refused(lineage_table, window),
+            refused=self._rows_of_refused(lineage_table.in_snapshot, window),
         )
 
     def differing_batches(self, whole: Sequence[int]) -> int:

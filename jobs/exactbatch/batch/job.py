@@ -26,6 +26,8 @@ from exactbatch.batch.publish import Published, publish
 from exactbatch.batch.range_copy import RangeTask
 from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.session import batch_session, jvm_errors
+from exactbatch.batch.stage_partition import PartitionStager
+from exactbatch.batch.staged_pieces import close_partition, create_partition
 from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.task import StagedBatch
@@ -42,6 +44,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import is_plain
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
+from exactbatch.sinks.base import DirectStaging
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +147,29 @@ def _process(
             pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
             if batch.kind == "replay":
                 pipeline.sink.check_replay(cursor)
+            staging = (
+                None
+                if pipeline.is_transformed
+                else pipeline.sink.direct_staging(
+                    cursor, stager.columns, batch_id=batch.batch_id, offsets=sum(map(len, ranges))
+                )
+            )
             seen = facts_of(cursor, pipeline.sink)
+        if staging is not None:
+            partition_stager = PartitionStager(spark, pipeline, tasks, staging)
+            staged = _stage_partition(connection, pipeline, tables, staging, partition_stager)
+            return publish(
+                connection,
+                pipeline,
+                plan_id=batch.plan_id,
+                tables=tables,
+                columns=stager.columns,
+                staged=staged,
+                # Asked after the last record was read: if the ids are the plan's now, they were all along.
+                topic_ids=broker.topic_ids(topics),
+                seen=seen,
+                staging=staging,
+            )
         if direct is not None and not (direct.is_large and pipeline.sink.inserts_in_parts and is_plain(seen)):
             direct = None
         with transaction(connection) as cursor:
@@ -184,6 +209,27 @@ def _process(
                 seen=seen,
                 early=early if may_insert_early else None,
             )
+
+
+def _stage_partition(
+    connection: Connection,
+    pipeline: Pipeline,
+    tables: StagingTables,
+    staging: DirectStaging,
+    stager: PartitionStager,
+) -> StagedBatch:
+    """Stage all ranges into a table that can become a part of the target. Raises TooManyRejects."""
+    with transaction(connection) as cursor:
+        create_partition(cursor, tables, staging)
+    failpoint("job.before_stage")
+    staged = stager.stage()
+    failpoint("job.after_stage")
+    _check_rejects(connection, pipeline, tables, staged, pipeline.rejects_allowed(staged.records))
+    close_partition(connection, pipeline, tables)
+    failpoint("job.after_close")
+    with transaction(connection) as cursor:
+        staging.complete(cursor, identifier(tables.partition))
+    return staged
 
 
 def _without_uncastable(

@@ -8,6 +8,7 @@ from uuid import UUID
 from exactbatch.batch.early_inserts import EarlyInserts
 from exactbatch.batch.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.insert_rows import check_staged, insert_rows
+from exactbatch.batch.staged_pieces import publish_partition
 from exactbatch.batch.staging_tables import StagingTables, identifier
 from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.columns import Column
@@ -19,6 +20,7 @@ from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
 from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.sinks.base import DirectStaging
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ def publish(
     topic_ids: Mapping[str, UUID],
     seen: Sequence[Fact],
     early: EarlyInserts | None = None,
+    staging: DirectStaging | None = None,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
@@ -57,7 +60,7 @@ def publish(
     `plan_id` is the plan whose ranges were staged. `columns` are those of a row without its lineage. `staged`
     is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
     returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
-    the target.
+    the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target
@@ -80,15 +83,20 @@ def publish(
         check_topic_ids(ranges, topic_ids)
         _check_complete(batch, ranges, staged.pieces)
         lock_target(cursor, pipeline.sink, seen)
+        dropped: Sequence[int] = ()
         if batch.kind == "advance":
             _advance(ledger, pipeline, batch, ranges)
             failpoint("publish.after_advance")
         else:
-            _retract(cursor, ledger, pipeline, batch, ranges)
+            dropped = _retract(cursor, ledger, pipeline, batch, ranges)
             failpoint("publish.after_retract")
         check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
-        if early is None:
+        if staging is not None:
+            rows = publish_partition(cursor, tables, staging, staged)
+        elif early is None:
             rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
+        if dropped:
+            pipeline.sink.drop_batches(cursor, dropped)
         rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
         _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
@@ -126,23 +134,31 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
 
 def _retract(
     cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
-) -> None:
-    """Remove the earlier results of the ranges: rows, rejects and coverage."""
+) -> Sequence[int]:
+    """Remove the earlier results of the ranges: rows, rejects and coverage.
+
+    Returns the batches that have no results left, and whose rows the sink has yet to drop.
+    """
     covered = ledger.coverage_of(batch)
-    parts = covered_parts(ranges, covered)
+    parts = [*covered_parts(ranges, covered)]
+    replaced = sorted({row.batch_id for row in covered if row.batch_id is not None})
     pipeline.sink.check_replay(cursor)
-    pipeline.sink.retract(cursor, parts)
     ledger.delete_rejects(pipeline, parts)
     ledger.cut_coverage(batch)
-    if pipeline.sink.lineage == "batch":
-        replaced = sorted({row.batch_id for row in covered if row.batch_id is not None})
-        if remaining := ledger.batches_with_coverage(pipeline, replaced):
-            raise Fenced(
-                f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, "
-                f"but batch {remaining[0]} has results beyond this replay's ranges: another replay has "
-                f"committed since this one was planned. Nothing was written; plan the replay again.",
-                batch_id=batch.batch_id,
-            )
+    remaining = ledger.batches_with_coverage(pipeline, replaced)
+    dropped: Sequence[int] = ()
+    if pipeline.sink.drops_batches:
+        dropped = sorted({*replaced} - {*remaining})
+        parts = [(range_, tuple(each for each in ids if each not in dropped)) for range_, ids in parts]
+    pipeline.sink.retract(cursor, parts)
+    if pipeline.sink.lineage == "batch" and remaining:
+        raise Fenced(
+            f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, "
+            f"but batch {remaining[0]} has results beyond this replay's ranges: another replay has "
+            f"committed since this one was planned. Nothing was written; plan the replay again.",
+            batch_id=batch.batch_id,
+        )
+    return dropped
 
 
 def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) -> None:

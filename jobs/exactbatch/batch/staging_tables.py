@@ -1,7 +1,8 @@
 """The tables in which a launch stages the rows of a batch, from their creation until they are dropped.
 
 Staging tables belong to one launch of one batch. They are UNLOGGED, and each row carries the Spark task attempt
-that wrote it, because Spark's commit protocol does not cover the side effects of Python workers.
+that wrote it, because Spark's commit protocol does not cover the side effects of Python workers. Future partitions
+are the exception (staged_pieces.py).
 """
 
 import logging
@@ -25,7 +26,7 @@ from exactbatch.settings import Settings
 logger = logging.getLogger(__name__)
 
 SCHEMA: Final = "exactbatch_staging"
-_NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage)")
+_NAME: Final = re.compile(r"batch_\d+_([0-9a-f]+)_(?:rows(?:_\d+)?|rejects|lineage|pieces|partition)")
 _DROP_LOCK_TIMEOUT: Final = "2s"
 # These precede a row's own columns: publish counts rows by task_attempt, and Postgres unpacks a tuple from its
 # start up to the last column that a query needs.
@@ -84,6 +85,16 @@ class StagingTables:
     def lineage(self) -> str:
         """The table of decoded records, for transforms whose rows must be compared with them."""
         return f"batch_{self.batch_id}_{self.launch:x}_lineage"
+
+    @property
+    def pieces(self) -> str:
+        """The table of pieces whose rows are in the future partition of a target that is partitioned by batch."""
+        return f"batch_{self.batch_id}_{self.launch:x}_pieces"
+
+    @property
+    def partition(self) -> str:
+        """The name of this future partition once it takes no more rows; until then it is the table of rows."""
+        return f"batch_{self.batch_id}_{self.launch:x}_partition"
 
 
 def row_schema(columns: Sequence[Column]) -> pa.Schema:

@@ -7,6 +7,7 @@ from exactbatch.cli.console import with_exit_status
 from exactbatch.cli.init import init
 from exactbatch.cli.inspect import audit, boundaries, status
 from exactbatch.cli.local import run_local
+from exactbatch.cli.merge import merge
 from exactbatch.cli.process import plan, rejects, replay, run
 
 app = typer.Typer(
@@ -15,7 +16,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (init, plan, run, replay, rejects, boundaries, compact, status, audit):
+for _command in (init, plan, run, replay, rejects, boundaries, compact, merge, status, audit):
     app.command()(with_exit_status(_command))
 
 

@@ -19,6 +19,7 @@ from exactbatch.planning.window import beyond_text
 if TYPE_CHECKING:
     from exactbatch.audit.report import AuditReport, Finding
     from exactbatch.operations.compact import Compaction
+    from exactbatch.operations.merge import MergedPartition
     from exactbatch.planning.freeze_replay import Preview
 
 _BATCHES_SHOWN = 4
@@ -121,6 +122,26 @@ def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
         previous = str(partition.previous_horizon) if partition.previous_horizon else "–"
         numbers = (partition.horizon, partition.dropped, partition.kept)
         table.add_row(_partition(partition), previous, *map(str, numbers))
+    return table
+
+
+def merge_table(pipeline: Pipeline, merged: "Sequence[MergedPartition]", *, dry_run: bool) -> Table:
+    """Show which partitions were merged, or would be."""
+    before = sum(len(partition.partitions) for partition in merged)
+    verb = "to merge" if dry_run else "merged"
+    table = _table(
+        f"partitions of {pipeline.sink.target}: {before} {verb} into {len(merged)}",
+        text=("batches",),
+        numbers=("partitions", "MB", "rows"),
+    )
+    for partition in merged:
+        rows = "" if partition.rows is None else str(partition.rows)
+        table.add_row(
+            f"{partition.lower} to {partition.upper - 1}",
+            str(len(partition.partitions)),
+            f"{partition.bytes / 1024**2:.1f}",
+            rows,
+        )
     return table
 
 

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import Any, Final
 
+import psycopg2
+
 from exactbatch.errors import ConfigurationError, NotRegistered
 from exactbatch.ledger.definition import (
     Definition,
@@ -70,6 +72,28 @@ class Registration(OnConnection):
     def lock(self, pipeline: Pipeline) -> None:
         """Lock the pipeline until the transaction ends, and check as check_registered() does."""
         self._check(pipeline, _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name))
+
+    def try_lock_all(self, pipeline: Pipeline) -> bool:
+        """Lock the pipeline, and all others that write to its tables, until the transaction ends.
+
+        Returns False, and locks none, if another transaction has locked one of them.
+        """
+        names = [pipeline.name, *self.sharing(pipeline)]
+        with self._connection.cursor() as cursor:
+            cursor.execute("savepoint lock_pipelines")
+            try:
+                list(_QUERIES.lock_pipelines(self._connection, names=names))
+            except psycopg2.errors.LockNotAvailable:
+                cursor.execute("rollback to savepoint lock_pipelines")
+                return False
+            cursor.execute("release savepoint lock_pipelines")
+        return True
+
+    def planned_batches(self, pipeline: Pipeline) -> tuple[list[int], int]:
+        """Return the planned batches of the pipeline and of all others that write to its tables, and an ID that is
+        greater than those of all their batches."""
+        row = _QUERIES.planned_batches(self._connection, names=[pipeline.name, *self.sharing(pipeline)])
+        return list(row.planned), int(row.next)
 
     def sharing(self, pipeline: Pipeline) -> list[str]:
         """Return the names of the other pipelines that write to any of its tables."""

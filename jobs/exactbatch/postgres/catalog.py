@@ -102,11 +102,14 @@ class Fact:
         return f"{self.what} {self.name} ({trigger[1]}{statement})"
 
 
-def read_facts(cursor: Cursor, tables: Iterable[str]) -> tuple[Fact, ...]:
-    """Return the facts of tables, given as quoted text, and of their partitions; none for a missing table."""
+def read_facts(cursor: Cursor, tables: Iterable[str], *, all_partitions: bool = True) -> tuple[Fact, ...]:
+    """Return the facts of tables, given as quoted text, and of their partitions; none for a missing table.
+
+    Without `all_partitions`, those are left out that can have no fact other than their parent's.
+    """
     facts: list[Fact] = []
     for table in tables:
-        cursor.execute(_PSYCOPG2, (table, table))
+        cursor.execute(_PSYCOPG2 if all_partitions else _PSYCOPG2_UNUSUAL, (table, table))
         facts += (Fact(*row) for row in cursor.fetchall())
     return tuple(facts)
 
@@ -227,3 +230,11 @@ def _by_key(facts: Iterable[Fact]) -> Mapping[tuple[str, str, str], Fact]:
 
 
 _PSYCOPG2: Final = FACTS_OF.replace("%", "%%").format("%s", "%s")
+_ALL_PARTITIONS: Final = "select relid::oid from pg_partition_tree(to_regclass(%s))"
+_PSYCOPG2_UNUSUAL: Final = _PSYCOPG2.replace(
+    _ALL_PARTITIONS,
+    """
+    select p.relid::oid from pg_partition_tree(to_regclass(%s)) p join pg_class c on c.oid = p.relid
+    where c.relkind <> 'r' or c.relpersistence <> 'p' or c.relhastriggers or c.relhasrules or c.relrowsecurity
+    """,
+)

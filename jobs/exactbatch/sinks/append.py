@@ -6,9 +6,13 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import SinkIdentity
+from exactbatch.sinks.base import DirectStaging, Merger, SinkIdentity
+from exactbatch.sinks.by_batch.layout import ByBatch
+from exactbatch.sinks.by_batch.merge import PartitionMerger
+from exactbatch.sinks.by_batch.parent import PARTITION_BY, check_not_by_batch, check_parent
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
@@ -28,6 +32,9 @@ class Append(SinkDefaults):
 
     A replay deletes rows and inserts them again. `cascade` names the tables that a foreign key with on delete
     cascade, set null or set default may then change, as in ("public.note",); otherwise such a replay is refused.
+
+    With layout="by_batch" the target is partitioned by ranges of batch IDs. A batch of at least
+    `smallest_partition` offsets becomes a partition: its rows are written once. Smaller ones share partitions.
     """
 
     kind: ClassVar[str] = "append"
@@ -35,11 +42,17 @@ class Append(SinkDefaults):
     target: str
     lineage: Literal["record", "batch"] = "record"
     cascade: tuple[str, ...] = ()
+    layout: Literal["plain", "by_batch"] = "plain"
+    smallest_partition: int = 100_000
 
     def __post_init__(self) -> None:
         check_types(self)
         _ = self._target
         _ = [TargetTable(table) for table in self.cascade]
+        if self.smallest_partition < 0:
+            raise ConfigurationError(
+                f"target {self.target}: expected smallest_partition to be 0 or more, found {self.smallest_partition}"
+            )
 
     @property
     def identity(self) -> SinkIdentity:
@@ -48,12 +61,12 @@ class Append(SinkDefaults):
 
     @cached_property
     def _target(self) -> TargetTable:
-        return TargetTable(self.target)
+        return TargetTable(self.target, changes_partitions=self.layout == "by_batch")
 
     @cached_property
     def lineage_table(self) -> LineageTable:
         """The target."""
-        return LineageTable(self._target, self.lineage)
+        return LineageTable(self._target, self.lineage, is_attached=self._by_batch is not None)
 
     @property
     def needs_lineage(self) -> bool:
@@ -62,17 +75,22 @@ class Append(SinkDefaults):
 
     @property
     def inserts_in_parts(self) -> bool:
-        """True: no row depends on another."""
-        return True
+        """True if the table is there and no row depends on another; a small batch may have to open a partition."""
+        return self._by_batch is None
 
     @property
     def not_copyable(self) -> str | None:
         """Why executors cannot copy ranges into the target independently; None if rows name their records."""
-        return (
-            None
-            if self.lineage == "record"
-            else f"rows that come from many records (lineage={self.lineage!r})"
-        )
+        if self.lineage == "batch":
+            return f"rows that come from many records (lineage={self.lineage!r})"
+        if self._by_batch is not None:
+            return "layout='by_batch', where a batch becomes visible as a whole and is written once anyway"
+        return None
+
+    @cached_property
+    def _by_batch(self) -> ByBatch | None:
+        """The layout of a target that is partitioned by batch; None for another."""
+        return ByBatch(self._target, self.smallest_partition) if self.layout == "by_batch" else None
 
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError if a column of the pipeline has a name that staging or lineage uses."""
@@ -81,9 +99,24 @@ class Append(SinkDefaults):
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create the target if it is missing, and otherwise check its columns.
 
-        Raises TargetMismatch, which names the column and both types.
+        Raises TargetMismatch, which names the column and both types, or says why the table has another layout.
         """
-        self.lineage_table.prepare(cursor, columns, evolve=evolve)
+        partition_by = "" if self._by_batch is None else PARTITION_BY
+        if self.lineage_table.prepare(cursor, columns, evolve=evolve, partition_by=partition_by):
+            return
+        if self._by_batch is not None:
+            check_parent(cursor, self._target)
+        else:
+            check_not_by_batch(cursor, self._target)
+
+    def direct_staging(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, offsets: int
+    ) -> DirectStaging | None:
+        """Return the future partition of a batch; None if its rows are inserted."""
+        if self._by_batch is None:
+            return None
+        columns = (*columns, *self.lineage_table.lineage_columns)
+        return self._by_batch.direct_staging(cursor, columns, batch_id=batch_id, offsets=offsets)
 
     def check_replay(self, cursor: Cursor) -> None:
         """Raise TargetMismatch if a replay would change tables that `cascade` does not name."""
@@ -108,11 +141,28 @@ class Append(SinkDefaults):
 
         Raises TargetMismatch if a constraint of the target refuses a row.
         """
+        if self._by_batch is not None:
+            self._by_batch.ensure_partition(cursor, staged)
         return self.lineage_table.insert_staged(cursor, staged, columns)
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete what batches have written for ranges; return how many rows that was."""
         return self.lineage_table.retract(cursor, parts)
+
+    @property
+    def drops_batches(self) -> bool:
+        """True if a batch may have a partition to itself."""
+        return self._by_batch is not None
+
+    def drop_batches(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
+        """Drop the partitions of batches; delete their rows from partitions that they share."""
+        if self._by_batch is not None:
+            self._by_batch.drop_batches(cursor, batch_ids)
+
+    @property
+    def merger(self) -> Merger | None:
+        """Merges the partitions of batches."""
+        return None if self._by_batch is None else PartitionMerger(self._target)
 
     @property
     def values_follow_from_records(self) -> bool:

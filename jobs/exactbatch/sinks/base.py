@@ -9,7 +9,7 @@ batch, a row comes from. A replay retracts by lineage, and an audit compares by 
 derived, the target is the lineage table. The target of a derived sink is computed from its lineage table.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -79,6 +79,64 @@ class Compactor(Protocol):
 
     def compact(self, cursor: Cursor, parts: Sequence[Part]) -> CompactedRows:
         """Drop rows of these parts that neither later changes nor replays outside of the parts can need."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MergeGroup:
+    """Neighbouring partitions, by name, whose place a partition for the batch IDs [lower, upper) can take."""
+
+    lower: int
+    upper: int
+    partitions: tuple[str, ...]
+    bytes: int
+
+
+class Merger(Protocol):
+    """Merges small partitions of a target."""
+
+    def groups(
+        self, cursor: Cursor, *, planned: Collection[int], below: int, max_bytes: int
+    ) -> list[MergeGroup]:
+        """Return which partitions to merge: below a batch ID, without the planned batches, of so many bytes."""
+        ...
+
+    def copy(self, cursor: Cursor, group: MergeGroup) -> int | None:
+        """Copy the rows of a group into a new table; return how many, or None if its partitions have changed."""
+        ...
+
+    def exchange(self, cursor: Cursor, group: MergeGroup) -> None:
+        """Let the new table take the place of the partitions, in the transaction of copy()."""
+        ...
+
+
+class DirectStaging(Protocol):
+    """A table into which executors copy the rows of one batch, and which then becomes a part of the target.
+
+    Nothing is written twice. The table belongs to one launch; it is logged, and nobody else writes into it.
+    """
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns that are copied, those of the lineage included; their types are the target's."""
+        ...
+
+    def create(self, cursor: Cursor, table: sql.Identifier) -> None:
+        """Create the table."""
+        ...
+
+    def complete(self, cursor: Cursor, table: sql.Identifier) -> None:
+        """Do what takes long and must not be done in the publish transaction, once all rows are there.
+
+        Raises TargetMismatch if a constraint of the target refuses the rows.
+        """
+        ...
+
+    def publish(self, cursor: Cursor, table: sql.Identifier) -> None:
+        """Make the table a part of the target, in the publish transaction.
+
+        Raises StagedRowsDiffer, retryable, if the target has changed so that this is no longer possible.
+        """
         ...
 
 
@@ -191,6 +249,13 @@ class Sink(Protocol):
         """Drop what the sink stores about topics, besides their rows: no pipeline with this target loads them now."""
         ...
 
+    def direct_staging(
+        self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int, offsets: int
+    ) -> DirectStaging | None:
+        """Return where the rows of a batch over so many offsets are staged to become a part of the target as they
+        are; None if they are staged and inserted. Called after prepare(), for rows without a transform."""
+        ...
+
     # Between staging and publish.
 
     def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
@@ -218,6 +283,15 @@ class Sink(Protocol):
         """
         ...
 
+    @property
+    def drops_batches(self) -> bool:
+        """True if drop_batches() takes the place of retract() for batches without any results that count."""
+        ...
+
+    def drop_batches(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
+        """Remove all that batches stored, none of whose results count any more. The last step of a replay."""
+        ...
+
     def count_retracted(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Return how many staged rows retract() would delete; 0 if there is no table yet."""
         ...
@@ -229,6 +303,11 @@ class Sink(Protocol):
     @property
     def compactor(self) -> Compactor | None:
         """Drops needless rows of the lineage table; None if every row of it is part of the result."""
+        ...
+
+    @property
+    def merger(self) -> Merger | None:
+        """Merges partitions of the target; None if the sink makes none."""
         ...
 
     # Audit. An audit runs these queries by itself, in its own transaction.

@@ -8,7 +8,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import Compactor, Comparison
+from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, Merger
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
@@ -63,6 +63,11 @@ class SinkDefaults:
         return None
 
     @property
+    def merger(self) -> Merger | None:
+        """None: the sink makes no partitions."""
+        return None
+
+    @property
     def event_times(self) -> TargetTable | None:
         """None: the sink keeps no event times."""
         return None
@@ -92,6 +97,25 @@ class SinkDefaults:
 
     def forget_topics(self, cursor: Cursor, topics: Sequence[str]) -> None:
         """Do nothing: the sink stores nothing about a topic besides its rows."""
+
+    def direct_staging(
+        self,
+        cursor: Cursor,  # noqa: ARG002
+        columns: Sequence[Column],  # noqa: ARG002
+        *,
+        batch_id: int,  # noqa: ARG002
+        offsets: int,  # noqa: ARG002
+    ) -> DirectStaging | None:
+        """Return None: rows are staged and inserted."""
+        return None
+
+    @property
+    def drops_batches(self) -> bool:
+        """False: retract() removes all rows."""
+        return False
+
+    def drop_batches(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
+        """Do nothing: retract() removes all rows."""
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Do nothing: a record may give any rows."""

@@ -14,7 +14,7 @@ from support.faults.proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpe
 Place = Literal["planner", "driver", "worker", "publish", "postgres", "kafka"]
 
 # Sinks whose program is the same until publish: Append stands for them where they are not named.
-BATCH_SINKS: Final = ("append", "upsert", "aggregate", "transform")
+BATCH_SINKS: Final = ("append", "upsert", "aggregate", "transform", "by_batch", "open_partition")
 SINKS: Final = (*BATCH_SINKS, "partition")
 
 
@@ -40,11 +40,12 @@ class Moment:
 FAILPOINTS: Final = (
     Moment("plan.before_commit", "planner", ("append",)),
     Moment("plan.after_commit", "planner", ("append",)),
-    Moment("job.before_stage", "driver", ("append", "transform")),
-    Moment("stage.after_rejects", "worker", ("append", "transform")),
-    Moment("stage.before_copy_commit", "worker", ("append", "transform")),
-    Moment("stage.after_copy_commit", "worker", ("append", "transform")),
-    Moment("job.after_stage", "driver", ("append", "transform")),
+    Moment("job.before_stage", "driver", ("append", "transform", "by_batch")),
+    Moment("stage.after_rejects", "worker", ("append", "transform", "by_batch")),
+    Moment("stage.before_copy_commit", "worker", ("append", "transform", "by_batch")),
+    Moment("stage.after_copy_commit", "worker", ("append", "transform", "by_batch")),
+    Moment("job.after_stage", "driver", ("append", "transform", "by_batch")),
+    Moment("job.after_close", "driver", ("by_batch",)),
     # Rows that are inserted in parts, each as soon as its Spark task has finished.
     Moment("publish.after_part", "driver", ("append",)),
     Moment("publish.before_lock", "publish", BATCH_SINKS),
@@ -65,27 +66,31 @@ FAILPOINTS: Final = (
 )
 # Where a process is killed during a replay, which commits as a whole with every sink.
 IN_REPLAYS: Final = (
-    Moment("stage.before_copy_commit", "worker", ("append", "transform"), replay=True),
-    Moment("stage.after_copy_commit", "worker", ("append", "transform"), replay=True),
-    Moment("job.after_stage", "driver", ("append",), replay=True),
+    Moment("stage.before_copy_commit", "worker", ("append", "transform", "by_batch"), replay=True),
+    Moment("stage.after_copy_commit", "worker", ("append", "transform", "by_batch"), replay=True),
+    Moment("job.after_stage", "driver", ("append", "by_batch"), replay=True),
     Moment("publish.after_insert", "publish", SINKS, replay=True),
     Moment("publish.before_commit", "publish", SINKS, replay=True),
     Moment("publish.after_commit", "publish", SINKS, replay=True),
 )
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
+_PIECE: Final = b"with entered as"
 _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
 ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
-    Moment("Postgres, COPY", "postgres", ("append", "transform"), b'COPY "', b'COPY "'),
+    Moment("Postgres, COPY", "postgres", ("append", "transform", "by_batch"), b'COPY "', b'COPY "'),
+    Moment("Postgres, entry of a piece", "postgres", ("by_batch",), _PIECE, _PIECE),
     Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
     Moment("Postgres, COPY of a range", "postgres", ("partition",), b'COPY "'),
     Moment("Postgres, locks of a range", "postgres", ("partition",), b"for share"),
     Moment("Postgres, accounts of a range", "postgres", ("partition",), _RANGE, _RANGE),
     Moment("Postgres, end of the batch", "postgres", ("partition",), _BATCH, _BATCH),
     Moment("Kafka, plan", "kafka", ("append",), b"kafka-python"),
-    Moment("Kafka, read", "kafka", ("append", "transform", "partition"), b"confluent-kafka-python"),
+    Moment(
+        "Kafka, read", "kafka", ("append", "transform", "partition", "by_batch"), b"confluent-kafka-python"
+    ),
 )
 
 # At a failpoint. A worker is held, and stopped, for a moment; what publishes, or drives, until another launch has
@@ -99,6 +104,7 @@ RESTARTS: Final = {
     "stage.before_copy_commit",
     "job.after_stage",
     "publish.after_part",
+    "job.after_close",
     "publish.after_insert",
     "publish.before_commit",
     "job.before_ranges",

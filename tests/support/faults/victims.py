@@ -20,7 +20,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
-from exactbatch.batch import direct, insert_rows, transform
+from exactbatch.batch import direct, insert_rows, stage_partition, transform
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
@@ -350,7 +350,8 @@ class Victims:
         action = _ACTIONS.get(combination.fault, f"hold:{gate}")
         moment, transformed = combination.moment.name, combination.sink == "transform"
         place = moment if (moment, transformed) in _WORK else moment.split(".")[0]
-        module, name = _WORK[place, transformed]
+        is_direct = combination.sink == "by_batch" and moment.startswith("stage.")
+        module, name = (stage_partition, "stage_piece") if is_direct else _WORK[place, transformed]
         work = worker_failpoints.Acting(getattr(module, name), moment, action, came)
         releasing = threading.Thread(target=release)
         releasing.start()

@@ -6,6 +6,13 @@ select {Definition}
 from exactbatch.pipeline where name = :pipeline
 for no key update;
 
+-- name: lock_pipelines
+-- As lock_pipeline, for several at once, and without a wait for any.
+select name
+from exactbatch.pipeline where name = any(:names::text[])
+order by name
+for no key update nowait;
+
 -- name: get_pipeline^
 -- The registration of a pipeline.
 select {Definition}
@@ -36,3 +43,9 @@ update exactbatch.pipeline set name = :new where name = :old;
 -- name: stored_topics
 -- The topics for which pipelines have stored offsets.
 select distinct pipeline, topic from exactbatch.stored_offset where pipeline = any(:pipelines::text[]);
+
+-- name: planned_batches^
+-- The planned batches of some pipelines, and an ID after those of all their batches.
+select coalesce(array_agg(batch_id) filter (where status = 'planned'), '{}') as planned,
+       coalesce(max(batch_id), 0) + 1 as next
+from exactbatch.batch where pipeline = any(:names::text[]);

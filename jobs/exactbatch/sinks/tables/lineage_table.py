@@ -37,11 +37,29 @@ class LineageTable:
 
     table: TargetTable
     lineage: Literal["record", "batch"] = "record"
+    # True if rows arrive by attaching partitions.
+    is_attached: bool = False
 
     @property
     def identifier(self) -> sql.Composable:
         """The table as an SQL identifier."""
         return self.table.identifier
+
+    @property
+    def in_snapshot(self) -> sql.Composable:
+        """A relation with the rows that the table has in the snapshot of a repeatable read transaction.
+
+        Partitions that were attached later are left out: their rows may have been committed before the snapshot, so
+        that Postgres shows them.
+        """
+        if not self.is_attached:
+            return self.identifier
+        return sql.SQL(
+            "(select p.* from {0} p where p.tableoid in "
+            "(select i.inhrelid from pg_inherits i where i.inhparent = {1}::regclass))"
+        ).format(
+            self.identifier, sql.Literal('"{}"."{}"'.format(*(n.replace('"', '""') for n in self.table.name)))
+        )
 
     @property
     def lineage_columns(self) -> tuple[Column, ...]:
@@ -57,14 +75,28 @@ class LineageTable:
                 f"lineage and staging use. Rename them."
             )
 
-    def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> bool:
+    def prepare(
+        self,
+        cursor: Cursor,
+        columns: Sequence[Column],
+        *,
+        evolve: Evolve = "refuse",
+        partition_by: str = "",
+    ) -> bool:
         """Create the table if it is missing, and otherwise check its columns; return whether it was missing.
 
-        Raises TargetMismatch, which names the column and both types.
+        `partition_by` is the clause with which a new table is created. Raises TargetMismatch, which names the column
+        and both types.
         """
         required = [column.name for column in self.lineage_columns if column.name != "kafka_timestamp"]
         created = prepare_table(
-            cursor, self.table, columns, lineage=self.lineage_columns, required=required, evolve=evolve
+            cursor,
+            self.table,
+            columns,
+            lineage=self.lineage_columns,
+            required=required,
+            evolve=evolve,
+            partition_by=partition_by,
         )
         if created:
             # A block-range index costs next to nothing to keep, and rows lie in the order of their batches; a

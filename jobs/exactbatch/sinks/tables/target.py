@@ -49,10 +49,13 @@ class StoredColumn:
 class TargetTable:
     """A table that `spec` names: `schema.table`; a part that is not lower-case goes in double quotes.
 
+    With `changes_partitions`, the program adds and drops its partitions: a lock of its definition leaves them out.
+
     Raises ConfigurationError if `spec` is not such a name.
     """
 
     spec: str
+    changes_partitions: bool = False
 
     def __post_init__(self) -> None:
         if not _is_table_name(self.spec):
@@ -97,7 +100,10 @@ class TargetTable:
         Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
         """
         nowait = sql.SQL("" if wait else " nowait")
-        cursor.execute(sql.SQL("lock table {} in row exclusive mode{}").format(self.identifier, nowait))
+        only = sql.SQL("only" if self.changes_partitions else "")
+        cursor.execute(
+            sql.SQL("lock table {} {} in row exclusive mode{}").format(only, self.identifier, nowait)
+        )
 
     def exists(self, cursor: Cursor) -> bool:
         """True if the table exists. Raises TargetMismatch if something else has its name."""
@@ -143,8 +149,13 @@ class TargetTable:
         return tuple(casts)
 
     def facts(self, cursor: Cursor) -> tuple[Fact, ...]:
-        """Return what the catalog says about the table and its partitions; nothing if it does not exist."""
-        return read_facts(cursor, [self.identifier.as_string(cursor)])
+        """Return what the catalog says about the table and its partitions; nothing if it does not exist.
+
+        With `changes_partitions` there may be many partitions, and ordinary ones are left out.
+        """
+        return read_facts(
+            cursor, [self.identifier.as_string(cursor)], all_partitions=not self.changes_partitions
+        )
 
     def triggers(self, cursor: Cursor) -> str:
         """Name the triggers and rules that may alter what is written; empty if there are none."""

@@ -32,12 +32,13 @@ def prepare_table(
     key: Sequence[str] = (),
     evolve: Evolve = "refuse",
     exact: bool = False,
+    partition_by: str = "",
 ) -> bool:
     """Create a table if it is missing, and otherwise check its columns; return whether it was missing.
 
     In a new table the `required` columns may not be null, and `key`, if any, is the primary key. With
     evolve="add", `columns` that an older table lacks are added to it; never those of the lineage. With `exact`, no
-    column may need a cast.
+    column may need a cast. `partition_by` is the clause with which a new table is created.
 
     Raises TargetMismatch, which names the column and both types.
     """
@@ -67,16 +68,22 @@ def prepare_table(
     cursor.execute("select to_regnamespace(quote_ident(%s)) is null", table.name[:1])
     if cursor.fetchone()[0]:
         cursor.execute(sql.SQL("create schema {}").format(sql.Identifier(table.name[0])))
-    _create(cursor, table, definitions, key)
+    _create(cursor, table, definitions, key, partition_by)
     # Text may not be castable to a type that the database's owner made.
     _check_columns(cursor, table, (*columns, *lineage), exact=exact)
     return True
 
 
 def _create(
-    cursor: Cursor, table: TargetTable, definitions: Sequence[sql.Composable], key: Sequence[str]
+    cursor: Cursor,
+    table: TargetTable,
+    definitions: Sequence[sql.Composable],
+    key: Sequence[str],
+    partition_by: str,
 ) -> None:
-    create = sql.SQL("create table {} ({})").format(table.identifier, sql.SQL(", ").join(definitions))
+    create = sql.SQL("create table {} ({}) {}").format(
+        table.identifier, sql.SQL(", ").join(definitions), sql.SQL(partition_by)
+    )
     cursor.execute("savepoint create_table")
     try:
         cursor.execute(create)

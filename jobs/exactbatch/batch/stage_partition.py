@@ -1,0 +1,209 @@
+"""Stage rows straight into the future partition of a target that is partitioned by batch."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from adbc_driver_manager import Error as AdbcError
+from pyspark.sql import SparkSession
+
+from exactbatch.batch.arrow_copy import copy_batches, copy_in_turns
+from exactbatch.batch.decode import RangeReader, pause_garbage_collector
+from exactbatch.batch.executors import on_executors
+from exactbatch.batch.range_copy import one_row
+from exactbatch.batch.rejects import REJECT_SCHEMA
+from exactbatch.batch.staged_pieces import enter_piece, entered_piece
+from exactbatch.batch.staging_tables import SCHEMA
+from exactbatch.batch.task import Staged, StagedBatch, StageTask
+from exactbatch.batch.watchdog import StallTimeout
+from exactbatch.columns import Column
+from exactbatch.errors import ExactbatchError, StagedRowsDiffer, TargetMismatch
+from exactbatch.errors.sqlstates import is_refusal
+from exactbatch.errors.translation import adbc_detail, adbc_message
+from exactbatch.failpoints import failpoint
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.arrow import ArrowConnection
+from exactbatch.sinks.base import DirectStaging
+from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
+
+# ADBC reports what it sent, not what has arrived.
+_WRITES: Final = WRITES_OF.format("$1", "$1")
+_LINE: Final = re.compile(r"COPY [^,]+, line (\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTask:
+    """A task whose rows go into the future partition. `columns` are those of the target, with its lineage."""
+
+    stage: StageTask
+    columns: tuple[Column, ...]
+
+    @property
+    def range(self) -> OffsetRange:
+        """The range, or the piece of one, that the task reads."""
+        return self.stage.range
+
+
+class PartitionStager:
+    """The Stager of rows that become a partition of the target. `columns` are those of a row without its lineage."""
+
+    def __init__(
+        self, spark: SparkSession, pipeline: Pipeline, tasks: Sequence[StageTask], staging: DirectStaging
+    ) -> None:
+        self._spark, self._limit = spark, pipeline.max_connections
+        self._tasks = [PartitionTask(task, staging.columns) for task in tasks]
+        self.columns: tuple[Column, ...] = pipeline.value.columns
+
+    def stage(self) -> StagedBatch:
+        """Stage every range; return what the task attempts did whose rows are in the future partition.
+
+        Raises TasksFailed, and the terminal error of a task.
+        """
+        return StagedBatch.of(
+            on_executors(self._spark, self._tasks, stage_piece, limit=self._limit, verb="stage")
+        )
+
+
+def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
+    """Read, decode and copy one piece, unless another attempt has done so; return what is in the table.
+
+    Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one.
+    """
+    stage = task.stage
+    staged = Staged(stage.range, attempt, 0, 0, 0, 0)
+
+    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+        nonlocal staged
+        with connection.cursor() as cursor:
+            earlier = entered_piece(cursor, stage.tables, staged)
+        connection.rollback()  # what follows may take long, and that query needs no longer transaction
+        if earlier is None:
+            copied = _copy_piece(connection, task, attempt, timeout)
+            with connection.cursor() as cursor:
+                if enter_piece(cursor, stage.tables, copied):
+                    failpoint("stage.before_copy_commit")
+                    connection.commit()
+                    failpoint("stage.after_copy_commit")
+                    staged = copied
+                    return
+            connection.rollback()
+            with connection.cursor() as cursor:
+                earlier = entered_piece(cursor, stage.tables, staged)
+        assert earlier is not None  # nothing deletes pieces
+        staged = earlier
+
+    try:
+        with pause_garbage_collector():
+            stage.postgres.run(copy, where=f"{stage.range}, staging its rows")
+    except ExactbatchError as error:
+        if error.retryable:
+            raise
+        return error
+    return staged
+
+
+def _copy_piece(
+    connection: ArrowConnection, task: PartitionTask, attempt: int, timeout: StallTimeout
+) -> Staged:
+    """Copy rows and rejects of a piece, and check that they have arrived."""
+    stage = task.stage
+    schema = pa.schema([(column.name, column.arrow_type) for column in task.columns])
+    reader = RangeReader(stage, attempt, schema, {"batch_id": stage.tables.batch_id})
+    table = f'"{SCHEMA}"."{stage.tables.rows}"'
+    sent = 0
+
+    with connection.cursor() as cursor:
+        before = WriteCounts(*one_row(cursor, _WRITES, (table,)))
+
+        def copy_rows(batches: Iterator[pa.RecordBatch]) -> None:
+            nonlocal sent
+            offsets = _OffsetsOfRows()
+            try:
+                sent += copy_batches(
+                    cursor,
+                    stage.tables.rows,
+                    schema,
+                    offsets.noted(batches),
+                    mode="append",
+                    db_schema_name=SCHEMA,
+                )
+            except AdbcError as error:
+                _raise_refused(stage, error, offsets)
+                raise
+
+        def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
+            copy_batches(
+                cursor,
+                stage.tables.rejects,
+                REJECT_SCHEMA,
+                iter(rejects),
+                mode="append",
+                db_schema_name=SCHEMA,
+            )
+            failpoint("stage.after_rejects")
+
+        copy_in_turns(timeout.watch(reader.batches()), reader.pending, copy_rows, copy_rejects)
+        done = WriteCounts(*one_row(cursor, _WRITES, (table,))) - before
+    # Reading ends once there are too many rejects: the batch has then failed.
+    is_complete = reader.rejects <= stage.max_rejects
+    if is_complete and not (reader.rows == sent and done.is_insert_of(reader.rows)):
+        raise StagedRowsDiffer(
+            f"{stage.range}: {reader.rows} rows were decoded and {sent} were sent, and Postgres counts {done}. "
+            f"Nothing was written; the retry reads the same range again.",
+            batch_id=stage.tables.batch_id,
+            **stage.range.place,
+        )
+    return Staged(stage.range, attempt, reader.records, reader.rows, reader.rejects, reader.tombstones)
+
+
+class _OffsetsOfRows:
+    """The offsets of the rows of one COPY, for the message about a row that Postgres refuses."""
+
+    def __init__(self) -> None:
+        # The number of rows up to the end of a batch, its offsets, and the first of them if they are contiguous.
+        self._batches: list[tuple[int, pa.Array | None, int]] = []
+
+    def noted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield batches, and note their offsets if they have them."""
+        rows = 0
+        for batch in batches:
+            if len(batch) and "kafka_offset" in batch.schema.names:
+                rows += len(batch)
+                offsets = batch.column("kafka_offset")
+                first, last = offsets[0].as_py(), offsets[-1].as_py()
+                is_contiguous = last - first + 1 == len(batch)
+                self._batches.append((rows, None if is_contiguous else offsets, first))
+            yield batch
+
+    def of(self, row: int) -> int | None:
+        """Return the offset of a row, which counts from 1; None if rows have none."""
+        start = 0
+        for end, offsets, first in self._batches:
+            if row <= end:
+                index = row - start - 1
+                return int(first + index if offsets is None else offsets[index].as_py())
+            start = end
+        return None
+
+
+def _raise_refused(stage: StageTask, error: AdbcError, offsets: _OffsetsOfRows) -> None:
+    """Raise TargetMismatch if a constraint of the target refuses a row."""
+    if not is_refusal(error.sqlstate):
+        return
+    line = _LINE.search(adbc_detail(error, "CONTEXT"))
+    offset = offsets.of(int(line[1])) if line else None
+    range_ = stage.range
+    where = f"{range_.topic}[{range_.partition}] offset {offset}" if offset is not None else str(range_)
+    raise TargetMismatch(
+        f"{where}: the target refuses what the batch writes: {adbc_message(error)} (SQLSTATE {error.sqlstate}). "
+        f"Nothing was written. Correct the target, or what the pipeline writes.",
+        batch_id=stage.tables.batch_id,
+        topic=range_.topic,
+        partition=range_.partition,
+        from_offset=range_.from_offset if offset is None else offset,
+        until_offset=range_.until_offset if offset is None else offset + 1,
+        sqlstate=error.sqlstate,
+    ) from error

@@ -1,0 +1,106 @@
+"""Merge small partitions of a target that is partitioned by batch, while batches go on."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from exactbatch.errors import ConfigurationError, PostgresUnavailable
+from exactbatch.failpoints import failpoint
+from exactbatch.ledger import Ledger
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.sinks.base import MergeGroup, Merger
+
+# Seconds that a merge which has copied its rows waits for batches to publish. A replay may wait for its locks.
+_WAIT: Final = 5.0
+_PAUSE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MergedPartition:
+    """A partition for the batch IDs [lower, upper) that took the place of several; `rows` is None in a preview."""
+
+    lower: int
+    upper: int
+    partitions: tuple[str, ...]
+    bytes: int
+    rows: int | None = None
+
+
+def preview_merge(connection: Connection, pipeline: Pipeline, *, max_bytes: int) -> list[MergedPartition]:
+    """Return what merge_partitions() would do. Writes nothing. Raises what it raises."""
+    merger = _merger_of(pipeline)
+    return [_merged(group) for group in _groups(connection, pipeline, merger, max_bytes)]
+
+
+def merge_partitions(
+    connection: Connection,
+    pipeline: Pipeline,
+    *,
+    max_bytes: int,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> list[MergedPartition]:
+    """Merge neighbouring partitions into ones of at most so many bytes, each in a transaction; return the new ones.
+
+    Partitions that change meanwhile are left for the next merge. `progress` receives how many new partitions are
+    done, and how many there will be.
+
+    Raises ConfigurationError if the target is not partitioned by batch, TargetMismatch if it cannot be merged, and
+    PostgresUnavailable, retryable, if others use it. What is merged then remains merged.
+    """
+    merger = _merger_of(pipeline)
+    groups = _groups(connection, pipeline, merger, max_bytes)
+    merged = []
+    for done, group in enumerate(groups):
+        progress(done, len(groups))
+        rows = _merge(connection, pipeline, merger, group)
+        if rows is not None:
+            merged.append(_merged(group, rows))
+    progress(len(groups), len(groups))
+    return merged
+
+
+def _merge(connection: Connection, pipeline: Pipeline, merger: Merger, group: MergeGroup) -> int | None:
+    ledger = Ledger(connection)
+    with transaction(connection) as cursor:
+        rows = merger.copy(cursor, group)
+        if rows is None:
+            return None
+        failpoint("merge.after_copy")
+        # Publish locks the pipeline first, then the target: so no publish waits for this, and this for none.
+        deadline = time.monotonic() + _WAIT
+        while not ledger.try_lock_all(pipeline):
+            if time.monotonic() > deadline:
+                raise PostgresUnavailable(
+                    f"pipeline {pipeline.name!r}, or one with the same target, was publishing for {_WAIT:g} s, so the "
+                    f"partitions {group.lower} to {group.upper} were not merged. They remain as they are. Try again."
+                )
+            time.sleep(_PAUSE)
+        merger.exchange(cursor, group)
+        failpoint("merge.before_commit")
+    failpoint("merge.after_commit")
+    return rows
+
+
+def _groups(connection: Connection, pipeline: Pipeline, merger: Merger, max_bytes: int) -> list[MergeGroup]:
+    ledger = Ledger(connection)
+    with transaction(connection) as cursor:
+        ledger.check_registered(pipeline)
+        if not pipeline.sink.tables[-1].exists(cursor):
+            return []
+        planned, below = ledger.planned_batches(pipeline)
+        return merger.groups(cursor, planned=planned, below=below, max_bytes=max_bytes)
+
+
+def _merger_of(pipeline: Pipeline) -> Merger:
+    if (merger := pipeline.sink.merger) is None:
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r}: its target {pipeline.sink.target} is not partitioned by batch "
+            f"(layout='by_batch'). There is nothing to merge."
+        )
+    return merger
+
+
+def _merged(group: MergeGroup, rows: int | None = None) -> MergedPartition:
+    return MergedPartition(group.lower, group.upper, group.partitions, group.bytes, rows)

@@ -1,0 +1,1 @@
+"""Append(layout="by_batch"): a target that is partitioned by batch."""

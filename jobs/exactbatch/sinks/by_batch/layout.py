@@ -1,0 +1,115 @@
+"""How an Append stores batches as partitions: which batch gets one to itself, and what a replay drops."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.postgres.catalog import row_changers_of
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.by_batch.parent import attach_obstacle, publications
+from exactbatch.sinks.by_batch.partitions import (
+    covering,
+    detach_and_drop,
+    lock_alone,
+    lock_bounds,
+    partitions_of,
+    range_from,
+)
+from exactbatch.sinks.by_batch.staged_partition import StagedPartition, create_partition
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.counted_writes import delete_rows
+from exactbatch.sinks.tables.target import TargetTable
+
+logger = logging.getLogger(__name__)
+
+# How many batch IDs an open partition covers. The IDs are those of all pipelines of the ledger.
+OPEN_PARTITION: Final = 100
+_DROP_TRIES: Final = 2
+
+
+@dataclass(frozen=True)
+class ByBatch:
+    """A target that is partitioned by ranges of batch IDs.
+
+    A batch of at least `smallest_partition` offsets, or rows, gets a partition to itself. A smaller one opens a
+    partition for the batch IDs that follow, in which later batches find a place.
+    """
+
+    target: TargetTable
+    smallest_partition: int
+
+    def direct_staging(
+        self, cursor: Cursor, columns: tuple[Column, ...], *, batch_id: int, offsets: int
+    ) -> StagedPartition | None:
+        """Return the future partition of a batch; None if its rows are inserted. `columns` include the lineage."""
+        if offsets < self.smallest_partition:
+            return None
+        other = covering(partitions_of(cursor, self.target), batch_id)
+        obstacle = (
+            attach_obstacle(cursor, self.target, columns)
+            if other is None
+            else f"the partition {other.schema}.{other.name} covers the batch already"
+        )
+        if obstacle is not None:
+            logger.info(
+                "batch %s, target %s: its rows are staged and inserted, not attached, because %s",
+                batch_id,
+                self.target.spec,
+                obstacle,
+            )
+            return None
+        return StagedPartition(self.target, batch_id, columns)
+
+    def ensure_partition(self, cursor: Cursor, staged: StagedRows) -> None:
+        """Create a partition for staged rows that are about to be inserted, unless there is one."""
+        lock_bounds(cursor, self.target)
+        partitions = partitions_of(cursor, self.target)
+        if covering(partitions, staged.batch_id) is None:
+            batches = 1 if self._is_large(cursor, staged) else OPEN_PARTITION
+            create_partition(cursor, self.target, *range_from(partitions, staged.batch_id, batches))
+
+    def _is_large(self, cursor: Cursor, staged: StagedRows) -> bool:
+        cursor.execute(
+            sql.SQL("select count(*) >= {limit} from (select from {} where {} limit {limit}) staged").format(
+                staged.table, staged.accepted, limit=sql.Literal(self.smallest_partition)
+            )
+        )
+        return bool(cursor.fetchone()[0])
+
+    def drop_batches(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
+        """Drop the partitions of batches, and delete their rows where this is not possible."""
+        partitions = [
+            each for each in partitions_of(cursor, self.target) if each.only_batch in set(batch_ids)
+        ]
+        if (
+            partitions
+            and self._may_drop(cursor)
+            and lock_alone(cursor, self.target, partitions, tries=_DROP_TRIES)
+        ):
+            for partition in partitions:
+                detach_and_drop(cursor, self.target, partition)
+            batch_ids = sorted({*batch_ids} - {partition.only_batch for partition in partitions})
+        if batch_ids:
+            self._delete(cursor, batch_ids)
+
+    def _may_drop(self, cursor: Cursor) -> bool:
+        """False if something must see each row that is deleted: triggers, foreign keys, or subscribers."""
+        facts = self.target.facts(cursor)
+        return not (
+            row_changers_of(facts)
+            or any(fact.what == "foreign key from elsewhere" for fact in facts)
+            or publications(cursor, self.target)
+        )
+
+    def _delete(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
+        condition = sql.SQL("batch_id = any({}::bigint[])").format(sql.Literal(list(batch_ids)))
+        delete_rows(
+            cursor,
+            self.target,
+            sql.SQL("delete from {} where {}").format(self.target.identifier, condition),
+            remaining=sql.SQL("select count(*) from {} where {}").format(self.target.identifier, condition),
+        )
