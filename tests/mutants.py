@@ -408,9 +408,32 @@ MUTANTS: Final = (
     Mutant(
         "an upsert does not delete",
         "sinks/upsert/latest_changes.py",
-        '"and not exists (select from {latest} l where {same_key} and not l.deleted)"',
-        '"and false"',
+        '"(select {key} from {staged} where deleted "',
+        '"(select {key} from {staged} where false "',
         ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
+    ),
+    Mutant(
+        "a key whose changes are all retracted keeps its row",
+        "sinks/upsert/latest_changes.py",
+        '"where not exists (select from {staged} l where {same_key}) "',
+        '"where false and not exists (select from {staged} l where {same_key}) "',
+        (
+            "tests/integration/test_upsert.py::test_rows_under_wrong_keys_and_wrong_deletes_are_gone_after_replay",
+        ),
+    ),
+    Mutant(
+        "the latest staged change counts, although an earlier batch left a later one",
+        "sinks/upsert/latest_changes.py",
+        "        kept = self._keep_latest(cursor) if has_earlier else 0\n",
+        "        kept = 0\n",
+        ("tests/integration/test_upsert.py::test_late_and_repeated_changes_do_not_overwrite_newer_ones",),
+    ),
+    Mutant(
+        "rows that come out of order are counted as records",
+        "batch/one_pass.py",
+        "        self._in_order = bool((steps >= 0).all())\n",
+        "",
+        ("tests/unit/test_one_pass.py::test_rows_out_of_order_or_of_no_record_of_the_task_are_not_counted",),
     ),
     Mutant(
         "an aggregate does not count what it had",

@@ -40,7 +40,8 @@ SITE: Final = {
 AT_ONCE: Final = {
     "append": "stage.before_copy_commit",
     "partition": "partition.before_locks",
-    "transform": "read.after_records",
+    "transform": "stage.before_copy_commit",
+    "shuffle": "read.after_records",
     "upsert": "stage.after_copy_commit",
     "aggregate": "stage.before_copy_commit",
 }
@@ -85,7 +86,7 @@ def test_executors_that_end_between_batches_and_within_one_are_started_again(mak
 @pytest.mark.long
 def test_blocks_that_end_with_an_idle_executor_are_noticed(make_case, cluster):
     """A transform that had no task for a while would read its records again."""
-    case = make_case("transform")
+    case = make_case("shuffle")
     batch_id = case.plan()
     with case.held(batch_id, "transform.after_read") as batch:
         wait_for(lambda: cluster.executors() == [])

@@ -60,6 +60,9 @@ LOST: Final = [
     ("transform", "read.after_records", False, 1),
     ("transform", "stage.before_copy_commit", True, 1),
     ("transform", "stage.after_copy_commit", False, 1),
+    ("shuffle", "read.after_records", False, 1),
+    ("shuffle", "stage.before_copy_commit", True, 1),
+    ("shuffle", "stage.after_copy_commit", False, 1),
     ("partition", "read.after_records", True, 1),
     ("partition", "partition.after_locks", True, 1),
     ("partition", "partition.before_commit", True, 1),
@@ -67,7 +70,7 @@ LOST: Final = [
     ("partition", "partition.after_commit", False, 1),
 ]
 # A block that was read is lost with its executor: what is read again may not be mixed with what was staged.
-READ_AGAIN: Final = {("transform", "stage.before_copy_commit"), ("transform", "stage.after_copy_commit")}
+READ_AGAIN: Final = {("shuffle", "stage.before_copy_commit"), ("shuffle", "stage.after_copy_commit")}
 
 
 @pytest.mark.parametrize(("sink", "moment", "orphans", "how_many"), LOST if LONG else LOST[:1])
@@ -91,7 +94,7 @@ def test_tasks_of_lost_executor_are_done_again_and_result_is_exact(
 
 def test_block_lost_with_its_executor_is_noticed_and_retry_is_exact(make_case, cluster):
     """Spark reads it again without a word, as another task attempt."""
-    case = make_case("transform")
+    case = make_case("shuffle")
     batch_id = case.plan()
     with case.held(batch_id, "transform.after_read") as batch:
         lose(cluster)

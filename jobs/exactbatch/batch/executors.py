@@ -133,6 +133,13 @@ def attempt_id() -> int:
     return context.taskAttemptId()
 
 
+def partition_id() -> int:
+    """Return the number of the partition that this Spark task computes."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
 def loaded(outcomes: Iterable[bytes]) -> list[Any]:
     """Return the outcomes that tasks have returned. Raises the first error among them."""
     results = []

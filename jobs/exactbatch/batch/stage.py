@@ -1,6 +1,6 @@
 """Read, decode and stage: the work of Spark tasks, on executors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
@@ -55,17 +55,23 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
     return _staged(task, attempt, reader)
 
 
-def decode_range(task: StageTask, attempt: int) -> Iterator[pa.RecordBatch | Staged | ExactbatchError]:
-    """Read and decode one range, for a transform, and stage its rejects.
+def decode_range(
+    task: StageTask, attempt: int, keep: Callable[[list[pa.RecordBatch]], None] | None = None
+) -> Iterator[pa.RecordBatch | Staged | ExactbatchError]:
+    """Read and decode one range, for a transform, and stage its rejects, or hand them to `keep`.
 
     Yields the rows, with the columns of decoded_schema(), and then what was done; or, last, a terminal error.
     """
     reader = RangeReader(task, attempt, decoded_schema(task.columns), {})
 
     def copy_rejects() -> None:
-        if rejects := reader.pending.take():
-            stage_rejects(task.postgres, task.tables, rejects)
-            failpoint("stage.after_rejects")
+        if not (rejects := reader.pending.take()):
+            return
+        if keep is not None:
+            keep(rejects)
+            return
+        stage_rejects(task.postgres, task.tables, rejects)
+        failpoint("stage.after_rejects")
 
     try:
         with pause_garbage_collector():
@@ -102,8 +108,11 @@ def stage_rows(
     postgres: PostgresAccess,
     columns: Sequence[Column],
     attempt: int,
+    rejects: Callable[[], Iterator[pa.RecordBatch] | None] | None = None,
 ) -> int | ExactbatchError:
     """Stage the rows of a transform, with their lineage if they carry it; return how many.
+
+    `rejects` is called after the last row, and returns rejects to stage as well.
 
     Leaves out a row that Postgres cannot store, and notes its record as one to reject. If rows do not carry their
     record, or if Postgres itself refuses a value, that is TransformFailed. Returns a terminal error, and raises a
@@ -136,6 +145,9 @@ def stage_rows(
             copy_rows,
             lambda noted: _copy(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),
         )
+        if rejects is not None and (read := rejects()) is not None:
+            _copy(connection, tables.rejects, REJECT_SCHEMA, read)
+            failpoint("stage.after_rejects")
         failpoint("stage.before_copy_commit")
         connection.commit()
         failpoint("stage.after_copy_commit")

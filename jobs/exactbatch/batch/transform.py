@@ -6,6 +6,8 @@ same at the end.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -15,8 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
-from exactbatch.batch.executors import attempt_id, distribute, loaded, tasks_failed
+from exactbatch.batch.executors import attempt_id, distribute, loaded, partition_id, tasks_failed
 from exactbatch.batch.failing_record import SEARCH_TIME, FailingRecordSearch
+from exactbatch.batch.one_pass import ONE_PASS, HandOver, Passed, RecordsInOrder, all_pieces, passed
 from exactbatch.batch.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.batch.stage import decode_range, stage_lineage, stage_rows
@@ -36,6 +39,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.transforms.lineage import passes_lineage_through
+from exactbatch.transforms.narrow_plan import is_narrow
 
 
 class TransformStager:
@@ -51,7 +55,8 @@ class TransformStager:
         sink cannot have, and the errors of stage() if a job that the transform has started failed.
         """
         self._spark, self._connection, self._pipeline, self._tasks = spark, connection, pipeline, tasks
-        self._read = _read(spark, distribute(tasks, pipeline.max_connections)).persist(StorageLevel.DISK_ONLY)
+        self._bins = distribute(tasks, pipeline.max_connections)
+        self._read = _read(spark, self._bins).persist(StorageLevel.DISK_ONLY)
         self._decoded = self._read.where(F.col(OUTCOME).isNull()).drop(OUTCOME)
         try:
             transformed = self._transformed()
@@ -80,6 +85,8 @@ class TransformStager:
         that of a record of the batch, TasksFailed, StagedRowsDiffer, and the terminal error of a task.
         """
         try:
+            if self._is_proven and (staged := self._staged_in_one_pass()) is not None:
+                return staged
             pieces = self._outcomes()
             rejects = by_attempt(pieces, "rejects")
             if sum(rejects.values()) > self._tasks[0].max_rejects:
@@ -103,6 +110,80 @@ class TransformStager:
             return staged  # a row may come from many records: which records were dropped cannot be known
         with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
         return StagedBatch(staged.pieces, rows, rejects, dropped=decoded - with_rows)
+
+    def _staged_in_one_pass(self) -> StagedBatch | None:
+        """Read, transform and stage in the same Spark tasks; return None if Spark would run them in others, or
+        encrypts what it writes to disks, which the files of a hand-over are not."""
+        if settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
+            return None
+        self._read.unpersist()
+        try:
+            rows = self._rows_in_one_pass()
+            if not is_narrow(rows):
+                self._read.persist(StorageLevel.DISK_ONLY)
+                return None
+            with self._job_in_one_pass():
+                done: list[Passed] = loaded(bytes(row.outcome) for row in rows.collect())
+        except (PySparkException, Py4JJavaError) as error:
+            self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
+            raise self._failure(error) from error
+        pieces = all_pieces(done)
+        staged = StagedBatch(
+            pieces, {each.attempt: each.rows for each in done}, by_attempt(pieces, "rejects")
+        )
+        if staged.rejected > self._tasks[0].max_rejects or not self._pipeline.sink.needs_lineage:
+            return staged
+        counts = [each.records for each in done]
+        with_rows = sum(count for count in counts if count is not None)
+        if None in counts:
+            with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
+        return replace(staged, dropped=sum(piece.rows for piece in pieces) - with_rows)
+
+    def _rows_in_one_pass(self) -> DataFrame:
+        """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read."""
+        task = self._tasks[0]
+        tables, postgres = task.tables, task.postgres
+        columns = self._pipeline.sink.staged_columns(self.columns)
+        names = self._rows.columns
+        ranges = [[task.range for task in bin_] for bin_ in self._bins]
+        has_lineage = self._pipeline.sink.needs_lineage
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+            attempt = attempt_id()
+            counter = RecordsInOrder(ranges[partition_id()])
+            hand_over = HandOver.of_job(attempt)
+            assert hand_over is not None
+
+            def counted() -> Iterator[pa.RecordBatch]:
+                for batch in batches:
+                    named = pa.RecordBatch.from_arrays(batch.columns, names)
+                    if has_lineage:
+                        counter.add(named)
+                    yield named
+
+            try:
+                rows = stage_rows(counted(), tables, postgres, columns, attempt, hand_over.rejects)
+                outcome = (
+                    rows
+                    if isinstance(rows, ExactbatchError)
+                    else passed(hand_over.outcomes(), attempt, rows, counter.count)
+                )
+            finally:
+                hand_over.remove()
+            yield pa.RecordBatch.from_arrays([pa.array([dump(outcome)], pa.binary())], ["outcome"])
+
+        numbered = self._rows.toDF(*map(str, range(len(names))))
+        return numbered.mapInArrow(run, "outcome binary")
+
+    @contextmanager
+    def _job_in_one_pass(self) -> Iterator[None]:
+        """Tell the tasks of the Spark jobs in this block that they stage the rows as well."""
+        context = self._spark.sparkContext
+        context.setLocalProperty(ONE_PASS, f"{self._tasks[0].tables.launch:x}")
+        try:
+            yield
+        finally:
+            context.setLocalProperty(ONE_PASS, None)  # type: ignore[arg-type]  # which removes it
 
     def _transformed(self) -> DataFrame:
         try:
@@ -207,11 +288,19 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
     schema = decoded_schema(bins[0][0].columns).append(pa.field(OUTCOME, pa.binary()))
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+        attempt = attempt_id()
+        hand_over = HandOver.of_job(attempt)
+        keep = None if hand_over is None else hand_over.keep
+        outcomes = []
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 for task in bins[index]:
-                    for decoded in decode_range(task, attempt_id()):
+                    for decoded in decode_range(task, attempt, keep):
                         yield _with_outcome(decoded, schema)
+                        if not isinstance(decoded, pa.RecordBatch):
+                            outcomes.append(decoded)
+        if hand_over is not None:
+            hand_over.finish(outcomes)
 
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, spark_schema)

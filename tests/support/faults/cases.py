@@ -33,6 +33,7 @@ SINKS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
         "sink": Aggregate(name, group_by=("name",), aggregates={"seen": Count(), "ids": Sum("id")})
     },
     "transform": lambda name: {"sink": Append(name), "sql": "select * from records"},
+    "shuffle": lambda name: {"sink": Append(name), "sql": "select /*+ repartition(2) */ * from records"},
     "partition": lambda name: {"sink": Append(name), "commit": "partition"},
 }
 

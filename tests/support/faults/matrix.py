@@ -15,7 +15,10 @@ Place = Literal["planner", "driver", "worker", "publish", "postgres", "kafka"]
 
 # Sinks whose program is the same until publish: Append stands for them where they are not named.
 BATCH_SINKS: Final = ("append", "upsert", "aggregate", "transform", "by_batch", "open_partition")
-SINKS: Final = (*BATCH_SINKS, "partition")
+# Those whose programs differ while they read and stage; "shuffle" is a transform that Spark runs in other tasks than
+# those that read.
+STAGED_SINKS: Final = ("append", "transform", "shuffle", "by_batch")
+SINKS: Final = (*BATCH_SINKS, "shuffle", "partition")
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,9 @@ FAILPOINTS: Final = (
     Moment("plan.before_commit", "planner", ("append",)),
     Moment("plan.after_commit", "planner", ("append",)),
     Moment("job.before_stage", "driver", ("append", "transform", "by_batch")),
-    Moment("stage.after_rejects", "worker", ("append", "transform", "by_batch")),
-    Moment("stage.before_copy_commit", "worker", ("append", "transform", "by_batch")),
-    Moment("stage.after_copy_commit", "worker", ("append", "transform", "by_batch")),
+    Moment("stage.after_rejects", "worker", STAGED_SINKS),
+    Moment("stage.before_copy_commit", "worker", STAGED_SINKS),
+    Moment("stage.after_copy_commit", "worker", STAGED_SINKS),
     Moment("job.after_stage", "driver", ("append", "transform", "by_batch")),
     Moment("job.after_close", "driver", ("by_batch",)),
     # Rows that are inserted in parts, each as soon as its Spark task has finished.
@@ -66,12 +69,12 @@ FAILPOINTS: Final = (
 )
 # Where a process is killed during a replay, which commits as a whole with every sink.
 IN_REPLAYS: Final = (
-    Moment("stage.before_copy_commit", "worker", ("append", "transform", "by_batch"), replay=True),
-    Moment("stage.after_copy_commit", "worker", ("append", "transform", "by_batch"), replay=True),
+    Moment("stage.before_copy_commit", "worker", STAGED_SINKS, replay=True),
+    Moment("stage.after_copy_commit", "worker", STAGED_SINKS, replay=True),
     Moment("job.after_stage", "driver", ("append", "by_batch"), replay=True),
-    Moment("publish.after_insert", "publish", SINKS, replay=True),
-    Moment("publish.before_commit", "publish", SINKS, replay=True),
-    Moment("publish.after_commit", "publish", SINKS, replay=True),
+    Moment("publish.after_insert", "publish", (*BATCH_SINKS, "partition"), replay=True),
+    Moment("publish.before_commit", "publish", (*BATCH_SINKS, "partition"), replay=True),
+    Moment("publish.after_commit", "publish", (*BATCH_SINKS, "partition"), replay=True),
 )
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
@@ -80,7 +83,7 @@ _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
 ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
-    Moment("Postgres, COPY", "postgres", ("append", "transform", "by_batch"), b'COPY "', b'COPY "'),
+    Moment("Postgres, COPY", "postgres", STAGED_SINKS, b'COPY "', b'COPY "'),
     Moment("Postgres, entry of a piece", "postgres", ("by_batch",), _PIECE, _PIECE),
     Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
     Moment("Postgres, COPY of a range", "postgres", ("partition",), b'COPY "'),
@@ -88,9 +91,7 @@ ON_THE_WIRE: Final = (
     Moment("Postgres, accounts of a range", "postgres", ("partition",), _RANGE, _RANGE),
     Moment("Postgres, end of the batch", "postgres", ("partition",), _BATCH, _BATCH),
     Moment("Kafka, plan", "kafka", ("append",), b"kafka-python"),
-    Moment(
-        "Kafka, read", "kafka", ("append", "transform", "partition", "by_batch"), b"confluent-kafka-python"
-    ),
+    Moment("Kafka, read", "kafka", (*STAGED_SINKS, "partition"), b"confluent-kafka-python"),
 )
 
 # At a failpoint. A worker is held, and stopped, for a moment; what publishes, or drives, until another launch has

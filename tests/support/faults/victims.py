@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -61,12 +61,20 @@ TRANSFORM: Final = SinkKind(
         "kafka_offset, kafka_timestamp from records where id <> 5"
     },
 )
-# What a worker does, by the part of the program that its failpoints are in, and where the driver takes it from.
+# The same, in other tasks than those that read: what they read is kept meanwhile.
+SHUFFLE: Final = replace(
+    TRANSFORM, changes={"sql": TRANSFORM.changes["sql"].replace("select", "select /*+ repartition(2) */", 1)}
+)
+TRANSFORMS: Final = {"transform": TRANSFORM, "shuffle": SHUFFLE}
+# What a worker does, by the failpoint or the part of the program that it is in, and the sink; and where the driver
+# takes it from.
 _WORK: Final = {
-    ("stage", False): (direct, "stage"),
-    ("stage", True): (transform, "stage_rows"),
-    ("stage.after_rejects", True): (transform, "decode_range"),
-    ("partition", False): (batch_job, "commit_range"),
+    ("stage", "append"): (direct, "stage"),
+    ("stage", "transform"): (transform, "stage_rows"),
+    ("stage", "shuffle"): (transform, "stage_rows"),
+    ("stage", "by_batch"): (stage_partition, "stage_piece"),
+    ("stage.after_rejects", "shuffle"): (transform, "decode_range"),
+    ("partition", "partition"): (batch_job, "commit_range"),
 }
 
 
@@ -348,10 +356,9 @@ class Victims:
                     gate.touch()
 
         action = _ACTIONS.get(combination.fault, f"hold:{gate}")
-        moment, transformed = combination.moment.name, combination.sink == "transform"
-        place = moment if (moment, transformed) in _WORK else moment.split(".")[0]
-        is_direct = combination.sink == "by_batch" and moment.startswith("stage.")
-        module, name = (stage_partition, "stage_piece") if is_direct else _WORK[place, transformed]
+        moment, sink = combination.moment.name, combination.sink
+        place = moment if (moment, sink) in _WORK else moment.split(".")[0]
+        module, name = _WORK[place, sink]
         work = worker_failpoints.Acting(getattr(module, name), moment, action, came)
         releasing = threading.Thread(target=release)
         releasing.start()
@@ -446,7 +453,7 @@ class Victims:
 
     def _make(self, sink: str, name: str) -> Play:
         assert sink in SINKS
-        kind = TRANSFORM if sink == "transform" else KINDS[sink]
+        kind = TRANSFORMS.get(sink) or KINDS[sink]
         with closing(psycopg2.connect(self.stack.postgres_dsn)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:

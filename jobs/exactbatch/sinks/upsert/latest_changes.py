@@ -1,4 +1,8 @@
-"""Derive the rows of an Upsert's target from the latest changes of the affected keys."""
+"""Derive the rows of an Upsert's target from the latest changes of the affected keys.
+
+The latest change of a key is a staged one, or one that an earlier batch left. Each is found by a sort of narrow
+rows, which name the place of the change; only the latest are then read as a whole.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +11,7 @@ from typing import Final
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
+from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED
@@ -19,7 +23,17 @@ from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-_LATEST: Final = sql.Identifier("exactbatch_latest")
+# The latest staged change of each key, without the keys of which an earlier change is the latest.
+_STAGED: Final = sql.Identifier("exactbatch_staged")
+# The latest change of each affected key that earlier batches left.
+_EARLIER: Final = sql.Identifier("exactbatch_earlier")
+# The changes of these that are the latest of their keys: their places, and then their columns.
+_KEPT_PLACES: Final = sql.Identifier("exactbatch_kept_places")
+_KEPT: Final = sql.Identifier("exactbatch_kept")
+_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+# Where a change is stored: the table, and the row.
+_TABLE: Final = sql.Identifier("exactbatch_table")
+_ROW: Final = sql.Identifier("exactbatch_row")
 _KEYS_SHOWN: Final = 5
 
 
@@ -38,19 +52,44 @@ class LatestChanges:
             sql.SQL("create index on {} ({})").format(self.changes.identifier, column_list(self.key))
         )
 
-    def derive(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
-        """Compute the rows of all affected keys again; those of staged changes, which were inserted, included.
+    def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Find the latest change of each affected key, before the staged changes are inserted.
 
-        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and TargetMismatch if the target
-        refuses or alters a row.
+        Raises KeyOnTwoPartitions if the order of a key's changes is unknown.
         """
-        self._add_affected(cursor, staged, columns)
+        self._find_staged(cursor, staged, columns)
+        has_earlier = self._find_earlier(cursor)
         if self.version is None:
             self._check_partitions(cursor)
+        kept = self._keep_latest(cursor) if has_earlier else 0
+        # Read as a whole now: what is not the latest may be compacted while this transaction goes on.
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {kept} on commit drop as select c.* from {change} c "
+                "join {places} p on c.tableoid = p.{table} and c.ctid = p.{row}"
+            ).format(kept=_KEPT, change=self.changes.identifier, places=_KEPT_PLACES, table=_TABLE, row=_ROW)
+            if kept
+            else sql.SQL("create temporary table {} on commit drop as select * from {} with no data").format(
+                _KEPT, self.changes.identifier
+            )
+        )
+        if kept and cursor.rowcount != kept:
+            raise StagedRowsDiffer(
+                f"table {self.changes.table.spec}: expected {kept} changes where they were found, found "
+                f"{cursor.rowcount}: another session rewrites the table. Nothing was written; try again.",
+                batch_id=staged.batch_id,
+            )
+
+    def write(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Write the rows of all affected keys as find() has found them.
+
+        Raises TargetMismatch if the target refuses or alters a row.
+        """
         casts = self.target.casts(cursor, columns)
+        first = self.changes.casts(cursor, columns)
         candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
         with forbid_changes(cursor, self.changes.table, while_writing=self.target):
-            self._write(cursor, casts, candidates)
+            self._write(cursor, casts, _latest_rows(first, casts, staged), candidates)
 
     def check_one_per_record(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
@@ -91,24 +130,86 @@ class LatestChanges:
                 until_offset=rows[0].offset + 1,
             )
 
-    def _add_affected(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
-        """Add the keys of the staged changes to the affected ones."""
-        types = {cast.column.name: cast.type for cast in self.changes.casts(cursor, columns)}
+    def _find_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Find the latest staged change of each key; without a version, of each key and partition."""
+        casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
+        # The first branch gives the types and collations by which the changes are compared.
         cursor.execute(
             sql.SQL(
-                "insert into {affected} ({names}) select distinct {key} from {staging} where {accepted}"
+                "create temporary table {staged} on commit drop as "
+                "select distinct on ({group}) {ordered}, {place}, deleted, {row} from ("
+                "select {ordered}, {place}, deleted, null::tid as {row} from {change} where false union all "
+                "select {values}, {place}, deleted, ctid from {staging} where {accepted}) change order by {order}"
             ).format(
-                affected=AFFECTED,
-                names=column_list(self.key),
-                # In the types of the changes: a staged uuid is text.
-                key=sql.SQL(", ").join(
-                    sql.SQL("{}::{}").format(sql.Identifier(name), sql.SQL(types[name])) for name in self.key
-                ),
+                **self._names,
+                values=sql.SQL(", ").join(casts[name].expression for name in self._ordered),
                 staging=staged.table,
                 accepted=staged.accepted,
             )
         )
-        cursor.execute(sql.SQL("analyze {}").format(AFFECTED))
+        cursor.execute(sql.SQL("analyze {}").format(_STAGED))
+
+    def _find_earlier(self, cursor: Cursor) -> bool:
+        """Find the latest change of each affected key that earlier batches left; return whether there are any."""
+        cursor.execute(sql.SQL("select exists (select from {})").format(AFFECTED))
+        keys = sql.SQL("select {} from {}").format(self._names["key"], _STAGED)
+        if cursor.fetchone()[0]:
+            keys = sql.SQL("{} union select {} from {}").format(keys, self._names["key"], AFFECTED)
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {earlier} on commit drop as "
+                "select distinct on ({group}) {ordered}, {place}, deleted, c.tableoid as {table}, c.ctid as {row} "
+                "from {change} c join ({keys}) affected using ({key}) order by {order}"
+            ).format(**self._names, keys=keys)
+        )
+        return cursor.rowcount > 0
+
+    def _keep_latest(self, cursor: Cursor) -> int:
+        """Keep the earlier changes that are the latest of their keys, and forget staged changes that are older;
+        return how many are kept."""
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {places} on commit drop as select * from ("
+                "select distinct on ({key}) {key}, {table}, {row} from ("
+                "select {ordered}, {place}, null::oid as {table}, {row} from {staged} union all "
+                "select {ordered}, {place}, {table}, {row} from {earlier}) change order by {order}) latest "
+                "where {table} is not null"
+            ).format(**self._names, places=_KEPT_PLACES)
+        )
+        if kept := cursor.rowcount:
+            cursor.execute(sql.SQL("analyze {}").format(_KEPT_PLACES))
+            cursor.execute(
+                sql.SQL("delete from {staged} t using {places} l where {same_key}").format(
+                    **self._names, places=_KEPT_PLACES
+                )
+            )
+        return kept
+
+    @property
+    def _ordered(self) -> list[str]:
+        """The columns that order the changes of all keys, before their places."""
+        return [*self.key, *([] if self.version is None else [self.version])]
+
+    @property
+    def _names(self) -> dict[str, sql.Composable]:
+        return {
+            "change": self.changes.identifier,
+            "target": self.target.identifier,
+            "affected": AFFECTED,
+            "staged": _STAGED,
+            "earlier": _EARLIER,
+            "kept": _KEPT,
+            "table": _TABLE,
+            "row": _ROW,
+            "key": column_list(self.key),
+            "ordered": column_list(self._ordered),
+            "place": column_list(_PLACE),
+            "group": column_list(self.key if self.version is not None else [*self.key, *_PLACE[:2]]),
+            "order": sql.SQL(", ").join([*map(sql.Identifier, self.key), latest_first(self.version)]),
+            "same_key": sql.SQL(" and ").join(
+                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
+            ),
+        }
 
     def _check_partitions(self, cursor: Cursor) -> None:
         # psycopg2's named tuples cannot have every column name that a key can have.
@@ -119,16 +220,10 @@ class LatestChanges:
         cursor.execute(
             sql.SQL(
                 "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
-                "from {change} join (select distinct {key} from {affected}) affected using ({key}) "
-                "group by {key} having count(distinct (kafka_topic, kafka_partition)) > 1 "
-                "order by {key} limit {limit}"
-            ).format(
-                aliased=aliased,
-                key=column_list(self.key),
-                change=self.changes.identifier,
-                affected=AFFECTED,
-                limit=sql.Literal(_KEYS_SHOWN),
-            )
+                "from (select {key}, {place} from {staged} union all select {key}, {place} from {earlier}) change "
+                "group by {key} having min(kafka_topic) <> max(kafka_topic) "
+                "or min(kafka_partition) <> max(kafka_partition) order by {key} limit {limit}"
+            ).format(**self._names, aliased=aliased, limit=sql.Literal(_KEYS_SHOWN))
         )
         if rows := cursor.fetchall():
             shown = "; ".join(
@@ -140,7 +235,9 @@ class LatestChanges:
                 f"orders them, Upsert(…, version=…), or let producers send a key to one partition."
             )
 
-    def _write(self, cursor: Cursor, casts: Sequence[Cast], candidates: sql.Composable) -> None:
+    def _write(
+        self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: sql.Composable
+    ) -> None:
         """Delete and write rows of the affected keys; `candidates` are those of this batch, for errors."""
         # Equal keys can look different: the row has the key as its latest change writes it.
         written = [
@@ -148,43 +245,18 @@ class LatestChanges:
             for cast in casts
             if cast.column.name not in self.key or not has_one_image(cast.type)
         ]
-        parts = {
-            "target": self.target.identifier,
-            "change": self.changes.identifier,
-            "affected": AFFECTED,
-            "latest": _LATEST,
-            "key": column_list(self.key),
-            "names": column_list(cast.column.name for cast in casts),
-            "values": sql.SQL(", ").join(
-                sql.SQL("{}::{}").format(sql.Identifier(cast.column.name), sql.SQL(cast.type))
-                for cast in casts
-            ),
-            "order": sql.SQL(", ").join([*map(sql.Identifier, self.key), latest_first(self.version)]),
-            "same_key": sql.SQL(" and ").join(
-                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
-            ),
-        }
-        cursor.execute(
-            sql.SQL(
-                "create temporary table {latest} on commit drop as select distinct on ({key}) {names}, deleted "
-                "from {change} join (select distinct {key} from {affected}) affected using ({key}) "
-                "order by {order}"
-            ).format(**parts)
-        )
+        # A retracted key without a change has no row either.
         obsolete = sql.SQL(
-            "(select distinct {key} from {affected}) l where {same_key} "
-            "and not exists (select from {latest} l where {same_key} and not l.deleted)"
-        ).format(**parts)
+            "(select {key} from {staged} where deleted "
+            "union all select {key} from {kept} where deleted "
+            "union all select {key} from {affected} t "
+            "where not exists (select from {staged} l where {same_key}) "
+            "and not exists (select from {kept} l where {same_key}))"
+        ).format(**self._names)
         triggers = self.target.triggers(cursor)
-        delete_rows(
-            cursor,
-            self.target,
-            sql.SQL("delete from {} t using {}").format(self.target.identifier, obsolete),
-            # The check costs as much as the statement: only if something could have kept rows.
-            remaining=sql.SQL("select count(*) from {} t, {}").format(self.target.identifier, obsolete)
-            if triggers
-            else None,
-        )
+        cursor.execute(sql.SQL("select exists (select from {} l)").format(obsolete))
+        if cursor.fetchone()[0]:
+            self._delete(cursor, obsolete, triggers)
         # An unchanged row is not written: no dead row, and no trigger sees a change.
         update = (
             sql.SQL("do update set {} where {}").format(
@@ -200,37 +272,56 @@ class LatestChanges:
             cursor,
             self.target,
             sql.SQL(
-                "insert into {target} as t ({names}) select {values} from {latest} where not deleted "
-                "on conflict ({key}) {update}"
-            ).format(**parts, update=update),
+                "insert into {target} as t ({names}) select * from {latest} l on conflict ({key}) {update}"
+            ).format(
+                **self._names,
+                names=column_list(cast.column.name for cast in casts),
+                latest=latest,
+                update=update,
+            ),
             candidates=candidates,
         )
         if triggers:
-            self._check_written(cursor, casts, parts, obsolete, triggers)
+            self._check_written(cursor, casts, latest, obsolete, triggers)
+
+    def _delete(self, cursor: Cursor, obsolete: sql.Composable, triggers: str) -> None:
+        """Delete the rows of obsolete keys."""
+        rows = sql.SQL("{} t using {} l where {}").format(
+            self.target.identifier, obsolete, self._names["same_key"]
+        )
+        remaining = sql.SQL("select count(*) from {} t, {} l where {}").format(
+            self.target.identifier, obsolete, self._names["same_key"]
+        )
+        delete_rows(
+            cursor,
+            self.target,
+            sql.SQL("delete from {}").format(rows),
+            # The check costs as much as the statement: only if something could have kept rows.
+            remaining=remaining if triggers else None,
+        )
 
     def _check_written(
         self,
         cursor: Cursor,
         casts: Sequence[Cast],
-        parts: Mapping[str, sql.Composable],
+        latest: sql.Composable,
         obsolete: sql.Composable,
         triggers: str,
     ) -> None:
         """Check that the affected keys' rows are their latest changes: a trigger may alter or drop them."""
+        names = [cast.column.name for cast in casts]
         cursor.execute(
             sql.SQL(
                 "select count(*) filter (where t.tableoid is null) as missing, count(*) as differing, "
-                "(select count(*) from {target} t, {obsolete}) as remaining "
-                "from {latest} l left join {target} t on {same_key} where not l.deleted "
-                "and (t.tableoid is null or record_image_ne(row({stored}), row({computed})))"
+                "(select count(*) from {target} t, {obsolete} l where {same_key}) as remaining "
+                "from {latest} l left join {target} t on {same_key} "
+                "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
             ).format(
-                **parts,
+                **self._names,
                 obsolete=obsolete,
-                stored=column_list([cast.column.name for cast in casts], of="t"),
-                computed=sql.SQL(", ").join(
-                    sql.SQL("{}::{}").format(sql.Identifier("l", cast.column.name), sql.SQL(cast.type))
-                    for cast in casts
-                ),
+                latest=latest,
+                stored=column_list(names, of="t"),
+                computed=column_list(names, of="l"),
             )
         )
         missing, differing, remaining = cursor.fetchone()
@@ -241,6 +332,35 @@ class LatestChanges:
                 f"are still there: {triggers} alters them. Nothing was written. Drop it, or let it change only "
                 f"columns that the pipeline does not write."
             )
+
+
+def _latest_rows(first: Sequence[Cast], casts: Sequence[Cast], staged: StagedRows) -> sql.Composable:
+    """Return the rows that the target must hold for the affected keys, in the columns of `casts` and their types.
+
+    `first` are the casts of the same columns into the table of changes: a staged value becomes a change, and then
+    a row.
+    """
+    as_changes = {cast.column.name: cast.expression for cast in first}
+
+    def values(changes: Mapping[str, sql.Composable]) -> sql.Composable:
+        return sql.SQL(", ").join(
+            sql.SQL("({})::{} as {}").format(
+                changes[cast.column.name], sql.SQL(cast.type), sql.Identifier(cast.column.name)
+            )
+            for cast in casts
+        )
+
+    return sql.SQL(
+        "(select {of_staged} from {staging} join (select {row} from {staged} where not deleted) latest "
+        "on {staging}.ctid = latest.{row} union all select {of_kept} from {kept} where not deleted)"
+    ).format(
+        of_staged=values(as_changes),
+        of_kept=values({cast.column.name: sql.Identifier(cast.column.name) for cast in casts}),
+        staging=staged.table,
+        staged=_STAGED,
+        kept=_KEPT,
+        row=_ROW,
+    )
 
 
 def latest_first(version: str | None) -> sql.Composable:

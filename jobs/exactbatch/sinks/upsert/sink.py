@@ -183,9 +183,10 @@ class Upsert(SinkDefaults):
         the target refuses a row.
         """
         self._begin(cursor)
+        self._latest_changes.find(cursor, staged, columns)
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
             inserted = self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
-        self._latest_changes.derive(cursor, staged, columns)
+        self._latest_changes.write(cursor, staged, columns)
         return inserted
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:

@@ -1,0 +1,133 @@
+"""What the two workers of a task that stages a transform in one pass hand over and count."""
+
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactbatch import OffsetRange
+from exactbatch.batch.one_pass import HandOver, Passed, RecordsInOrder, all_pieces, passed
+from exactbatch.batch.rejects import REJECT_SCHEMA
+from exactbatch.batch.task import Staged
+from exactbatch.errors import ReadFailed
+
+ID = UUID(int=1)
+Row = tuple[str | None, int | None, int | None]
+# A task may read two pieces of one partition, and not in the order of their offsets.
+RANGES = [
+    OffsetRange("a", 0, 10, 20, ID),
+    OffsetRange("b", 0, 0, 10, ID),
+    OffsetRange("a", 1, 0, 5, ID),
+    OffsetRange("a", 0, 0, 10, ID),
+]
+RECORDS: list[Row] = [
+    (range_.topic, range_.partition, offset)
+    for range_ in RANGES
+    for offset in range(range_.from_offset, range_.until_offset)
+]
+
+
+def batch(rows: list[Row]) -> pa.RecordBatch:
+    topics, partitions, offsets = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.RecordBatch.from_arrays(
+        [pa.array(topics, pa.string()), pa.array(partitions, pa.int32()), pa.array(offsets, pa.int64())],
+        ["kafka_topic", "kafka_partition", "kafka_offset"],
+    )
+
+
+def counted(*batches: list[Row]) -> int | None:
+    counter = RecordsInOrder(RANGES)
+    for rows in batches:
+        counter.add(batch(rows))
+    return counter.count
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=len(RECORDS), max_size=len(RECORDS)), st.data())
+def test_records_whose_rows_come_in_the_order_of_the_log_are_counted(times, data):
+    """Each record gives some rows, or none, and the rows are cut into batches anywhere."""
+    rows = [record for record, number in zip(RECORDS, times, strict=True) for _ in range(number)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    batches = [rows[start:end] for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    assert counted(*batches) == len(set(rows))
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(RECORDS), max_size=12))
+def test_a_count_is_given_only_if_it_is_right(rows):
+    assert counted(rows) in (None, len(set(rows)))
+    assert counted(*([row] for row in rows)) == counted(rows)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 0, 12), ("a", 0, 11)],
+        [("a", 0, 12), ("a", 0, 13), ("a", 0, 12)],
+        [("b", 0, 1), ("a", 0, 12)],
+        [("a", 0, 5), ("a", 0, 15)],
+        [("a", 0, 15), ("b", 0, 1), ("a", 0, 16)],
+        [("a", 0, 20)],
+        [("a", 1, 5)],
+        [("c", 0, 1)],
+        [("a", 2, 1)],
+        [(None, 0, 12)],
+        [("a", None, 12)],
+        [("a", 0, None)],
+    ],
+)
+def test_rows_out_of_order_or_of_no_record_of_the_task_are_not_counted(rows):
+    assert counted(rows) is None
+    assert counted(*([row] for row in rows)) is None
+    assert counted([RECORDS[0]], rows, [RECORDS[-1]]) is None
+
+
+def reject(offset: int) -> pa.RecordBatch:
+    row = {
+        **dict.fromkeys(REJECT_SCHEMA.names),
+        "topic": "a",
+        "partition": 0,
+        "offset": offset,
+        "task_attempt": 7,
+    }
+    return pa.RecordBatch.from_pylist([row], REJECT_SCHEMA)
+
+
+def test_rejects_and_outcomes_are_handed_over_and_removed(tmp_path: Path):
+    piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
+    decoding, staging = HandOver(tmp_path, "ab", 7), HandOver(tmp_path, "ab", 7)
+    assert staging.rejects() is None
+    decoding.keep([reject(10)])
+    decoding.keep([reject(11), reject(12)])
+    decoding.finish([piece])
+    assert staging.outcomes() == [piece]
+    read = staging.rejects()
+    assert read is not None
+    assert [row["offset"] for each in read for row in each.to_pylist()] == [10, 11, 12]
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    staging.remove()
+    staging.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_attempts_do_not_share_files(tmp_path: Path):
+    HandOver(tmp_path, "ab", 7).finish([])
+    for other in (HandOver(tmp_path, "ab", 8), HandOver(tmp_path, "ac", 7)):
+        with pytest.raises(FileNotFoundError):
+            other.outcomes()
+
+
+def test_an_error_of_the_worker_that_decodes_is_the_outcome():
+    piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
+    error = ReadFailed("bad")
+    assert passed([piece, error], 7, 8, 8) is error
+    assert passed([piece], 7, 8, None) == Passed(7, (piece,), 8, None)
+
+
+def test_pieces_come_in_the_order_of_the_log():
+    pieces = [Staged(range_, 7, 0, 0, 0, 0) for range_ in RANGES]
+    done = [Passed(7, tuple(pieces[:2]), 0, 0), Passed(8, tuple(pieces[2:]), 0, 0)]
+    assert [piece.range for piece in all_pieces(done)] == sorted(RANGES)
