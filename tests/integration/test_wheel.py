@@ -13,7 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 UV = Path(sys.executable).parent / "uv"
-BUILT_FROM = ("pyproject.toml", "requirements.in", "requirements-local.in", "README.md", "LICENSE", "jobs")
+BUILT_FROM = (
+    "pyproject.toml",
+    "requirements.in",
+    "requirements-local.in",
+    "requirements-fast.in",
+    "README.md",
+    "LICENSE",
+    "jobs",
+)
 DAG = """
 import sys
 import exactbatch

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LISTS = ("requirements.in", "requirements-local.in")
+LISTS = ("requirements.in", "requirements-local.in", "requirements-fast.in")
 
 
 def requirements(name: str) -> list[Requirement]:
@@ -67,7 +67,10 @@ def test_compiled_files_agree():
 def test_the_metadata_takes_its_dependencies_from_the_lists():
     assert PROJECT["tool"]["setuptools"]["dynamic"] == {
         "dependencies": {"file": ["requirements.in"]},
-        "optional-dependencies": {"local": {"file": ["requirements-local.in"]}},
+        "optional-dependencies": {
+            "local": {"file": ["requirements-local.in"]},
+            "fast": {"file": ["requirements-fast.in"]},
+        },
     }
     dockerfile = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())["x-image"]["build"][
         "dockerfile_inline"

@@ -1,16 +1,19 @@
 """COPY of Arrow batches into Postgres through ADBC, on an executor or the driver."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from exactbatch.batch.rejects import PendingRejects
 from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
 from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor, connect_arrow
+from exactbatch.postgres.connection import Connection, connect
 
 _APPLICATION: Final = "exactbatch task"  # as pg_stat_activity shows a task
+Rows = TypeVar("Rows")  # a batch of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,19 @@ class PostgresAccess:
         def connect_and_work(timeout: StallTimeout) -> None:
             with connect_arrow(
                 self.dsn, application=_APPLICATION, timeout=self.publish_timeout
+            ) as connection:
+                work(connection, timeout)
+
+        run_with_stall_timeout(self.statement_timeout, connect_and_work, where=where)
+
+    def run_encoded(self, work: Callable[[Connection, StallTimeout], None], *, where: str) -> None:
+        """Do the same on a connection of psycopg2, for rows that are encoded already."""
+
+        def connect_and_work(timeout: StallTimeout) -> None:
+            with closing(
+                connect(
+                    self.dsn, application=_APPLICATION, timeout=self.publish_timeout, statement_timeout=None
+                )
             ) as connection:
                 work(connection, timeout)
 
@@ -68,15 +84,15 @@ def copy_batches(
 
 
 def copy_in_turns(
-    rows: Iterator[pa.RecordBatch],
+    rows: Iterator[Rows],
     pending: PendingRejects,
-    copy_rows: Callable[[Iterator[pa.RecordBatch]], None],
+    copy_rows: Callable[[Iterator[Rows]], None],
     copy_rejects: Callable[[list[pa.RecordBatch]], None],
 ) -> None:
     """Copy rows and, whenever the pending rejects that come with them are full, the rejects, on one connection."""
     ended = False
 
-    def until_full() -> Iterator[pa.RecordBatch]:
+    def until_full() -> Iterator[Rows]:
         nonlocal ended
         for batch in rows:
             yield batch

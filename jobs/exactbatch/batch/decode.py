@@ -4,10 +4,11 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from exactbatch.batch.binary_copy import EncodedRows
 from exactbatch.batch.rejects import SHOWN_REJECTS, PendingRejects, Rejected, reject_batch
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
@@ -15,6 +16,9 @@ from exactbatch.formats import Decoded, Format, WithMessage, as_changes
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
 from exactbatch.offsets import OffsetRange
+
+if TYPE_CHECKING:
+    from exactbatch.batch.row_encoder import RowEncoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class RangeReader:
 
     records: how many records were read
     rows: how many rows they gave
+    taken: how many of these compiled code encoded
     rejects: how many did not decode
     tombstones: how many were null values without a row
     pending: rejects that the caller has yet to copy
@@ -67,7 +72,7 @@ class RangeReader:
         """`schema` has the columns of a row and any of those of its lineage, and `constants` the values of others
         that are the same for all rows. `attempt` is the task attempt that the rejects carry."""
         self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
-        self.records = self.rows = self.rejects = self.tombstones = 0
+        self.records = self.rows = self.taken = self.rejects = self.tombstones = 0
         self.pending = PendingRejects()
         self.first: list[str] = []
 
@@ -76,29 +81,63 @@ class RangeReader:
 
         Raises the errors of read_range() and of the format.
         """
-        task, value = self._task, self._task.value
         try:
-            for records in read_range(
-                task.range,
-                task.kafka,
-                leader_epoch=task.leader_epoch,
-                timeout=task.read_timeout,
-                cluster_id=task.cluster_id,
-            ):
-                decoded = _decode(value, task.changes, records)
-                self.records += len(records)
-                self.rows += len(decoded.rows)
-                self.rejects += len(decoded.rejects)
-                self.tombstones += decoded.tombstones
-                if decoded.rejects:
-                    self._reject(records, decoded)
-                if self.rejects > task.max_rejects:
+            for records in self._read():
+                decoded = self._decode(records)
+                if self.rejects > self._task.max_rejects:
                     return
                 yield self._with_lineage(records, decoded)
         except ExactbatchError:
             raise
         except Exception as error:
             raise unexpected(error) from error
+
+    def encoded(self, encoder: "RowEncoder") -> Iterator[EncodedRows]:
+        """Yield the same rows as bytes of a COPY, with the columns of the encoder.
+
+        Raises what batches() raises.
+        """
+        try:
+            for records in self._read():
+                taken = encoder.take(records)
+                if taken is not None:
+                    self.records += taken.rows
+                    self.rows += taken.rows
+                    self.taken += taken.rows
+                    yield EncodedRows(taken.data, taken.rows)
+                    if len(taken.declined) < len(records):
+                        records = records.take(taken.declined.tolist())
+                if not len(records):
+                    continue
+                decoded = self._decode(records)
+                if self.rejects > self._task.max_rejects:
+                    return
+                yield encoder.encode(self._with_lineage(records, decoded))
+        except ExactbatchError:
+            raise
+        except Exception as error:
+            raise unexpected(error) from error
+
+    def _read(self) -> Iterator[Records]:
+        task = self._task
+        return read_range(
+            task.range,
+            task.kafka,
+            leader_epoch=task.leader_epoch,
+            timeout=task.read_timeout,
+            cluster_id=task.cluster_id,
+        )
+
+    def _decode(self, records: Records) -> Decoded:
+        """Decode records, count them, and keep their rejects."""
+        decoded = _decode(self._task.value, self._task.changes, records)
+        self.records += len(records)
+        self.rows += len(decoded.rows)
+        self.rejects += len(decoded.rejects)
+        self.tombstones += decoded.tombstones
+        if decoded.rejects:
+            self._reject(records, decoded)
+        return decoded
 
     def _reject(self, records: Records, decoded: Decoded) -> None:
         batch = reject_batch(rejects_of(self._task.range, records, decoded, self._attempt))

@@ -191,6 +191,13 @@ def _process(
         failpoint("job.before_stage")
         with closing(early):
             staged = direct.stage(early.add) if direct is not None and may_insert_early else stager.stage()
+            if staged.taken:
+                logger.info(
+                    "batch %s: compiled code took %s of %s records",
+                    batch.batch_id,
+                    f"{staged.taken:,}",
+                    f"{staged.records:,}",
+                )
             failpoint("job.after_stage")
             with early.kept_open():
                 staged = _without_uncastable(

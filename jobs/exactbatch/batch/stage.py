@@ -1,18 +1,22 @@
 """Read, decode and stage: the work of Spark tasks, on executors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.batch.arrow_copy import PostgresAccess, copy_batches, copy_in_turns
+from exactbatch.batch.binary_copy import EncodedRows, copy_encoded
 from exactbatch.batch.decode import RangeReader, pause_garbage_collector
+from exactbatch.batch.fast_path import encoder_for
 from exactbatch.batch.rejects import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.staging_tables import (
     LINEAGE_SCHEMA,
     SCHEMA,
     StagingTables,
     decoded_schema,
+    identifier,
     row_schema,
 )
 from exactbatch.batch.storable_rows import RecordsOfRows, raise_refused_value, storable_rows
@@ -22,6 +26,10 @@ from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
 from exactbatch.postgres.arrow import ArrowConnection
+from exactbatch.postgres.connection import Connection
+
+if TYPE_CHECKING:
+    from exactbatch.batch.row_encoder import RowEncoder
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -30,7 +38,22 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
     Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one. Reading
     stops once there are more rejects than the batch may have: the batch has then failed.
     """
-    reader = RangeReader(task, attempt, row_schema(task.columns), {"task_attempt": attempt})
+    constants = {"task_attempt": attempt}
+    reader = RangeReader(task, attempt, row_schema(task.columns), constants)
+    encoder = encoder_for(task, reader.schema, constants)
+    try:
+        with pause_garbage_collector():
+            if encoder is None:
+                _stage_batches(task, reader)
+            else:
+                _stage_encoded(task, reader, encoder)
+    except Exception as error:
+        return _terminal(error)
+    return _staged(task, attempt, reader)
+
+
+def _stage_batches(task: StageTask, reader: RangeReader) -> None:
+    """Stage Arrow batches, which ADBC encodes."""
 
     def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
         def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
@@ -47,12 +70,29 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
         connection.commit()
         failpoint("stage.after_copy_commit")
 
-    try:
-        with pause_garbage_collector():
-            task.postgres.run(copy, where=f"{task.range}, staging its rows")
-    except Exception as error:
-        return _terminal(error)
-    return _staged(task, attempt, reader)
+    task.postgres.run(copy, where=f"{task.range}, staging its rows")
+
+
+def _stage_encoded(task: StageTask, reader: RangeReader, encoder: "RowEncoder") -> None:
+    """Stage rows that compiled code encodes."""
+
+    def copy(connection: Connection, timeout: StallTimeout) -> None:
+        with connection.cursor() as cursor:
+
+            def copy_rows(rows: Iterator[EncodedRows]) -> None:
+                copy_encoded(cursor, identifier(task.tables.rows), encoder.schema.names, rows)
+
+            def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
+                table = identifier(task.tables.rejects)
+                copy_encoded(cursor, table, REJECT_SCHEMA.names, map(encoder.encode_rejects, rejects))
+                failpoint("stage.after_rejects")
+
+            copy_in_turns(timeout.watch(reader.encoded(encoder)), reader.pending, copy_rows, copy_rejects)
+        failpoint("stage.before_copy_commit")
+        connection.commit()
+        failpoint("stage.after_copy_commit")
+
+    task.postgres.run_encoded(copy, where=f"{task.range}, staging its rows")
 
 
 def decode_range(
@@ -89,7 +129,15 @@ def decode_range(
 
 
 def _staged(task: StageTask, attempt: int, reader: RangeReader) -> Staged:
-    return Staged(task.range, attempt, reader.records, reader.rows, reader.rejects, reader.tombstones)
+    return Staged(
+        task.range,
+        attempt,
+        reader.records,
+        reader.rows,
+        reader.rejects,
+        reader.tombstones,
+        taken=reader.taken,
+    )
 
 
 def stage_rejects(postgres: PostgresAccess, tables: StagingTables, rejects: Iterable[pa.RecordBatch]) -> None:

@@ -38,7 +38,8 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones."""
+    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones; compiled code took
+    `taken` of them, which does not matter for the result."""
 
     range: OffsetRange
     attempt: int
@@ -46,6 +47,7 @@ class Staged:
     rows: int
     rejects: int
     tombstones: int
+    taken: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,11 @@ class StagedBatch:
     def records(self) -> int:
         """How many records were read."""
         return sum(piece.records for piece in self.pieces)
+
+    @property
+    def taken(self) -> int:
+        """How many records compiled code took."""
+        return sum(piece.taken for piece in self.pieces)
 
     @property
     def tombstones(self) -> int:

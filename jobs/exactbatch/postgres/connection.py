@@ -36,12 +36,12 @@ class Connection(psycopg2.extensions.connection):
     keepalives and tcp_user_timeout detect no server that hangs while its kernel, or a proxy in between, still
     acknowledges what it receives.
 
-    answer_timeout: seconds
+    answer_timeout: seconds; None on a connection whose caller limits the waits
     hung_up: true once a deadline has passed; the connection is lost then
     pins: the statements that set, at the beginning of each transaction, the settings that apply to it
     """
 
-    answer_timeout = STATEMENT_TIMEOUT + _GRACE
+    answer_timeout: float | None = STATEMENT_TIMEOUT + _GRACE
     hung_up = False
     pins = ""
 
@@ -67,14 +67,16 @@ class Connection(psycopg2.extensions.connection):
 
     @contextmanager
     def deadline(self) -> Iterator[None]:
-        """Wait for the server in the block, for `answer_timeout` seconds at most.
+        """Wait for the server in the block, for `answer_timeout` seconds at most unless it is None.
 
         Raises OperationalError if the connection is lost. Where libpq detects this itself, without an SQLSTATE
         from the server, psycopg2 may raise the base class DatabaseError instead.
         """
-        timer = threading.Timer(self.answer_timeout, self._hang_up)
-        timer.daemon = True
-        timer.start()
+        timer = None
+        if self.answer_timeout is not None:
+            timer = threading.Timer(self.answer_timeout, self._hang_up)
+            timer.daemon = True
+            timer.start()
         try:
             yield
         except psycopg2.DatabaseError as error:
@@ -82,7 +84,8 @@ class Connection(psycopg2.extensions.connection):
                 raise psycopg2.OperationalError(str(error)) from error
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def _hang_up(self) -> None:
         """Wake libpq, which waits on its socket in another thread: it sees the end of the stream at once.
@@ -110,22 +113,36 @@ class Cursor(psycopg2.extras.NamedTupleCursor):
 
     def execute(self, query: str | bytes | sql.Composable, vars: Any = None) -> None:
         """Execute a statement; if it is the first of its transaction, pin the settings before it."""
-        connection = self.connection
-        with connection.deadline():
-            if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
-                super().execute(connection.pins)  # type: ignore[no-untyped-call]  # as above
+        with self.connection.deadline():
+            self._pin()
             super().execute(query, vars)  # type: ignore[no-untyped-call]  # as above
+
+    def copy_expert(self, sql: str | bytes | sql.Composable, file: Any, size: int = 8192) -> None:
+        """Run a COPY; if it is the first statement of its transaction, pin the settings before it."""
+        with self.connection.deadline():
+            self._pin()
+            super().copy_expert(sql, file, size)
+
+    def _pin(self) -> None:
+        connection = self.connection
+        if not connection.autocommit and connection.info.transaction_status == TRANSACTION_STATUS_IDLE:
+            super().execute(connection.pins)  # type: ignore[no-untyped-call]  # as above
 
 
 def connect(
-    dsn: str, *, application: str, timeout: float = 60.0, statement_timeout: float = STATEMENT_TIMEOUT
+    dsn: str,
+    *,
+    application: str,
+    timeout: float = 60.0,
+    statement_timeout: float | None = STATEMENT_TIMEOUT,
 ) -> Connection:
     """Open a psycopg2 connection with the settings of exactbatch, and verify that they took effect.
 
     `timeout`, in seconds, limits how long a statement waits for a lock, how long the server lets a transaction
     sit idle before it ends the connection, and how long sent data may stay unacknowledged. `statement_timeout`,
     in seconds, limits how long a statement may take: the server cancels it then, and the client hangs up if the
-    server does not report that.
+    server does not report that. With None there is no limit: a COPY lasts as long as it takes to read what it
+    copies, and batch/watchdog.py limits the waits for the server alone.
 
     Raises ConfigurationError if the server refuses the login, the password or the database, or if a server, login
     or pooler prevents a setting from taking effect. Raises PostgresUnavailable if the server cannot be reached or
@@ -133,7 +150,7 @@ def connect(
     """
     settings = SessionSettings(
         lock_timeout=milliseconds(timeout),
-        statement_timeout=milliseconds(statement_timeout),
+        statement_timeout=0 if statement_timeout is None else milliseconds(statement_timeout),
         idle_in_transaction=milliseconds(timeout),
     )
     with connecting_errors():
@@ -142,7 +159,7 @@ def connect(
             connection_factory=Connection,
             cursor_factory=Cursor,
         )
-    connection.answer_timeout = statement_timeout + _GRACE
+    connection.answer_timeout = None if statement_timeout is None else statement_timeout + _GRACE
     try:
         with clear_errors(connection):
             _verify(connection, settings)

@@ -1,0 +1,138 @@
+"""From Arrow columns to COPY rows."""
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from exactbatch.compiled.binary_rows import BYTES, NULL, NUMERIC, NUMERIC_BOUND, VALUE
+from exactbatch.compiled.cell_rows import cell_rows
+from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
+
+# A decimal of this type fits 64 bits, and so does its fraction with zeros up to a whole group of four digits.
+MOST_PRECISION: Final = 18
+MOST_SCALE: Final = 15
+_FORMATS: Final = {
+    pa.int16(): 2,
+    pa.int32(): 4,
+    pa.int64(): 8,
+    pa.float32(): 4,
+    pa.float64(): 8,
+    pa.bool_(): 1,
+    pa.date32(): 4,
+    pa.timestamp("us"): 8,
+    pa.timestamp("us", "UTC"): 8,
+    pa.string(): BYTES,
+    pa.binary(): BYTES,
+}
+
+
+class _Cells(NamedTuple):
+    """A column's cells: what put_row() reads of each row."""
+
+    valid: npt.NDArray[np.bool_]
+    numbers: npt.NDArray[Any] | int = 0
+    starts: npt.NDArray[Any] | int = 0
+    lengths: npt.NDArray[Any] | int = 0
+    text: npt.NDArray[np.uint8] | None = None
+
+
+def row_format(type_: pa.DataType) -> int | None:
+    """Return how binary_rows writes values of an Arrow type: 1 to 8 bytes, BYTES or NUMERIC; None for any other."""
+    if pa.types.is_decimal128(type_):
+        fits = type_.precision <= MOST_PRECISION and 0 <= type_.scale <= MOST_SCALE
+        return NUMERIC if fits else None
+    return _FORMATS.get(type_)
+
+
+def cell_bound(format_: int) -> int:
+    """Return the most bytes that a field takes besides a text's own."""
+    return 4 + (NUMERIC_BOUND if format_ == NUMERIC else format_)
+
+
+class ArrowRows:
+    """Writes batches with the columns of `schema` as COPY rows with the same columns."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        """Raises ValueError for a type that row_format() does not know."""
+        self.schema = schema
+        formats = [row_format(field.type) for field in schema]
+        if None in formats:
+            raise ValueError(f"expected types with a binary form, found {schema}")
+        self._formats = np.array(formats, np.int8)
+        self._scales = np.array([getattr(field.type, "scale", 0) for field in schema], np.int64)
+        self._row_bound = 2 + sum(map(cell_bound, self._formats.tolist()))
+
+    def write(self, batch: pa.RecordBatch) -> bytes:
+        """Return the rows of a batch, whose columns may have another order.
+
+        Raises TypeError if the types are not those of the schema.
+        """
+        found = {field.name: field.type for field in batch.schema}
+        for field in self.schema:
+            if found.get(field.name) != field.type:
+                raise TypeError(
+                    f"column {field.name!r}: expected {field.type}, found {found.get(field.name, 'none')}"
+                )
+        if len(batch) == 0:
+            return b""
+        shape = len(batch), len(self.schema)
+        states, numbers = np.zeros(shape, np.int8), np.zeros(shape, np.int64)
+        starts, lengths = np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
+        texts: list[npt.NDArray[np.uint8]] = []
+        before = 0
+        for at, field in enumerate(self.schema):
+            cells = _cells(batch.column(field.name))
+            states[:, at] = np.where(cells.valid, VALUE, NULL)
+            numbers[:, at] = cells.numbers
+            lengths[:, at] = cells.lengths
+            if cells.text is not None:
+                starts[:, at] = cells.starts + np.int64(before)
+                texts.append(cells.text)
+                before += len(cells.text)
+        text = np.concatenate(texts) if texts else np.zeros(0, np.uint8)
+        out = np.empty(len(batch) * self._row_bound + int(lengths.sum()), np.uint8)
+        written = cell_rows(states, numbers, starts, lengths, text, self._formats, self._scales, out)
+        return out[:written].tobytes()
+
+
+def _cells(column: pa.Array) -> _Cells:
+    """Return the cells of a column with at least one value."""
+    type_ = column.type
+    valid = pc.is_valid(column).to_numpy(zero_copy_only=False)
+    if pa.types.is_string(type_) or pa.types.is_binary(type_):
+        return _text_cells(column, valid)
+    if pa.types.is_decimal128(type_):
+        # Two words of 64 bits, the low one first: the high one is only the sign of a number that fits.
+        words = np.frombuffer(column.buffers()[1], np.int64)
+        return _Cells(valid, words[2 * column.offset : 2 * (column.offset + len(column)) : 2])
+    if pa.types.is_timestamp(type_):
+        return _Cells(valid, _integers(column.view(pa.int64())) - EPOCH_US)
+    if pa.types.is_date32(type_):
+        return _Cells(valid, _integers(column.view(pa.int32())).astype(np.int64) - EPOCH_DAYS)
+    if pa.types.is_float64(type_):
+        return _Cells(valid, _integers(column.view(pa.int64())))
+    if pa.types.is_float32(type_):
+        return _Cells(valid, _integers(column.view(pa.int32())))
+    if pa.types.is_boolean(type_):
+        return _Cells(valid, _integers(column.cast(pa.int8())))
+    return _Cells(valid, _integers(column))
+
+
+def _integers(column: pa.Array) -> npt.NDArray[Any]:
+    """Return integers as an array, with 0 for null: with nulls in it, numpy would make floats of them."""
+    values: npt.NDArray[Any] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _text_cells(column: pa.Array, valid: npt.NDArray[np.bool_]) -> _Cells:
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1].astype(
+        np.int64
+    )
+    first, last = int(bounds[0]), int(bounds[-1])
+    text = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[first:last]
+    lengths = np.where(valid, np.diff(bounds), 0)
+    return _Cells(valid, starts=bounds[:-1] - first, lengths=lengths, text=text)

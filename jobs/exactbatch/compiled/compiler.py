@@ -1,0 +1,109 @@
+"""How numba compiles the loops, and where it keeps the machine code for the next process."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import llvmlite
+import numba
+import numpy as np
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_config: Any = numba.config  # its attributes come from the environment
+_HERE: Final = Path(__file__).parent
+_OPTIONS: Final[dict[str, Any]] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
+
+
+def inlined(function: Function) -> Function:
+    """Compile a function as a part of each compiled function that calls it."""
+    compiled: Function = numba.njit(forceinline=True, **_OPTIONS)(function)
+    return compiled
+
+
+def called(function: Function) -> Function:
+    """Compile a function that compiled functions call, for what is rare or long."""
+    compiled: Function = numba.njit(**_OPTIONS)(function)
+    return compiled
+
+
+def entry(function: Function) -> Function:
+    """Compile a function that Python calls, at its first call or, better, load it from the cache of machine code.
+
+    Raises RuntimeError if no directory for the cache is writable: to compile in each process would take longer
+    than the fast path saves.
+    """
+    with _cache_in(cache_directory()):
+        compiled: Function = numba.njit(cache=True, **_OPTIONS)(function)
+    return compiled
+
+
+@contextmanager
+def _cache_in(directory: Path) -> Iterator[None]:
+    """Let numba keep what is decorated in the block in a directory; its own setting stays for other code."""
+    before = _config.CACHE_DIR
+    _config.CACHE_DIR = str(directory)
+    try:
+        yield
+    finally:
+        _config.CACHE_DIR = before
+
+
+def cache_directory() -> Path:
+    """Return a writable directory for the machine code of exactly these sources and versions.
+
+    numba itself would take machine code for current as long as the file with the entry function is unchanged, even
+    if a function that it calls, in another file, has changed. Raises RuntimeError if there is none.
+    """
+    name = f"exactbatch-{_fingerprint()}"
+    own = _HERE / "__pycache__" / name
+    candidates = [own]
+    if _config.CACHE_DIR:
+        candidates.insert(0, Path(_config.CACHE_DIR) / name)
+    with suppress(RuntimeError):  # a user without a home directory
+        candidates.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name)
+    for candidate in candidates:
+        if _is_writable(candidate):
+            if candidate != own and own.is_dir():
+                _copy(own, candidate)  # compiled when an image was built, and read-only since
+            return candidate
+    raise RuntimeError(f"none of the directories {', '.join(map(str, candidates))} is writable")
+
+
+def _fingerprint() -> str:
+    """Return a digest of all that decides the machine code, but for the processor, which numba distinguishes."""
+    digest = hashlib.sha256()
+    for source in sorted(_HERE.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    versions = (numba.__version__, llvmlite.__version__, np.__version__, _config.BOUNDSCHECK)
+    digest.update(repr(versions).encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_writable(directory: Path) -> bool:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy the files of a cache into an empty directory, each at once and the index that names the others last, so
+    that another process sees no part of a file."""
+    if any(target.iterdir()):
+        return
+    files = sorted(source.rglob("*.nb[ci]"), key=lambda file: file.suffix == ".nbi")
+    with suppress(OSError):
+        for file in files:
+            copied = target / file.relative_to(source)
+            copied.parent.mkdir(exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=copied.parent, delete=False) as part:
+                part.write(file.read_bytes())
+            shutil.move(part.name, copied)

@@ -1,0 +1,187 @@
+"""From JSON records to COPY rows: the columns of a schema as data for the compiled loop."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from exactbatch.columns import Column
+from exactbatch.compiled.arrow_rows import MOST_PRECISION, MOST_SCALE, cell_bound, row_format
+from exactbatch.compiled.json_rows import (
+    BOOLEAN,
+    DATE,
+    DECIMAL,
+    DOUBLE,
+    INTEGER,
+    JSON_AS_TEXT,
+    NUMBER_AS_TEXT,
+    POWERS_OF_TEN,
+    REAL,
+    TEXT,
+    TIMESTAMP,
+    JsonColumns,
+    json_rows,
+)
+from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US, Frame
+
+# Seconds since 1970, and days, of the years 1 to 9999, which the loop takes; formats/json.py takes more.
+_FIRST_SECOND: Final = -62_135_596_800
+_LAST_SECOND: Final = 253_402_300_799
+_DAY: Final = 86_400  # seconds
+_READERS: Final = {
+    "real": REAL,
+    "double precision": DOUBLE,
+    "boolean": BOOLEAN,
+    "date": DATE,
+    "timestamp without time zone": TIMESTAMP,
+    "timestamp with time zone": TIMESTAMP,
+    "bytea": TEXT,
+    "json": JSON_AS_TEXT,
+    "jsonb": JSON_AS_TEXT,
+}
+_BITS: Final = {"smallint": 16, "integer": 32, "bigint": 64}
+_DECIMAL: Final = re.compile(r"numeric\((\d+),(\d+)\)")
+
+
+class _Reader(NamedTuple):
+    """How the loop reads a column: its fields are those of JsonColumns."""
+
+    reader: int
+    low: int = 0
+    high: int = 0
+    factor: int = 1
+    shift: int = 0
+    precision: int = 0
+    scale: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """The COPY rows of the records that were taken, how many they are, and the indexes of the others, ascending."""
+
+    data: bytes
+    rows: int
+    declined: npt.NDArray[np.int64]
+
+
+class JsonKernel:
+    """Writes the rows of JSON records, in the order of the columns."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        epoch: Mapping[str, str],
+        frame: Frame,
+        required: Collection[str] = (),
+    ) -> None:
+        """`epoch` is that of formats.Json; a row with null in one of the columns `required` is declined.
+
+        Raises ValueError for a column of a type that is_readable() does not know.
+        """
+        readers = [_reader(column, epoch.get(column.name)) for column in columns]
+        formats = [row_format(column.arrow_type) for column in columns]
+        unreadable = [
+            column.name
+            for column, reader, format_ in zip(columns, readers, formats, strict=True)
+            if reader is None or format_ is None
+        ]
+        if unreadable:
+            raise ValueError(
+                f"columns {', '.join(unreadable)} have types that the compiled loop does not read"
+            )
+        names = [column.name.encode() for column in columns]
+        self._frame = frame
+        self._columns = JsonColumns(
+            names=np.frombuffer(b"".join(names) + b"\0", np.uint8),
+            name_starts=np.cumsum([0, *map(len, names)], dtype=np.int64),
+            readers=np.array([each.reader for each in readers if each], np.int8),
+            formats=np.array(formats, np.int8),
+            lows=_numbers(readers, "low"),
+            highs=_numbers(readers, "high"),
+            factors=_numbers(readers, "factor"),
+            shifts=_numbers(readers, "shift"),
+            precisions=_numbers(readers, "precision"),
+            scales=_numbers(readers, "scale"),
+            required=np.array([column.name in required for column in columns], np.bool_),
+        )
+        bounds = [cell_bound(format_) for format_ in formats if format_ is not None]
+        self._row_bound = len(frame.head) + len(frame.tail) + sum(bounds)
+        self._out = np.empty(0, np.uint8)
+
+    def take(
+        self,
+        data: npt.NDArray[np.uint8],
+        starts: npt.NDArray[np.uint64],
+        ends: npt.NDArray[np.uint64],
+        present: npt.NDArray[np.bool_],
+        offsets: npt.NDArray[np.int64],
+        timestamps_ms: npt.NDArray[np.int64],
+    ) -> TakenRows:
+        """Write the rows of records, given as the arrays of a RecordBlock; decline those that are not present."""
+        sizes = np.where(present, ends - starts, 0)
+        bound = int(sizes.sum()) + len(starts) * self._row_bound
+        if len(self._out) < bound:
+            self._out = np.empty(bound * 5 // 4, np.uint8)
+        declined = np.zeros(len(starts), np.bool_)
+        times = np.where(present, timestamps_ms, 0) * 1000 - EPOCH_US
+        written = json_rows(
+            data,
+            np.where(present, starts, 0).astype(np.uint64, copy=False),
+            np.where(present, ends, 0).astype(np.uint64, copy=False),
+            present,
+            offsets,
+            times,
+            self._columns,
+            self._frame,
+            POWERS_OF_TEN,
+            self._out,
+            declined,
+        )
+        indexes = np.flatnonzero(declined)
+        return TakenRows(self._out[:written].tobytes(), len(starts) - len(indexes), indexes)
+
+
+def is_readable(column: Column, epoch: str | None = None) -> bool:
+    """True if the compiled loop reads and writes columns of this type."""
+    return _reader(column, epoch) is not None and row_format(column.arrow_type) is not None
+
+
+def _reader(column: Column, epoch: str | None) -> _Reader | None:
+    """Return how the loop reads a column, with `epoch` as the unit of its numbers; None if it cannot."""
+    if epoch is not None:
+        return _epoch_reader(epoch)
+    if bits := _BITS.get(column.type):
+        return _Reader(INTEGER, low=-(2 ** (bits - 1)), high=2 ** (bits - 1) - 1)
+    if column.element is not None:
+        return None
+    if column.type.startswith("numeric"):
+        if column.staged_type == "text":
+            return _Reader(NUMBER_AS_TEXT)
+        match = _DECIMAL.fullmatch(column.type)
+        precision, scale = (int(match[1]), int(match[2])) if match else (MOST_PRECISION + 1, 0)
+        fits = precision <= MOST_PRECISION and scale <= MOST_SCALE
+        return _Reader(DECIMAL, precision=precision, scale=scale) if fits else None
+    reader = _READERS.get(column.type, TEXT if column.staged_type == "text" else None)
+    return None if reader is None else _Reader(reader)
+
+
+def _epoch_reader(unit: str) -> _Reader:
+    """Return how numbers of a unit since 1970 are read: s, ms, us or ns of a timestamp, d of a date."""
+    match unit:
+        case "d":
+            low, high = _FIRST_SECOND // _DAY, _LAST_SECOND // _DAY
+            return _Reader(INTEGER, low=low, high=high, shift=EPOCH_DAYS)
+        case "ns":  # all 64 bits are within the years 1677 to 2262
+            low, high, factor = -(2**63), 2**63 - 1, -1000
+        case _:
+            per_second = {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
+            low, high = _FIRST_SECOND * per_second, _LAST_SECOND * per_second
+            factor = 1_000_000 // per_second
+    return _Reader(INTEGER, low=low, high=high, factor=factor, shift=EPOCH_US)
+
+
+def _numbers(readers: Sequence[_Reader | None], field: str) -> npt.NDArray[Any]:
+    return np.array([getattr(each, field) for each in readers], np.int64)

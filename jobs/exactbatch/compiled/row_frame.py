@@ -1,0 +1,51 @@
+"""The start of each row of the fast path: the number of its fields, and the columns that say where it comes from."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+# Postgres stores timestamps and dates since 2000-01-01 (src/include/datatype/timestamp.h).
+EPOCH_US: Final = 946_684_800_000_000  # microseconds from 1970 to 2000
+EPOCH_DAYS: Final = 10_957
+# Before and after the rows of a binary COPY; the signature comes with no flags and no header extension.
+SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+TRAILER: Final = b"\xff\xff"
+# An offset and a timestamp are the same for no two rows: these stand for them.
+_PLACEHOLDER: Final = struct.pack(">iq", 8, 0)
+
+
+class Frame(NamedTuple):
+    """What every row has besides the values: `head` comes before them, with an offset and, as its last field, a
+    timestamp that are set for each row; `tail` comes after them."""
+
+    head: Any  # uint8
+    offset_at: Any  # int64: the position of the offset in `head`
+    tail: Any  # uint8
+
+
+def copied_names(names: Sequence[str], constants: Mapping[str, int]) -> list[str]:
+    """Return the names of a row's columns in the order of a frame: constants, lineage, then the others.
+
+    Raises ValueError if `names` lacks one of the first.
+    """
+    first = [*constants, "kafka_partition", "kafka_offset", "kafka_topic", "kafka_timestamp"]
+    if missing := set(first) - set(names):
+        raise ValueError(f"expected the columns {', '.join(sorted(missing))} among {', '.join(names)}")
+    return [*first, *(name for name in names if name not in first)]
+
+
+def row_frame(
+    fields: int, topic: str, partition: int, constants: Mapping[str, int], tail: bytes = b""
+) -> Frame:
+    """Return the frame of rows with so many fields in all, those of `tail` included; `constants` are the values of
+    bigints that all rows share."""
+    head = struct.pack(">h", fields)
+    for constant in constants.values():
+        head += struct.pack(">iq", 8, constant)
+    head += struct.pack(">ii", 4, partition)
+    offset_at = len(head) + 4
+    name = topic.encode()
+    head += _PLACEHOLDER + struct.pack(">i", len(name)) + name + _PLACEHOLDER
+    return Frame(head=np.frombuffer(head, np.uint8), offset_at=offset_at, tail=np.frombuffer(tail, np.uint8))
