@@ -373,8 +373,8 @@ MUTANTS: Final = (
     Mutant(
         "a transaction of the driver does not have its settings",
         "postgres/connection.py",
-        "                super().execute(connection.pins)",
-        "                pass",
+        "            super().execute(connection.pins)",
+        "            pass",
         (f"{_SETTINGS}::test_function_that_changes_session_changes_one_transaction[connect]",),
     ),
     Mutant(

@@ -7,7 +7,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from exactbatch.compiled.binary_rows import BYTES, NULL, NUMERIC, NUMERIC_BOUND, VALUE
+from exactbatch.compiled.binary_rows import (
+    BYTES,
+    CELL_PARTS,
+    FORMAT,
+    LENGTH,
+    NULL,
+    NUMBER,
+    NUMERIC,
+    NUMERIC_BOUND,
+    SCALE,
+    START,
+    STATE,
+    VALUE,
+)
 from exactbatch.compiled.cell_rows import cell_rows
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
 
@@ -58,12 +71,13 @@ class ArrowRows:
     def __init__(self, schema: pa.Schema) -> None:
         """Raises ValueError for a type that row_format() does not know."""
         self.schema = schema
-        formats = [row_format(field.type) for field in schema]
-        if None in formats:
+        formats = [format_ for field in schema if (format_ := row_format(field.type)) is not None]
+        if len(formats) < len(schema):
             raise ValueError(f"expected types with a binary form, found {schema}")
-        self._formats = np.array(formats, np.int8)
-        self._scales = np.array([getattr(field.type, "scale", 0) for field in schema], np.int64)
-        self._row_bound = 2 + sum(map(cell_bound, self._formats.tolist()))
+        self._columns = np.zeros((len(schema), 2), np.int64)
+        self._columns[:, FORMAT] = formats
+        self._columns[:, SCALE] = [getattr(field.type, "scale", 0) for field in schema]
+        self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
 
     def write(self, batch: pa.RecordBatch) -> bytes:
         """Return the rows of a batch, whose columns may have another order.
@@ -78,23 +92,21 @@ class ArrowRows:
                 )
         if len(batch) == 0:
             return b""
-        shape = len(batch), len(self.schema)
-        states, numbers = np.zeros(shape, np.int8), np.zeros(shape, np.int64)
-        starts, lengths = np.zeros(shape, np.uint64), np.zeros(shape, np.int64)
+        cells = np.zeros((len(batch), len(self.schema), CELL_PARTS), np.int64)
         texts: list[npt.NDArray[np.uint8]] = []
         before = 0
         for at, field in enumerate(self.schema):
-            cells = _cells(batch.column(field.name))
-            states[:, at] = np.where(cells.valid, VALUE, NULL)
-            numbers[:, at] = cells.numbers
-            lengths[:, at] = cells.lengths
-            if cells.text is not None:
-                starts[:, at] = cells.starts + np.int64(before)
-                texts.append(cells.text)
-                before += len(cells.text)
+            column = _cells(batch.column(field.name))
+            cells[:, at, STATE] = np.where(column.valid, VALUE, NULL)
+            cells[:, at, NUMBER] = column.numbers
+            cells[:, at, LENGTH] = column.lengths
+            if column.text is not None:
+                cells[:, at, START] = column.starts + np.int64(before)
+                texts.append(column.text)
+                before += len(column.text)
         text = np.concatenate(texts) if texts else np.zeros(0, np.uint8)
-        out = np.empty(len(batch) * self._row_bound + int(lengths.sum()), np.uint8)
-        written = cell_rows(states, numbers, starts, lengths, text, self._formats, self._scales, out)
+        out = np.empty(len(batch) * self._row_bound + int(cells[:, :, LENGTH].sum()), np.uint8)
+        written = cell_rows(cells, text, self._columns, out)
         return out[:written].tobytes()
 
 

@@ -2,30 +2,19 @@
 
 from typing import Any
 
-from exactbatch.compiled.binary_rows import put, put_row
+from exactbatch.compiled.binary_rows import put2, put_row
 from exactbatch.compiled.compiler import entry
 
 
 @entry
-def cell_rows(
-    states: Any,
-    numbers: Any,
-    starts: Any,
-    lengths: Any,
-    text: Any,
-    formats: Any,
-    scales: Any,
-    out: Any,
-) -> Any:
+def cell_rows(cells: Any, text: Any, columns: Any, out: Any) -> Any:
     """Write n rows of c columns; return the bytes written.
 
-    The first four arrays are (n, c) and hold the cells that put_row() describes; `formats` and `scales` have c
-    elements. `out` has room for all rows.
+    `cells` is int64[n, c, CELL_PARTS] and `columns` int64[c, …], as put_row() describes them. `out` has room for all
+    rows.
     """
     written = 0
-    for row in range(len(states)):
-        written = put(out, written, len(formats), 2)
-        written = put_row(
-            out, written, states[row], numbers[row], starts[row], lengths[row], text, formats, scales
-        )
+    for row in range(len(cells)):
+        written = put2(out, written, len(columns))
+        written = put_row(out, written, cells[row], text, columns)
     return written

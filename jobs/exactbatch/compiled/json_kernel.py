@@ -3,26 +3,38 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from exactbatch.columns import Column
 from exactbatch.compiled.arrow_rows import MOST_PRECISION, MOST_SCALE, cell_bound, row_format
+from exactbatch.compiled.binary_rows import CELL_PARTS, FORMAT, SCALE
 from exactbatch.compiled.json_rows import (
     BOOLEAN,
+    COLUMN_PARTS,
     DATE,
     DECIMAL,
     DOUBLE,
+    FACTOR,
+    FIELD_PARTS,
+    HIGH,
     INTEGER,
     JSON_AS_TEXT,
+    LOW,
+    MOST_FIELDS,
+    NAME_START,
+    NAME_STOP,
     NUMBER_AS_TEXT,
     POWERS_OF_TEN,
+    PRECISION,
+    READER,
     REAL,
+    REQUIRED,
+    SHIFT,
     TEXT,
     TIMESTAMP,
-    JsonColumns,
     json_rows,
 )
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US, Frame
@@ -47,7 +59,7 @@ _DECIMAL: Final = re.compile(r"numeric\((\d+),(\d+)\)")
 
 
 class _Reader(NamedTuple):
-    """How the loop reads a column: its fields are those of JsonColumns."""
+    """How the loop reads a column: json_rows.py describes these parts."""
 
     reader: int
     low: int = 0
@@ -81,34 +93,24 @@ class JsonKernel:
 
         Raises ValueError for a column of a type that is_readable() does not know.
         """
-        readers = [_reader(column, epoch.get(column.name)) for column in columns]
-        formats = [row_format(column.arrow_type) for column in columns]
-        unreadable = [
-            column.name
-            for column, reader, format_ in zip(columns, readers, formats, strict=True)
-            if reader is None or format_ is None
-        ]
-        if unreadable:
-            raise ValueError(
-                f"columns {', '.join(unreadable)} have types that the compiled loop does not read"
-            )
-        names = [column.name.encode() for column in columns]
+        self._columns = np.zeros((len(columns), COLUMN_PARTS), np.int64)
+        names = b""
+        for part, column in zip(self._columns, columns, strict=True):
+            reader, format_ = _reader(column, epoch.get(column.name)), row_format(column.arrow_type)
+            if reader is None or format_ is None:
+                raise ValueError(f"column {column.name!r}: the compiled loop does not read {column.type}")
+            part[FORMAT], part[REQUIRED] = format_, column.name in required
+            part[[READER, LOW, HIGH, FACTOR, SHIFT, PRECISION, SCALE]] = reader
+            part[NAME_START] = len(names)
+            names += column.name.encode()
+            part[NAME_STOP] = len(names)
+        self._names = np.frombuffer(names + b"\0", np.uint8)
         self._frame = frame
-        self._columns = JsonColumns(
-            names=np.frombuffer(b"".join(names) + b"\0", np.uint8),
-            name_starts=np.cumsum([0, *map(len, names)], dtype=np.int64),
-            readers=np.array([each.reader for each in readers if each], np.int8),
-            formats=np.array(formats, np.int8),
-            lows=_numbers(readers, "low"),
-            highs=_numbers(readers, "high"),
-            factors=_numbers(readers, "factor"),
-            shifts=_numbers(readers, "shift"),
-            precisions=_numbers(readers, "precision"),
-            scales=_numbers(readers, "scale"),
-            required=np.array([column.name in required for column in columns], np.bool_),
-        )
-        bounds = [cell_bound(format_) for format_ in formats if format_ is not None]
+        bounds = map(cell_bound, self._columns[:, FORMAT].tolist())
         self._row_bound = len(frame.head) + len(frame.tail) + sum(bounds)
+        self._cells = np.zeros((len(columns), CELL_PARTS), np.int64)
+        self._last = np.zeros((MOST_FIELDS, FIELD_PARTS), np.int64)
+        self._double = np.zeros(1, np.float64)
         self._out = np.empty(0, np.uint8)
 
     def take(
@@ -135,8 +137,15 @@ class JsonKernel:
             offsets,
             times,
             self._columns,
-            self._frame,
+            self._names,
+            self._frame.head,
+            self._frame.offset_at,
+            self._frame.tail,
             POWERS_OF_TEN,
+            self._cells,
+            self._last,
+            self._double,
+            self._double.view(np.int64),
             self._out,
             declined,
         )
@@ -181,7 +190,3 @@ def _epoch_reader(unit: str) -> _Reader:
             low, high = _FIRST_SECOND * per_second, _LAST_SECOND * per_second
             factor = 1_000_000 // per_second
     return _Reader(INTEGER, low=low, high=high, factor=factor, shift=EPOCH_US)
-
-
-def _numbers(readers: Sequence[_Reader | None], field: str) -> npt.NDArray[Any]:
-    return np.array([getattr(each, field) for each in readers], np.int64)

@@ -4,28 +4,49 @@ It takes an object only if all of it is as expected; whatever is unusual, or pos
 formats/json.py decides about it.
 """
 
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
-from exactbatch.compiled.binary_rows import ESCAPED, MISSING, NULL, VALUE, put, put_row
-from exactbatch.compiled.compiler import entry, inlined
+from exactbatch.compiled.binary_rows import (
+    ESCAPED,
+    LENGTH,
+    MISSING,
+    NULL,
+    NUMBER,
+    SCALE,
+    START,
+    STATE,
+    VALUE,
+    put8,
+    put_row,
+)
+from exactbatch.compiled.compiler import called, entry, inlined
 from exactbatch.compiled.json_nested import after_literal, after_nested, is_passed, is_space
 from exactbatch.compiled.moments import read_date, read_timestamp
-from exactbatch.compiled.numbers import MOST_DIGITS, has_nearest_real, nearest_double, read_number
+from exactbatch.compiled.numbers import MOST_DIGITS, nearest_double, nearest_real_bits, read_number
 from exactbatch.compiled.strings import end_of_string, has_unicode_escape, is_utf8
 
-# What a column takes.
-INTEGER: Final = (
-    0  # an integer, which `lows` and `highs` limit; it is scaled by `factors` and moved by `shifts`
-)
+# The parts of a column, after those of binary_rows. Columns are data: one machine code serves every schema.
+READER: Final = 2  # what the column takes: one of the next constants
+LOW: Final = 3  # of an integer: its limits
+HIGH: Final = 4
+FACTOR: Final = 5  # of an integer: multiply by it; below 0, divide by it and round down
+SHIFT: Final = 6  # of an integer: subtract that afterwards
+PRECISION: Final = 7  # of a numeric
+REQUIRED: Final = 8  # 1 if a row with null in the column is declined
+NAME_START: Final = 9  # the range of its name in `names`
+NAME_STOP: Final = 10
+COLUMN_PARTS: Final = 11
+
+INTEGER: Final = 0
 DOUBLE: Final = 1
 REAL: Final = 2
 BOOLEAN: Final = 3
 TEXT: Final = 4
 TIMESTAMP: Final = 5
 DATE: Final = 6
-DECIMAL: Final = 7  # a number with at most `precisions` digits and `scales` places
+DECIMAL: Final = 7  # a number with at most PRECISION digits and SCALE places
 NUMBER_AS_TEXT: Final = 8
 JSON_AS_TEXT: Final = 9
 _NOTHING: Final = 10  # a field that is not a column
@@ -33,6 +54,8 @@ _NOTHING: Final = 10  # a field that is not a column
 _U: Final = np.uint64
 _1: Final = np.uint64(1)
 _GREATEST_INTEGER: Final = np.uint64(2**63 - 1)
+_SIGN_OF_DOUBLE: Final = np.int64(-(2**63))
+_SIGN_OF_REAL: Final = np.int64(2**31)
 _QUOTE: Final = 34
 _COMMA: Final = 44
 _COLON: Final = 58
@@ -43,48 +66,17 @@ _OPEN_BRACE: Final = 123
 _CLOSE_BRACE: Final = 125
 _LETTER_N: Final = 110
 _LETTER_T: Final = 116
-_MOST_FIELDS: Final = 512  # of an object
+MOST_FIELDS: Final = 512  # of an object
 # 10^0 to 10^22, all exact.
 POWERS_OF_TEN: Final = np.array([float(10**power) for power in range(23)])
 
 
-class JsonColumns(NamedTuple):
-    """The n columns, as data: one machine code serves every schema. The constants above and those of binary_rows say
-    what the numbers mean."""
-
-    names: Any  # uint8: all names, one after the other
-    name_starts: Any  # int64[n + 1]
-    readers: Any  # int8[n]: what the column takes
-    formats: Any  # int8[n]: how it is written
-    lows: Any  # int64[n]
-    highs: Any  # int64[n]
-    factors: Any  # int64[n]: to multiply with; below 0, to divide by, rounding down
-    shifts: Any  # int64[n]: to subtract afterwards
-    precisions: Any  # int64[n]
-    scales: Any  # int64[n]
-    required: Any  # bool[n]: true if a row with null is declined
-
-
-class _Cells(NamedTuple):
-    """The values of one record, as put_row() expects them, and room to look at the bits of floats."""
-
-    states: Any
-    numbers: Any
-    starts: Any
-    lengths: Any
-    double: Any
-    double_bits: Any
-    real: Any
-    real_bits: Any
-
-
-class _Names(NamedTuple):
-    """The names of the fields of the last record, in their order: those of the next are probably the same."""
-
-    starts: Any
-    lengths: Any
-    columns: Any
-    combined: Any
+# What is remembered of each field of the last record: those of the next probably have the same names.
+_NAME_AT: Final = 0  # the position of its name
+_NAME_LENGTH: Final = 1  # in bytes; -1 if there was no such field
+_NAME_COLUMN: Final = 2  # its column, or -1
+_NAME_BITS: Final = 3  # its bytes combined by or
+FIELD_PARTS: Final = 4
 
 
 @entry
@@ -96,34 +88,27 @@ def json_rows(
     offsets: Any,
     times: Any,
     columns: Any,
-    frame: Any,
+    names: Any,
+    head: Any,
+    offset_at: Any,
+    tail: Any,
     powers_of_ten: Any,
+    cells: Any,
+    last: Any,
+    double: Any,
+    double_bits: Any,
     out: Any,
     declined: Any,
 ) -> Any:
     """Write a row for each record that is taken, and set `declined` for each other; return the bytes written.
 
-    The first six arrays are those of a RecordBlock, with `times` in microseconds since 2000. `out` has room for all
-    rows (JsonKernel.bound() computes how much).
+    The first six arrays are those of a RecordBlock, with `times` in microseconds since 2000. `columns` is
+    int64[c, COLUMN_PARTS], `names` has the bytes of their names; `head`, `offset_at` and `tail` are those of a Frame.
+    `out` has room for all rows. The rest is for the loop's own use: `cells` is int64[c, CELL_PARTS], `last`
+    int64[MOST_FIELDS, FIELD_PARTS], `double` float64[1], and `double_bits` the same memory as int64.
     """
-    count = len(columns.readers)
-    double, real = np.empty(1, np.float64), np.empty(1, np.float32)
-    cells = _Cells(
-        np.zeros(count, np.int8),
-        np.zeros(count, np.int64),
-        np.zeros(count, np.uint64),
-        np.zeros(count, np.int64),
-        double,
-        double.view(np.int64),
-        real,
-        real.view(np.int32),
-    )
-    names = _Names(
-        np.zeros(_MOST_FIELDS, np.uint64),
-        np.full(_MOST_FIELDS, -1, np.int64),
-        np.zeros(_MOST_FIELDS, np.int64),
-        np.zeros(_MOST_FIELDS, np.uint8),
-    )
+    for field in range(len(last)):
+        last[field, _NAME_LENGTH] = -1  # what it holds are positions in another buffer
     written = 0
     for record in range(len(starts)):
         start, end = starts[record], ends[record]
@@ -136,26 +121,19 @@ def json_rows(
             or end < start + _U(2)
             or buffer[start] != _OPEN_BRACE
             or buffer[end - _1] != _CLOSE_BRACE
-            or not _read_object(buffer, start, end, columns, cells, names, powers_of_ten)
-            or _lacks_required(cells.states, columns.required)
+            or not _read_object(
+                buffer, start, end, columns, names, cells, last, powers_of_ten, double, double_bits
+            )
+            or _lacks_required(cells, columns)
         ):
             declined[record] = True
             continue
-        written = _put_bytes(out, written, frame.head)
-        put(out, written - len(frame.head) + frame.offset_at, offsets[record], 8)
-        put(out, written - 8, times[record], 8)
-        written = put_row(
-            out,
-            written,
-            cells.states,
-            cells.numbers,
-            cells.starts,
-            cells.lengths,
-            buffer,
-            columns.formats,
-            columns.scales,
-        )
-        written = _put_bytes(out, written, frame.tail)
+        put_at = written
+        written = _put_bytes(out, written, head)
+        put8(out, put_at + offset_at, offsets[record])
+        put8(out, written - 8, times[record])
+        written = put_row(out, written, cells, buffer, columns)
+        written = _put_bytes(out, written, tail)
     return written
 
 
@@ -167,9 +145,9 @@ def _put_bytes(out: Any, at: Any, constant: Any) -> Any:
 
 
 @inlined
-def _lacks_required(states: Any, required: Any) -> Any:
-    for column in range(len(required)):
-        if required[column] and states[column] <= NULL:
+def _lacks_required(cells: Any, columns: Any) -> Any:
+    for column in range(len(columns)):
+        if columns[column, REQUIRED] == 1 and cells[column, STATE] <= NULL:
             return True
     return False
 
@@ -184,29 +162,39 @@ def _after_space(buffer: Any, at: Any) -> Any:
 
 @inlined
 def _read_object(
-    buffer: Any, start: Any, end: Any, columns: Any, cells: Any, names: Any, powers_of_ten: Any
+    buffer: Any,
+    start: Any,
+    end: Any,
+    columns: Any,
+    names: Any,
+    cells: Any,
+    last: Any,
+    powers_of_ten: Any,
+    double: Any,
+    double_bits: Any,
 ) -> Any:
     """Read an object that begins with `{` and ends with `}` into the cells; return whether it is taken.
 
     Reads stay inside the record: the last `}` ends every number and white space, and after anything else that is
     read there is at least this byte.
     """
-    cells.states[:] = MISSING
+    for column in range(len(cells)):
+        cells[column, STATE] = MISSING
     at = _after_space(buffer, start + _1)
     if buffer[at] == _CLOSE_BRACE:
         return at + _1 == end
     combined = np.uint8(0)
     field = 0
     while True:
-        at, column, high = _read_name(buffer, at, end, field, columns, names)
+        at, column, high = _read_name(buffer, at, end, field, columns, names, last)
         if at >= end:
             return False
         combined = np.uint8(combined | high)
         at = _after_space(buffer, at)
-        if buffer[at] != _COLON or (column >= 0 and cells.states[column] != MISSING):
+        if buffer[at] != _COLON or (column >= 0 and cells[column, STATE] != MISSING):
             return False
         at = _after_space(buffer, at + _1)
-        at, high = _read_value(buffer, at, end, column, columns, cells, powers_of_ten)
+        at, high = _read_value(buffer, at, end, column, columns, cells, powers_of_ten, double, double_bits)
         if at >= end:
             return False
         combined = np.uint8(combined | high)
@@ -223,41 +211,41 @@ def _read_object(
 
 
 @inlined
-def _read_name(buffer: Any, at: Any, end: Any, field: Any, columns: Any, names: Any) -> Any:
+def _read_name(buffer: Any, at: Any, end: Any, field: Any, columns: Any, names: Any, last: Any) -> Any:
     """Return the position after a name, or `end` if it is declined, its column or -1, and its bytes combined."""
-    if buffer[at] != _QUOTE or field >= _MOST_FIELDS:
+    if buffer[at] != _QUOTE or field >= MOST_FIELDS:
         return end, np.int64(-1), np.uint8(0)
     name = at + _1
-    length = names.lengths[field]
+    length = last[field, _NAME_LENGTH]
     if length >= 0 and name + _U(length) < end and buffer[name + _U(length)] == _QUOTE:
-        last = names.starts[field]
+        known = _U(last[field, _NAME_AT])
         same = True
         for byte in range(length):
-            if buffer[name + _U(byte)] != buffer[last + _U(byte)]:
+            if buffer[name + _U(byte)] != buffer[known + _U(byte)]:
                 same = False
                 break
         if same:
-            return name + _U(length) + _1, names.columns[field], names.combined[field]
+            return name + _U(length) + _1, last[field, _NAME_COLUMN], np.uint8(last[field, _NAME_BITS])
     stop, combined, has_escapes = end_of_string(buffer, name, end)
     if stop >= end or has_escapes:
         return end, np.int64(-1), np.uint8(0)
-    column = _column_named(buffer, name, np.int64(stop - name), columns)
-    names.starts[field] = name
-    names.lengths[field] = np.int64(stop - name)
-    names.columns[field] = column
-    names.combined[field] = combined
+    column = _column_named(buffer, name, np.int64(stop - name), columns, names)
+    last[field, _NAME_AT] = np.int64(name)
+    last[field, _NAME_LENGTH] = np.int64(stop - name)
+    last[field, _NAME_COLUMN] = column
+    last[field, _NAME_BITS] = np.int64(combined)
     return stop + _1, column, combined
 
 
-@inlined
-def _column_named(buffer: Any, name: Any, length: Any, columns: Any) -> Any:
-    for column in range(len(columns.readers)):
-        start = columns.name_starts[column]
-        if columns.name_starts[column + 1] - start != length:
+@called
+def _column_named(buffer: Any, name: Any, length: Any, columns: Any, names: Any) -> Any:
+    for column in range(len(columns)):
+        start = columns[column, NAME_START]
+        if columns[column, NAME_STOP] - start != length:
             continue
         same = True
         for byte in range(length):
-            if columns.names[start + byte] != buffer[name + _U(byte)]:
+            if names[start + byte] != buffer[name + _U(byte)]:
                 same = False
                 break
         if same:
@@ -267,11 +255,19 @@ def _column_named(buffer: Any, name: Any, length: Any, columns: Any) -> Any:
 
 @inlined
 def _read_value(
-    buffer: Any, at: Any, end: Any, column: Any, columns: Any, cells: Any, powers_of_ten: Any
+    buffer: Any,
+    at: Any,
+    end: Any,
+    column: Any,
+    columns: Any,
+    cells: Any,
+    powers_of_ten: Any,
+    double: Any,
+    double_bits: Any,
 ) -> Any:
     """Read a value into the cell of its column; return the position after it, or `end` if it is declined, and the
     bytes of its strings combined."""
-    reader = np.int8(_NOTHING) if column < 0 else columns.readers[column]
+    reader = np.int64(_NOTHING) if column < 0 else columns[column, READER]
     first = buffer[at]
     combined = np.uint8(0)
     if first == _QUOTE:
@@ -303,6 +299,8 @@ def _read_value(
                 columns,
                 cells,
                 powers_of_ten,
+                double,
+                double_bits,
             )
         ):
             return end, combined
@@ -321,7 +319,7 @@ def _read_value(
     if at >= end or reader == _NOTHING:
         return at, combined
     if first == _LETTER_N:
-        cells.states[column] = NULL
+        cells[column, STATE] = NULL
         return at, combined
     if reader == JSON_AS_TEXT:
         _set_text(cells, column, start, at, VALUE)
@@ -340,15 +338,15 @@ def _starts_with_zero(buffer: Any, start: Any, negative: Any) -> Any:
 
 @inlined
 def _set_number(cells: Any, column: Any, number: Any) -> None:
-    cells.states[column] = VALUE
-    cells.numbers[column] = number
+    cells[column, STATE] = VALUE
+    cells[column, NUMBER] = number
 
 
 @inlined
 def _set_text(cells: Any, column: Any, start: Any, stop: Any, state: Any) -> None:
-    cells.states[column] = state
-    cells.starts[column] = start
-    cells.lengths[column] = np.int64(stop - start)
+    cells[column, STATE] = state
+    cells[column, START] = np.int64(start)
+    cells[column, LENGTH] = np.int64(stop - start)
 
 
 @inlined
@@ -396,6 +394,8 @@ def _read_number(
     columns: Any,
     cells: Any,
     powers_of_ten: Any,
+    double: Any,
+    double_bits: Any,
 ) -> Any:
     """Read a number of at most MOST_DIGITS digits, `before` and `after` its point, into the cell of its column; return
     whether it is taken."""
@@ -403,34 +403,30 @@ def _read_number(
         if not is_integer or digits > _GREATEST_INTEGER or (negative and digits == _U(0)):
             return False
         number = -np.int64(digits) if negative else np.int64(digits)
-        if number < columns.lows[column] or number > columns.highs[column]:
+        if number < columns[column, LOW] or number > columns[column, HIGH]:
             return False
-        factor = columns.factors[column]
+        factor = columns[column, FACTOR]
         if factor > 0:
             number *= factor
         else:
             number //= -factor
-        _set_number(cells, column, number - columns.shifts[column])
+        _set_number(cells, column, number - columns[column, SHIFT])
         return True
     if reader == DOUBLE or reader == REAL:
-        double, good = nearest_double(digits, power, powers_of_ten)
-        cells.double[0] = double
-        bits = cells.double_bits[0]
+        nearest, good = nearest_double(digits, power, powers_of_ten)
+        double[0] = nearest
+        bits = double_bits[0]
         if reader == DOUBLE:
-            cells.double[0] = -double if negative else double
-            _set_number(cells, column, cells.double_bits[0])
+            _set_number(cells, column, bits | _SIGN_OF_DOUBLE if negative else bits)
             return good
-        if not good or not has_nearest_real(double, bits):
-            return False
-        real = np.float32(double)
-        cells.real[0] = -real if negative else real
-        _set_number(cells, column, np.int64(cells.real_bits[0]))
-        return True
+        real_bits, is_nearest = nearest_real_bits(nearest, bits)
+        _set_number(cells, column, real_bits | _SIGN_OF_REAL if negative else real_bits)
+        return good and is_nearest
     if reader == DECIMAL:
-        scale = columns.scales[column]
-        if power != -after or after > scale or before + after > columns.precisions[column]:
+        scale = columns[column, SCALE]
+        if power != -after or after > scale or before + after > columns[column, PRECISION]:
             return False
-        if before > columns.precisions[column] - scale:
+        if before > columns[column, PRECISION] - scale:
             return False
         number = np.int64(digits)
         for _ in range(scale - after):

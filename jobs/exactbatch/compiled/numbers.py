@@ -30,6 +30,7 @@ _GREATEST_REAL: Final = float(np.finfo(np.float32).max)
 # the middle between two such floats.
 _REST_OF_REAL: Final = np.int64(2**29 - 1)
 _MIDDLE_OF_REAL: Final = np.int64(2**28)
+_EXPONENT_SHIFT: Final = np.int64((1023 - 127) << 23)  # between the exponents of the two
 
 
 @inlined
@@ -98,9 +99,12 @@ def nearest_double(digits: Any, power: Any, powers_of_ten: Any) -> Any:
 
 
 @inlined
-def has_nearest_real(double: Any, bits: Any) -> Any:
-    """True if the float of 32 bits nearest to this double, which has these bits and is not negative, is also the one
-    nearest to the number that the double was rounded from: unless that is in the middle between two of them."""
+def nearest_real_bits(double: Any, bits: Any) -> Any:
+    """Return the bits of the float of 32 bits that is nearest to this double, which has `bits` and is not negative;
+    and whether that is also the one nearest to the number that the double was rounded from: unless the double is in
+    the middle between two of them."""
     if double == 0.0:
-        return True
-    return _LEAST_REAL <= double <= _GREATEST_REAL and (bits & _REST_OF_REAL) != _MIDDLE_OF_REAL
+        return np.int64(0), True
+    if not _LEAST_REAL <= double <= _GREATEST_REAL or (bits & _REST_OF_REAL) == _MIDDLE_OF_REAL:
+        return np.int64(0), False
+    return (bits >> 29) - _EXPONENT_SHIFT + ((bits >> 28) & 1), True
