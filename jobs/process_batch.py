@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.session import spark_session
 from exactbatch.discovery import load_pipeline
@@ -40,7 +41,9 @@ def main() -> int:
             pipeline = load_pipeline(arguments.pipeline)
             settings = Settings.from_environment()
             with spark_session(pipeline) as spark:
-                published = process_batch(spark, pipeline, arguments.batch_id, settings, arguments.plan_id)
+                published = process_batch(
+                    DriverEngine(spark), pipeline, arguments.batch_id, settings, arguments.plan_id
+                )
     except ExactbatchError as error:
         logger.error("%s: %s", type(error).__name__, error)
         return exit_status(error)

@@ -959,6 +959,41 @@ MUTANTS: Final = (
         "in access share mode",
         (f"{_MERGE}::test_a_replay_that_retracts_copied_rows_goes_first",),
     ),
+    Mutant(
+        "a server with other code runs a client's tasks",
+        "batch/connect_task.py",
+        "    if code_identity() != identity:\n",
+        "    if False:\n",
+        ("tests/unit/test_connect_task.py::test_a_worker_with_other_code_runs_nothing",),
+    ),
+    Mutant(
+        "a worker of a server lives on, with old functions",
+        "batch/connect_task.py",
+        '    if os.environ.get("SPARK_REUSE_WORKER"):\n',
+        "    if False:\n",
+        ("tests/unit/test_connect_task.py::test_a_worker_that_would_live_on_runs_nothing",),
+    ),
+    Mutant(
+        "hash() differs from one worker of a server to the next",
+        "batch/connect_task.py",
+        '    if os.environ.get("PYTHONHASHSEED") != variables["PYTHONHASHSEED"]:\n',
+        "    if False:\n",
+        ("tests/unit/test_connect_task.py::test_a_worker_with_another_seed_of_hash_runs_nothing",),
+    ),
+    Mutant(
+        "a server of Spark Connect runs a transform that nobody has checked",
+        "connect_limits.py",
+        "    if pipeline.is_transformed:\n",
+        "    if False:\n",
+        ("tests/unit/test_connect_operator.py",),
+    ),
+    Mutant(
+        "the archive of another Java is used",
+        "class_archive.py",
+        'f"{spark} {java} {java.stat().st_mtime_ns}"',
+        'f"{spark}"',
+        ("tests/unit/test_class_archive.py",),
+    ),
 )
 
 

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
@@ -188,7 +189,7 @@ def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> No
     batch_id = freeze_advance(ledger, KafkaBroker(settings.kafka), pipeline, origin="cli")
     ledger.close()
     assert batch_id is not None
-    process_batch(spark, pipeline, batch_id, settings)
+    process_batch(DriverEngine(spark), pipeline, batch_id, settings)
 
 
 def exactbatch_pipeline(place: Place) -> Pipeline:

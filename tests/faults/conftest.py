@@ -9,7 +9,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch import decode, direct, partition_commit, reread
+from exactbatch.batch import decode, driver_engine, partition_commit, reread
 from exactbatch.batch import job as batch_job
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
@@ -84,10 +84,9 @@ def case(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AnsweredBatches:
-    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
-    monkeypatch.setattr(batch_job, "launch_timeout", lambda *_: nullcontext())
-    for module in (direct, batch_job):
-        monkeypatch.setattr(module, "on_executors", on_this_process)
+    monkeypatch.setattr(driver_engine, "batch_session", lambda spark, _pipeline: nullcontext(spark))
+    monkeypatch.setattr(driver_engine, "launch_timeout", lambda *_: nullcontext())
+    monkeypatch.setattr(driver_engine, "on_executors", on_this_process)
     for module in (decode, reread):
         monkeypatch.setattr(module, "read_range", read_once(module.read_range))
     for module in (batch_job, partition_commit):

@@ -20,6 +20,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.batch import partition_commit
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.fences import facts_of
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.partition_commit import commit_range
@@ -304,7 +305,7 @@ def test_standby_that_has_not_received_batch_is_worth_another_try(pair, make_lif
     standby = make_dsn(life.case.dsn, host="127.0.0.1", port=pair.replica.port, target_session_attrs="any")
     with pytest.raises(PostgresUnavailable, match=f"batch {batch.batch_id} is not in .* is a standby"):
         process_batch(
-            life.spark,
+            DriverEngine(life.spark),
             life.pipeline,
             batch.batch_id,
             Settings(life.case.settings.kafka, standby),

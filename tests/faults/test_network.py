@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
@@ -151,7 +152,7 @@ class Net:
 
     def process(self, pipeline: Pipeline, batch_id: int) -> Published:
         """One try."""
-        return process_batch(self.spark, pipeline, batch_id, self.settings)
+        return process_batch(DriverEngine(self.spark), pipeline, batch_id, self.settings)
 
     def fails(self, what: Callable[[], Any]) -> str:
         """The message of the error, which can be tried again, that this ends with within the bound; or ""."""

@@ -18,6 +18,7 @@ from pyspark import cloudpickle
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import (
@@ -424,7 +425,7 @@ def test_two_pipelines_that_share_a_target_at_once_miss_nothing(world, make_topi
 
 
 def process_alone(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> Published:
-    return process_batch(world.spark, pipeline, batch_id, world.settings)
+    return process_batch(DriverEngine(world.spark), pipeline, batch_id, world.settings)
 
 
 def test_late_rows_can_be_rejected_and_a_replay_rejects_the_same(world, make_topic, make_aggregate):

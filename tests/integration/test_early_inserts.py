@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch import direct, insert_rows
+from exactbatch.batch import direct, driver_engine, insert_rows
 from exactbatch.batch import job as batch_job
 from exactbatch.batch import publish as publish_module
 from exactbatch.batch.early_inserts import EarlyInserts
@@ -339,12 +339,12 @@ def test_rows_of_a_transaction_that_has_ended_do_not_count(scene):
 def test_rows_of_an_attempt_that_spark_has_replaced_in_the_end_do_not_count(scene, monkeypatch):
     scene = scene()
     scene.produce()
-    on_executors = direct.on_executors
+    on_executors = driver_engine.on_executors
 
     def replacing(*arguments: Any, **named: Any) -> Any:
         return [replace(each, attempt=each.attempt + 1000) for each in on_executors(*arguments, **named)]
 
-    monkeypatch.setattr(direct, "on_executors", replacing)
+    monkeypatch.setattr(driver_engine, "on_executors", replacing)
     with scene.staging() as batch, pytest.raises(StagedRowsDiffer, match="in the end another one"):
         batch.result()
     assert scene.count() == 0

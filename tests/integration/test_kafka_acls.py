@@ -26,9 +26,10 @@ from psycopg2.extensions import parse_dsn
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch import direct
-from exactbatch.batch.executors import loaded
+from exactbatch.batch import driver_engine
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.shares import loaded
 from exactbatch.batch.task import dump
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
@@ -330,7 +331,9 @@ class Documented:
         return found.batch
 
     def process(self, batch: Batch) -> Batch:
-        return process_batch(self.spark, self.pipeline, batch.batch_id, self.job, batch.plan_id).batch
+        return process_batch(
+            DriverEngine(self.spark), self.pipeline, batch.batch_id, self.job, batch.plan_id
+        ).batch
 
     def report(self, batch: Batch) -> Report:
         """As report_batch does, but that an ACL that is missing is no warning."""
@@ -433,7 +436,7 @@ def here(_spark: Any, tasks: Any, do: Callable[..., Any], **_: Any) -> list[Any]
 def test_each_right_that_is_missing_is_named(
     documented: Documented, topic: Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "on_executors", here)
+    monkeypatch.setattr(driver_engine, "on_executors", here)
     database = parse_dsn(documented.deployment.superuser)["dbname"]
     state: dict[str, Batch] = {}
 

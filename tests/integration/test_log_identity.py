@@ -20,10 +20,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from exactbatch import Append, Limits, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.audit.report import AuditReport
-from exactbatch.batch import direct
-from exactbatch.batch import job as batch_job
-from exactbatch.batch.executors import loaded
+from exactbatch.batch import driver_engine
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.shares import loaded
 from exactbatch.batch.task import dump
 from exactbatch.errors import (
     ConfigurationError,
@@ -284,10 +284,9 @@ def test_executors_that_reach_another_cluster_than_planner_write_nothing(
         tasks = [replace(task, kafka=kafka) for task in tasks]
         return loaded([dump(do(task, number)) for number, task in enumerate(tasks)])
 
-    for module in (direct, batch_job):
-        monkeypatch.setattr(module, "on_executors", here)
-    monkeypatch.setattr(batch_job, "batch_session", lambda spark, _pipeline: nullcontext(spark))
-    monkeypatch.setattr(batch_job, "launch_timeout", lambda *_: nullcontext())
+    monkeypatch.setattr(driver_engine, "on_executors", here)
+    monkeypatch.setattr(driver_engine, "batch_session", lambda spark, _pipeline: nullcontext(spark))
+    monkeypatch.setattr(driver_engine, "launch_timeout", lambda *_: nullcontext())
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
     limits = Limits(max_records=10)
     pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaBroker(settings.kafka)
@@ -295,7 +294,7 @@ def test_executors_that_reach_another_cluster_than_planner_write_nothing(
     def process() -> int | None:
         batch_id = freeze_advance(connection, log, pipeline, origin="cli")
         assert batch_id is not None
-        return process_batch(spark, pipeline, batch_id, settings).batch.rows
+        return process_batch(DriverEngine(spark), pipeline, batch_id, settings).batch.rows
 
     kafka = dict(settings.kafka)
     assert process() == 10

@@ -8,6 +8,7 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker
@@ -37,7 +38,7 @@ def run(spark: Any, deployment: Deployment, pipeline: Pipeline, request: ReplayR
         else:
             batch_id = freeze_replay(connection, log, pipeline, request, origin="cli").batch_id
         assert batch_id is not None
-        process_batch(spark, pipeline, batch_id, settings)
+        process_batch(DriverEngine(spark), pipeline, batch_id, settings)
         return batch_id
     finally:
         connection.close()

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from exactbatch import failpoints
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.session import spark_session
 from exactbatch.errors import ExactbatchError
@@ -52,7 +53,9 @@ def _process(spark: SparkSession, settings: Settings, order: dict[str, Any]) -> 
     if not actions:
         del environment["EXACTBATCH_FAILPOINTS"]
     try:
-        published = process_batch(spark, PIPELINES[order["pipeline"]], order["batch_id"], settings)
+        published = process_batch(
+            DriverEngine(spark), PIPELINES[order["pipeline"]], order["batch_id"], settings
+        )
     except ExactbatchError as error:
         logging.error("%s: %s", type(error).__name__, error)
         said = {"error": type(error).__name__, "message": str(error), "retryable": error.retryable}

@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient
 
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import (
@@ -43,7 +44,7 @@ class BatchRunner:
         return batch_id
 
     def process(self, pipeline: Pipeline, batch_id: int) -> Published:
-        return process_batch(self.spark, pipeline, batch_id, self.settings)
+        return process_batch(DriverEngine(self.spark), pipeline, batch_id, self.settings)
 
     def run(self, pipeline: Pipeline) -> Published:
         return self.process(pipeline, self.plan(pipeline))

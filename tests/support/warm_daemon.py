@@ -6,7 +6,8 @@ from pyspark.daemon import manager
 
 import exactbatch.batch.partition_commit
 import exactbatch.batch.stage
-import exactbatch.batch.transform  # noqa: F401 - imported for the workers
+import exactbatch.batch.transform
+import exactbatch.postgres.arrow  # noqa: F401 - imported for the workers
 
 if __name__ == "__main__":
     manager()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from exactbatch.batch import launch_timeout
+from exactbatch.batch.launch_timeout import JobGroup
+from exactbatch.batch.waiting_jobs import Watch
 
 
 @dataclass
@@ -58,7 +59,8 @@ def looks(monkeypatch: pytest.MonkeyPatch, context: Context, number: int) -> Any
     """The watch after so many looks, each a second after the one before; 10 seconds are too long."""
     clock = iter(range(10**6))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock) / 2)
-    watch = launch_timeout._Watch(context, "g", 10)
+    jobs = JobGroup(context, "g")
+    watch = Watch(jobs.progress, jobs.cancel, 10)
     left = iter([False] * number)
     monkeypatch.setattr(watch.ended, "wait", lambda _seconds: next(left, True))
     watch.run()

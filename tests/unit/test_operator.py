@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from exactbatch.airflow import operator as module
 from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.class_archive import archive_file
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
 
@@ -54,7 +55,8 @@ class Launches:
             if returncode:
                 raise AirflowException("spark-submit failed")
 
-        monkeypatch.setattr(module, "_done", ask)
+        monkeypatch.setattr(module, "done_already", ask)
+        monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
         monkeypatch.setattr(module.BaseHook, "get_connection", lambda _: None)
         monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
         self.hook = SimpleNamespace(
@@ -126,7 +128,8 @@ def real_hook(monkeypatch, tmp_path):
     def make(*, exit_status: int = 0, extra: str = "{}") -> ProcessBatchOperator:
         spark = Connection(conn_id="spark_default", conn_type="spark", host="local[1]", extra=extra)
         monkeypatch.setattr(BaseHook, "get_connection", lambda *_: spark)
-        monkeypatch.setattr(module, "_done", lambda *_: None)
+        monkeypatch.setattr(module, "done_already", lambda *_: None)
+        monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
         # A name that the provider allows, and that no other folder of PATH has.
         binary = tmp_path / "spark3-submit"
         binary.write_text(f"#!/bin/sh\nexit {exit_status}\n")
@@ -185,3 +188,24 @@ def test_a_note_that_airflow_refuses_fails_nothing(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         Connections(airflow="airflow_bad").note(TI, "text")
     assert "the task's note was not written: RuntimeError: 401" in caplog.text
+
+
+@pytest.mark.parametrize(("offsets", "small"), [(99_999, True), (100_000, False)])
+def test_a_driver_uses_the_archive_and_for_a_small_batch_the_quick_compiler(
+    monkeypatch, tmp_path, offsets, small
+):
+    file = archive_file(tmp_path)
+    assert file is not None
+    file.touch()
+    monkeypatch.setenv("EXACTBATCH_ARCHIVES", str(tmp_path))
+    monkeypatch.delenv("SPARK_SUBMIT_OPTS", raising=False)
+    launches = Launches(monkeypatch)
+    monkeypatch.setattr(module, "planned_offsets", lambda *_: offsets)
+    seen: list[str] = []
+    monkeypatch.setattr(
+        SparkSubmitOperator, "execute", lambda *_: seen.append(os.environ["SPARK_SUBMIT_OPTS"])
+    )
+    launches.execute("17")
+    assert f"-XX:SharedArchiveFile={file} " in seen[0]
+    assert ("TieredStopAtLevel=1" in seen[0]) == small
+    assert "SPARK_SUBMIT_OPTS" not in os.environ

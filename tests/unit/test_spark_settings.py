@@ -11,13 +11,12 @@ import pytest
 from pyspark.errors import PySparkException
 
 from exactbatch.batch.session import (
-    PINNED,
     _check_home,
     _environment,
     _not_started,
-    _variables,
     spark_session,
 )
+from exactbatch.batch.session_settings import PINNED, variables_of
 from exactbatch.batch.spark_errors import may_be_of_a_record, setting_refused
 from exactbatch.errors import ConfigurationError, TasksFailed
 from support.pipelines import flights_pipeline
@@ -161,7 +160,7 @@ def test_a_record_is_looked_for_only_where_one_may_be_the_cause(said, may_be):
 def test_a_zone_that_python_does_not_know_is_refused(zone):
     pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
     with pytest.raises(ConfigurationError, match="which is not in the time zone database of this machine"):
-        _variables(pipeline)
+        variables_of(pipeline)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def test_a_zone_that_python_does_not_know_is_refused(zone):
 )
 def test_python_functions_see_the_zone_of_the_session(zone, local):
     pipeline = flights_pipeline(spark_conf={"spark.sql.session.timeZone": zone})
-    assert _variables(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
+    assert variables_of(pipeline) == {"TZ": local, "PYTHONHASHSEED": "0"}
 
 
 def test_batches_at_the_same_time_have_one_zone(monkeypatch):

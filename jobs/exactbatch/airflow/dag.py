@@ -4,10 +4,11 @@ Airflow parses DAG files again and again. Parsing imports nothing heavy and conn
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from airflow.sdk import DAG, Asset
 
+from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation
 from exactbatch.airflow.operator import ProcessBatchOperator
@@ -15,6 +16,7 @@ from exactbatch.airflow.options import checked_schedule, dag_options
 from exactbatch.airflow.parameters import parameters
 from exactbatch.airflow.plan_task import plan_task
 from exactbatch.airflow.report_task import callbacks, report_task
+from exactbatch.connect_limits import check_pipeline
 from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
@@ -24,6 +26,7 @@ _BATCH_ID: Final = "{{ ti.xcom_pull('plan_batch', key='batch_id') or '' }}"
 _PLAN_ID: Final = "{{ ti.xcom_pull('plan_batch', key='plan_id') or '' }}"
 _MISSED: Final = "{{ ti.xcom_pull('plan_batch', key='missed') or '' }}"
 _DEFAULT_POOL: Final = "default_pool"
+Engine = Literal["spark-submit", "connect"]
 
 
 def pipeline_dag(
@@ -36,6 +39,7 @@ def pipeline_dag(
     retry_delay: timedelta = timedelta(seconds=30),
     pool: str | None = None,
     replay_pool: str | None = None,
+    engine: Engine = "spark-submit",
     **dag_arguments: Any,
 ) -> DAG:
     """Return the DAG of a pipeline. Its dag_id is the pipeline's name.
@@ -45,6 +49,9 @@ def pipeline_dag(
     `replay_pool` the pool of replays; without them, Airflow's default_pool. Create a pool before you name it here:
     Airflow lets a task wait forever for a missing pool.
 
+    `engine` is what processes a batch: a driver that spark-submit starts, or, with "connect", a server of Spark Connect
+    that runs already, whose address is the connection `spark`. A pipeline with a transform needs spark-submit.
+
     Further arguments go to the DAG. default_args, tags, params and doc_md are merged with the DAG's own.
 
     These runs process ranges again: a run that is triggered with parameters, the runs of a backfill, each for its
@@ -53,6 +60,7 @@ def pipeline_dag(
     Raises ConfigurationError for invalid arguments.
     """
     reference = reference_of(pipeline)
+    _check_engine(pipeline, engine)
     options = dag_options(
         pipeline.name,
         dag_arguments,
@@ -73,15 +81,8 @@ def pipeline_dag(
     with dag:
         planned = plan_task(reference, connections, pools, options["params"].keys() - parameters().keys())
         processed = [
-            ProcessBatchOperator(
-                task_id=task_id,
-                connections=connections,
-                name=f"exactbatch-{pipeline.name}",
-                conf={"spark.log.level": "WARN", **pipeline.spark_conf},
-                pipeline=reference,
-                batch_id=_BATCH_ID,
-                plan_id=_PLAN_ID,
-                pool=task_pool or _DEFAULT_POOL,
+            _process_task(
+                pipeline, reference, connections, engine, task_id=task_id, pool=task_pool or _DEFAULT_POOL
             )
             for task_id, task_pool in pools.items()
         ]
@@ -101,3 +102,32 @@ def pipeline_dag(
 def pipeline_asset(pipeline: Pipeline) -> Asset:
     """Return the asset that report_batch updates, to schedule DAGs that read the target."""
     return Asset(name=f"exactbatch.{pipeline.name}", extra={"target": pipeline.sink.target})
+
+
+def _check_engine(pipeline: Pipeline, engine: str) -> None:
+    """Raise ConfigurationError unless the engine exists and can process the pipeline."""
+    if engine not in get_args(Engine):
+        raise ConfigurationError(
+            f"pipeline {pipeline.name!r}: expected engine to be one of {', '.join(get_args(Engine))}, found {engine!r}"
+        )
+    if engine == "connect":
+        check_pipeline(pipeline)
+
+
+def _process_task(
+    pipeline: Pipeline, reference: str, connections: Connections, engine: str, **arguments: Any
+) -> ProcessBatchOperator | ProcessBatchOnServerOperator:
+    batch: dict[str, Any] = {
+        "connections": connections,
+        "pipeline": reference,
+        "batch_id": _BATCH_ID,
+        "plan_id": _PLAN_ID,
+    }
+    if engine == "connect":
+        return ProcessBatchOnServerOperator(**batch, **arguments)
+    return ProcessBatchOperator(
+        **batch,
+        name=f"exactbatch-{pipeline.name}",
+        conf={"spark.log.level": "WARN", **pipeline.spark_conf},
+        **arguments,
+    )

@@ -5,21 +5,22 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from uuid import UUID
+from typing import Any, Final
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from exactbatch.airflow.batches import check_own, named_batch
+from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.launch import done_already, planned_offsets
+from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
-from exactbatch.settings import Settings
 
-APPLICATION = Path(__file__).parents[2] / "process_batch.py"
+_SMALL: Final = 100_000  # offsets: the JVM of a driver has nothing to compile that would run for long
+APPLICATION: Final = Path(__file__).parents[2] / "process_batch.py"
 
 
 class ProcessBatchOperator(SparkSubmitOperator):
@@ -67,7 +68,8 @@ class ProcessBatchOperator(SparkSubmitOperator):
         with airflow_errors():
             batch_id, plan_id = named_batch(self.batch_id, self.plan_id)
             settings = self.connections.settings()
-            done = _done(settings, batch_id, plan_id, ti)
+            done = done_already(settings, batch_id, plan_id, ti)
+            is_small = not done and planned_offsets(settings, batch_id) < _SMALL
         if done:
             self.log.info(done)
             self.connections.note(ti, done)
@@ -77,14 +79,15 @@ class ProcessBatchOperator(SparkSubmitOperator):
         if plan_id is not None:
             self.application_args += ["--plan-id", str(plan_id)]
         hook = self._checked_hook()
-        with _environment(settings.as_environment()):
+        quick = {**with_archive(os.environ, is_small=is_small), **settings.as_environment()}
+        with _environment(quick):
             try:
                 super().execute(context)
             except AirflowException as error:
                 if hook._submit_sp is None or hook._submit_sp.returncode != TERMINAL:
                     raise
                 with airflow_errors():
-                    done = _done(settings, batch_id, plan_id, ti)
+                    done = done_already(settings, batch_id, plan_id, ti)
                 if done is None:
                     raise AirflowFailException(
                         f"the batch cannot succeed by trying again: the log above has the reason. {error}"
@@ -104,33 +107,6 @@ class ProcessBatchOperator(SparkSubmitOperator):
                 f"connection's extra."
             )
         return hook
-
-
-def _done(settings: Settings, batch_id: int, plan_id: UUID | None, ti: Any) -> str | None:
-    """Return why a batch needs no launch (it is committed, or later replays processed all of its ranges), or None.
-
-    Raises BatchLost, AirflowFailException for a batch of another run, and the errors of ledger_session().
-    """
-    from exactbatch.ledger import Ledger, ledger_session
-    from exactbatch.postgres.connection import transaction
-
-    with ledger_session(settings.postgres, "exactbatch launch") as connection, transaction(connection):
-        ledger = Ledger(connection)
-        batch = ledger.batch(batch_id, plan_id)
-        check_own(batch, ti)
-        if batch.committed_at is not None:
-            return (
-                f"Batch {batch_id} was committed at {batch.committed_at:%Y-%m-%d %H:%M:%S} UTC: nothing was launched "
-                f"or written. To process its ranges again, clear plan_batch with its downstream tasks."
-            )
-        later = ledger.overtaken_by(batch)
-        if later is None:
-            return None
-        ledger.supersede_overtaken(batch)
-        return (
-            f"Batch {later}, which was planned later, has processed all ranges of this replay, batch "
-            f"{batch_id}. Nothing is left to do, and the later results stay."
-        )
 
 
 @contextmanager

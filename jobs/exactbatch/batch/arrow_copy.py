@@ -3,14 +3,16 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 
 from exactbatch.batch.rejects import PendingRejects
 from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
-from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor, connect_arrow
 from exactbatch.postgres.connection import Connection, connect
+
+if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
+    from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor
 
 _APPLICATION: Final = "exactbatch task"  # as pg_stat_activity shows a task
 Rows = TypeVar("Rows")  # a batch of them
@@ -29,12 +31,14 @@ class PostgresAccess:
     publish_timeout: float
     statement_timeout: float
 
-    def run(self, work: Callable[[ArrowConnection, StallTimeout], None], *, where: str) -> None:
+    def run(self, work: "Callable[[ArrowConnection, StallTimeout], None]", *, where: str) -> None:
         """Open a connection and run work on it; `where` opens the message of an error.
 
         Raises the error that the server's SQLSTATE stands for, PostgresUnavailable when Postgres does not respond
         within the timeout, and whatever the work raises.
         """
+
+        from exactbatch.postgres.arrow import connect_arrow
 
         def connect_and_work(timeout: StallTimeout) -> None:
             with connect_arrow(
@@ -59,7 +63,7 @@ class PostgresAccess:
 
 
 def copy_batches(
-    cursor: ArrowCursor, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], **options: Any
+    cursor: "ArrowCursor", table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch], **options: Any
 ) -> int:
     """COPY batches into a table; return the number of rows sent. `options` are those of adbc_ingest().
 

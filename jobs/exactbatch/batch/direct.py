@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from pyspark.sql import SparkSession
-
-from exactbatch.batch.executors import distribute, on_executors
+from exactbatch.batch.engine import Executors
+from exactbatch.batch.shares import distribute
 from exactbatch.batch.stage import stage
 from exactbatch.batch.staging_tables import StagingTables
 from exactbatch.batch.task import Staged, StagedBatch, StageTask
@@ -22,8 +21,8 @@ IN_PARTS_FROM: Final = 200_000
 class DirectStager:
     """The Stager of a pipeline without a transform."""
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
-        self._spark, self._tasks, self._limit = spark, tasks, pipeline.max_connections
+    def __init__(self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask]) -> None:
+        self._executors, self._tasks, self._limit = executors, tasks, pipeline.max_connections
         self._part_of: dict[OffsetRange, int] = {}
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
@@ -54,7 +53,7 @@ class DirectStager:
         """
         reported = None if finished is None else lambda pieces: finished(self._batch(pieces))
         return self._batch(
-            on_executors(self._spark, self._tasks, stage, limit=self._limit, verb="stage", finished=reported)
+            self._executors.run(self._tasks, stage, limit=self._limit, verb="stage", finished=reported)
         )
 
     def _batch(self, pieces: Iterable[Staged]) -> StagedBatch:

@@ -1,34 +1,20 @@
-"""Run tasks over offset ranges on Spark's executors, and collect what they return."""
+"""Run tasks over offset ranges on the executors of a Spark driver."""
 
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD, InheritableThread, SparkContext, TaskContext
+from pyspark import RDD, InheritableThread, SparkContext
 from pyspark.accumulators import AccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from exactbatch.batch.shares import Outcome, Task, distribute, loaded, run_share
 from exactbatch.batch.spark_errors import cause, setting_refused, settings_of
-from exactbatch.batch.task import dump, load
 from exactbatch.errors import ExactbatchError, TasksFailed
-from exactbatch.offsets import OffsetRange, fill_bins
-
-
-class HasRange(Protocol):
-    """A task over an offset range."""
-
-    @property
-    def range(self) -> OffsetRange:
-        """The range."""
-        ...
-
-
-Task = TypeVar("Task", bound=HasRange)
-Outcome = TypeVar("Outcome")
 
 _INTERVAL: Final = 0.1  # seconds between two looks at which tasks have finished
 _CANCELLED_WITHIN: Final = 30.0  # seconds in which Spark reports that a cancelled job has ended
@@ -56,17 +42,16 @@ def on_executors(
     # Spark adds to an accumulator what a task attempt has added, as soon as it accepts the attempt, and only once.
     accepted = None if finished is None else context.accumulator([], _Lists())
 
-    def run(bins: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
-        for bin_ in bins:
-            for task in bin_:
-                outcome = dump(work(task, attempt_id()))
+    def run(shares: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
+        for share in shares:
+            for outcome in run_share(work, share):
                 if accepted is not None:
                     accepted.add([outcome])
                 yield outcome
 
     try:
-        bins = distribute(tasks, limit)
-        job = context.parallelize(bins, len(bins)).mapPartitions(run)
+        shares = distribute(tasks, limit)
+        job = context.parallelize(shares, len(shares)).mapPartitions(run)
         if finished is None or accepted is None:
             outcomes = job.collect()
         else:
@@ -117,37 +102,6 @@ def _collect(
         wait([collected], _CANCELLED_WITHIN)
         raise
     return collected.result()
-
-
-def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
-    """Return what each of at most `limit` Spark tasks does, one after the other; their sizes are similar."""
-    return [
-        [tasks[index] for index in bin_] for bin_ in fill_bins([len(task.range) for task in tasks], limit)
-    ]
-
-
-def attempt_id() -> int:
-    """Return the Spark task attempt that this process works for."""
-    context = TaskContext.get()
-    assert context is not None
-    return context.taskAttemptId()
-
-
-def partition_id() -> int:
-    """Return the number of the partition that this Spark task computes."""
-    context = TaskContext.get()
-    assert context is not None
-    return context.partitionId()
-
-
-def loaded(outcomes: Iterable[bytes]) -> list[Any]:
-    """Return the outcomes that tasks have returned. Raises the first error among them."""
-    results = []
-    for outcome in map(load, outcomes):
-        if isinstance(outcome, ExactbatchError):
-            raise outcome
-        results.append(outcome)
-    return results
 
 
 def tasks_failed(spark: SparkSession, error: PySparkException | Py4JJavaError, verb: str) -> ExactbatchError:

@@ -9,29 +9,25 @@ from uuid import UUID
 
 import psycopg2
 from psycopg2 import sql
-from pyspark.sql import SparkSession
 
 from exactbatch.batch.direct import DirectStager
 from exactbatch.batch.early_inserts import EarlyInserts
-from exactbatch.batch.executors import on_executors
+from exactbatch.batch.engine import Engine, Executors
 from exactbatch.batch.fences import (
     check_publishable,
     check_results_exist,
     check_topic_ids,
     facts_of,
 )
-from exactbatch.batch.launch_timeout import launch_timeout
 from exactbatch.batch.partition_commit import commit_batch, commit_range
 from exactbatch.batch.publish import Published, publish
 from exactbatch.batch.range_copy import RangeTask
 from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
-from exactbatch.batch.session import batch_session, jvm_errors
 from exactbatch.batch.stage_partition import PartitionStager
 from exactbatch.batch.staged_pieces import close_partition, create_partition
 from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.task import StagedBatch
-from exactbatch.batch.transform import TransformStager
 from exactbatch.batch.uncastable import reject_uncastable
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced
@@ -50,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 def process_batch(
-    spark: SparkSession, pipeline: Pipeline, batch_id: int, settings: Settings, plan_id: UUID | None = None
+    engine: Engine, pipeline: Pipeline, batch_id: int, settings: Settings, plan_id: UUID | None = None
 ) -> Published:
     """Process a planned batch: stage its ranges on executors and publish them in one transaction.
 
@@ -72,13 +68,11 @@ def process_batch(
         with (
             _record_failure(settings, batch),
             translate_errors(),
-            jvm_errors(),
-            launch_timeout(spark, pipeline.launch_timeout, where),
-            batch_session(spark, pipeline) as session,
+            engine.executors(pipeline, where) as executors,
         ):
             if pipeline.commit == "partition" and batch.kind == "advance":
-                return _process_ranges(session, connection, pipeline, batch, epochs, settings)
-            return _process(session, connection, pipeline, batch, ranges, epochs, settings)
+                return _process_ranges(executors, connection, pipeline, batch, epochs, settings)
+            return _process(executors, connection, pipeline, batch, ranges, epochs, settings)
 
 
 def _load(
@@ -120,7 +114,7 @@ def _record_failure(settings: Settings, batch: Batch) -> Iterator[None]:
 
 
 def _process(
-    spark: SparkSession,
+    executors: Executors,
     connection: Connection,
     pipeline: Pipeline,
     batch: Batch,
@@ -134,11 +128,10 @@ def _process(
     topic_ids, cluster_id = broker.cluster(topics)
     check_topic_ids(ranges, topic_ids)
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
-    parallelism = spark.sparkContext.defaultParallelism
-    tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, parallelism, cluster_id)
+    tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, executors.parallelism, cluster_id)
     with hold_launch(connection, settings, pipeline, tables):
-        direct = None if pipeline.is_transformed else DirectStager(spark, pipeline, tasks)
-        stager = direct or TransformStager(spark, connection, pipeline, tasks)
+        direct = None if pipeline.is_transformed else DirectStager(executors, pipeline, tasks)
+        stager = direct or executors.transform(connection, pipeline, tasks)
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
@@ -156,7 +149,7 @@ def _process(
             )
             seen = facts_of(cursor, pipeline.sink)
         if staging is not None:
-            partition_stager = PartitionStager(spark, pipeline, tasks, staging)
+            partition_stager = PartitionStager(executors, pipeline, tasks, staging)
             staged = _stage_partition(connection, pipeline, tables, staging, partition_stager)
             return publish(
                 connection,
@@ -298,7 +291,7 @@ def _check_rejects(
 
 
 def _process_ranges(
-    spark: SparkSession,
+    executors: Executors,
     connection: Connection,
     pipeline: Pipeline,
     batch: Batch,
@@ -331,6 +324,6 @@ def _process_ranges(
             for range_ in ranges
         ]
         failpoint("job.before_ranges")
-        on_executors(spark, tasks, commit_range, limit=pipeline.max_connections, verb="commit")
+        executors.run(tasks, commit_range, limit=pipeline.max_connections, verb="commit")
         failpoint("job.after_ranges")
     return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)

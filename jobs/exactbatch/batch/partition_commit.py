@@ -6,7 +6,7 @@ the batch, shared, and then the stored offset of its partition, never the pipeli
 for each other, and a newer plan waits for the ranges that are about to commit and supersedes the others.
 """
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from exactbatch.batch.arrow_copy import PostgresAccess
@@ -27,8 +27,10 @@ from exactbatch.ledger.partition_commit import (
     SHARE_BATCH,
 )
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor
 from exactbatch.postgres.connection import Connection, transaction
+
+if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
+    from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor
 
 _SERVER: Final = "select current_database(), pg_is_in_recovery()"
 
@@ -79,7 +81,7 @@ def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan
         return Published(ledger.batch(batch_id, plan_id), wrote=True)
 
 
-def _commit(connection: ArrowConnection, task: RangeTask, attempt: int, timeout: StallTimeout) -> None:
+def _commit(connection: "ArrowConnection", task: RangeTask, attempt: int, timeout: StallTimeout) -> None:
     """Commit the range. If it turns out to be committed already, return without a commit and so without a
     trace."""
     with connection.cursor() as cursor:
@@ -108,7 +110,7 @@ def _commit(connection: ArrowConnection, task: RangeTask, attempt: int, timeout:
     failpoint("partition.after_commit")
 
 
-def _is_committed(cursor: ArrowCursor, task: RangeTask) -> bool:
+def _is_committed(cursor: "ArrowCursor", task: RangeTask) -> bool:
     """True if this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost."""
     status, committed = _of_this_plan(cursor, task, RANGE_STATE, task.key)
     if status == "superseded":
@@ -116,7 +118,7 @@ def _is_committed(cursor: ArrowCursor, task: RangeTask) -> bool:
     return bool(committed)
 
 
-def _lock(cursor: ArrowCursor, task: RangeTask) -> bool:
+def _lock(cursor: "ArrowCursor", task: RangeTask) -> bool:
     """Lock the batch and the stored offset, as the plan found them, until the commit.
 
     Returns False when another attempt has committed the range. Raises Fenced when the batch may not commit.
@@ -140,7 +142,7 @@ def _lock(cursor: ArrowCursor, task: RangeTask) -> bool:
 
 
 def _of_this_plan(
-    cursor: ArrowCursor, task: RangeTask, statement: str, parameters: tuple[Any, ...]
+    cursor: "ArrowCursor", task: RangeTask, statement: str, parameters: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Return what the ledger has of the batch, after its plan_id. Raises BatchLost when another plan has its
     number: that batch may have a range that starts at the same offset and ends at another one."""

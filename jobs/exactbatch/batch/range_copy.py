@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -19,10 +19,12 @@ from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format, WithMessage, with_registry
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowCursor
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, triggers_of
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
+
+if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
+    from exactbatch.postgres.arrow import ArrowCursor
 
 REJECTS: Final = "exactbatch_rejects"  # a temporary table, which INSERT_RANGE_REJECTS reads
 # ADBC reports what it sent, not what has arrived; and counting in the target would read much of it.
@@ -83,7 +85,7 @@ def range_reader(task: RangeTask, attempt: int) -> RangeReader:
     return RangeReader(task, attempt, schema, {"batch_id": task.batch_id})
 
 
-def copy_range(cursor: ArrowCursor, task: RangeTask, reader: RangeReader, timeout: StallTimeout) -> None:
+def copy_range(cursor: "ArrowCursor", task: RangeTask, reader: RangeReader, timeout: StallTimeout) -> None:
     """COPY the rows of a range into the target, and check that they have arrived; rejects go into the temporary
     table REJECTS.
 
@@ -178,7 +180,7 @@ def _raise_refused(task: RangeTask, error: AdbcError) -> None:
         ) from error
 
 
-def _check_seen(cursor: ArrowCursor, task: RangeTask, target: str) -> None:
+def _check_seen(cursor: "ArrowCursor", task: RangeTask, target: str) -> None:
     """Raise StagedRowsDiffer if the target was changed since the batch began. The rows that were copied into it
     keep others from changing it now."""
     sink = task.pipeline.sink
@@ -194,7 +196,7 @@ def _check_seen(cursor: ArrowCursor, task: RangeTask, target: str) -> None:
         )
 
 
-def one_row(cursor: ArrowCursor, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+def one_row(cursor: "ArrowCursor", statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the single row of a statement. ADBC returns no row count for a statement with parameters."""
     cursor.execute(statement, parameters)
     (row,) = cursor.fetchall()

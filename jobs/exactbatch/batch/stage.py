@@ -25,11 +25,11 @@ from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
-from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.postgres.connection import Connection
 
 if TYPE_CHECKING:
     from exactbatch.batch.row_encoder import RowEncoder
+    from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
 
 
 def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
@@ -55,7 +55,7 @@ def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
 def _stage_batches(task: StageTask, reader: RangeReader) -> None:
     """Stage Arrow batches, which ADBC encodes."""
 
-    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
         def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
             _copy(connection, task.tables.rejects, REJECT_SCHEMA, iter(rejects))
             failpoint("stage.after_rejects")
@@ -143,7 +143,7 @@ def _staged(task: StageTask, attempt: int, reader: RangeReader) -> Staged:
 def stage_rejects(postgres: PostgresAccess, tables: StagingTables, rejects: Iterable[pa.RecordBatch]) -> None:
     """Stage rejected records, on an executor or the driver. Raises the errors of PostgresAccess.run()."""
 
-    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
         _copy(connection, tables.rejects, REJECT_SCHEMA, timeout.watch(rejects))
         connection.commit()
 
@@ -178,7 +178,7 @@ def stage_rows(
             records.add(rows)
             yield rows
 
-    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
         def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
             records.begin()
             try:
@@ -213,7 +213,7 @@ def stage_lineage(
     """Stage which records were decoded, from batches with the columns LINEAGE_NAMES. Raises the errors of
     PostgresAccess.run()."""
 
-    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
         tagged = (_tagged(batch, LINEAGE_SCHEMA, attempt) for batch in batches)
         _copy(connection, tables.lineage, LINEAGE_SCHEMA, timeout.watch(tagged))
         connection.commit()
@@ -242,7 +242,7 @@ def _tagged(batch: pa.RecordBatch, schema: pa.Schema, attempt: int) -> pa.Record
 
 
 def _copy(
-    connection: ArrowConnection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+    connection: "ArrowConnection", table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
 ) -> None:
     with connection.cursor() as cursor:
         copy_batches(cursor, table, schema, batches, mode="append", db_schema_name=SCHEMA)

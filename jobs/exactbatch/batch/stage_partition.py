@@ -3,15 +3,14 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
-from pyspark.sql import SparkSession
 
 from exactbatch.batch.arrow_copy import copy_batches, copy_in_turns
 from exactbatch.batch.decode import RangeReader, pause_garbage_collector
-from exactbatch.batch.executors import on_executors
+from exactbatch.batch.engine import Executors
 from exactbatch.batch.range_copy import one_row
 from exactbatch.batch.rejects import REJECT_SCHEMA
 from exactbatch.batch.staged_pieces import enter_piece, entered_piece
@@ -25,9 +24,11 @@ from exactbatch.errors.translation import adbc_detail, adbc_message
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowConnection
 from exactbatch.sinks.base import DirectStaging
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
+
+if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
+    from exactbatch.postgres.arrow import ArrowConnection
 
 # ADBC reports what it sent, not what has arrived.
 _WRITES: Final = WRITES_OF.format("$1", "$1")
@@ -51,9 +52,9 @@ class PartitionStager:
     """The Stager of rows that become a partition of the target. `columns` are those of a row without its lineage."""
 
     def __init__(
-        self, spark: SparkSession, pipeline: Pipeline, tasks: Sequence[StageTask], staging: DirectStaging
+        self, executors: Executors, pipeline: Pipeline, tasks: Sequence[StageTask], staging: DirectStaging
     ) -> None:
-        self._spark, self._limit = spark, pipeline.max_connections
+        self._executors, self._limit = executors, pipeline.max_connections
         self._tasks = [PartitionTask(task, staging.columns) for task in tasks]
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
@@ -62,9 +63,7 @@ class PartitionStager:
 
         Raises TasksFailed, and the terminal error of a task.
         """
-        return StagedBatch.of(
-            on_executors(self._spark, self._tasks, stage_piece, limit=self._limit, verb="stage")
-        )
+        return StagedBatch.of(self._executors.run(self._tasks, stage_piece, limit=self._limit, verb="stage"))
 
 
 def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
@@ -75,7 +74,7 @@ def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
     stage = task.stage
     staged = Staged(stage.range, attempt, 0, 0, 0, 0)
 
-    def copy(connection: ArrowConnection, timeout: StallTimeout) -> None:
+    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
         nonlocal staged
         with connection.cursor() as cursor:
             earlier = entered_piece(cursor, stage.tables, staged)
@@ -106,7 +105,7 @@ def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
 
 
 def _copy_piece(
-    connection: ArrowConnection, task: PartitionTask, attempt: int, timeout: StallTimeout
+    connection: "ArrowConnection", task: PartitionTask, attempt: int, timeout: StallTimeout
 ) -> Staged:
     """Copy rows and rejects of a piece, and check that they have arrived."""
     stage = task.stage

@@ -7,7 +7,7 @@ holds. Both tables are logged: a crash of the server, or a failover, keeps or lo
 """
 
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg2
 from psycopg2 import sql
@@ -16,9 +16,11 @@ from exactbatch.batch.staging_tables import SCHEMA, StagingTables, identifier
 from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.arrow import ArrowCursor
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import DirectStaging
+
+if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
+    from exactbatch.postgres.arrow import ArrowCursor
 
 # Takes the fields of a piece in their order.
 _ENTER: Final = (
@@ -54,7 +56,7 @@ def create_partition(cursor: Cursor, tables: StagingTables, staging: DirectStagi
     )
 
 
-def enter_piece(cursor: ArrowCursor, tables: StagingTables, piece: Staged) -> bool:
+def enter_piece(cursor: "ArrowCursor", tables: StagingTables, piece: Staged) -> bool:
     """Enter a piece in the transaction of its rows; return False if another attempt has entered it.
 
     Waits for an attempt that is about to commit.
@@ -78,7 +80,7 @@ def enter_piece(cursor: ArrowCursor, tables: StagingTables, piece: Staged) -> bo
     return bool(entered)
 
 
-def entered_piece(cursor: ArrowCursor, tables: StagingTables, piece: Staged) -> Staged | None:
+def entered_piece(cursor: "ArrowCursor", tables: StagingTables, piece: Staged) -> Staged | None:
     """Return what the attempt did that entered a piece; None if none has. Only `range` of `piece` counts."""
     range_ = piece.range
     cursor.execute(_ENTERED.format(_quoted(tables)), (range_.topic, range_.partition, range_.from_offset))

@@ -17,9 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
-from exactbatch.batch.executors import attempt_id, distribute, loaded, partition_id, tasks_failed
+from exactbatch.batch.executors import tasks_failed
 from exactbatch.batch.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.one_pass import ONE_PASS, HandOver, Passed, RecordsInOrder, all_pieces, passed
+from exactbatch.batch.shares import attempt_id, distribute, loaded, partition_id
 from exactbatch.batch.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.batch.stage import decode_range, stage_lineage, stage_rows

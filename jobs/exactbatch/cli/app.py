@@ -2,7 +2,9 @@
 
 import typer
 
+from exactbatch.cli.archive import archive
 from exactbatch.cli.compact import compact
+from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
 from exactbatch.cli.init import init
 from exactbatch.cli.inspect import audit, boundaries, status
@@ -16,7 +18,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _command in (init, plan, run, replay, rejects, boundaries, compact, merge, status, audit):
+for _command in (
+    init,
+    plan,
+    run,
+    replay,
+    rejects,
+    boundaries,
+    compact,
+    merge,
+    status,
+    audit,
+    connect,
+    archive,
+):
     app.command()(with_exit_status(_command))
 
 

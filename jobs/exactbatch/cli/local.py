@@ -27,13 +27,13 @@ def run_local(arguments: Sequence[str]) -> None:
 
 
 def local_settings() -> Settings | None:
-    """Return how to reach the stack `dev` in the working directory, or None unless all its servers are up."""
+    """Return how to reach the stack `dev` in the working directory, or None unless its broker and Postgres are up."""
     if not _is_installed():
         return None
     from exactbatch.local.stack import LocalStack
 
     stack = LocalStack()
-    if not all(server.up for server in stack.status()):
+    if not (stack.broker.is_up() and stack.postgres.is_up()):
         return None
     return Settings(kafka=stack.kafka_properties, postgres=stack.postgres_dsn)
 

@@ -1,7 +1,9 @@
 """Commands that plan and process batches without Airflow: plan, run, replay and rejects."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -18,6 +20,9 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, ranges_of_offsets, request_of
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
+
+if TYPE_CHECKING:
+    from exactbatch.batch.engine import Engine
 
 _LOCAL_MASTER = "local[*]"
 
@@ -181,14 +186,28 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
     """Process a planned batch with Spark, and print its report."""
     # Imported here: Spark takes long to import, and no other command needs it.
     from exactbatch.batch.job import process_batch
-    from exactbatch.batch.session import spark_session
     from exactbatch.operations.report import load_report
 
     with (
         err.status(f"Processing batch {batch.batch_id} with Spark on {master} …"),
-        spark_session(pipeline, master=master) as spark,
+        _engine(pipeline, master) as engine,
     ):
-        process_batch(spark, pipeline, batch.batch_id, settings, batch.plan_id)
+        process_batch(engine, pipeline, batch.batch_id, settings, batch.plan_id)
     broker = KafkaBroker(settings.kafka)
     report = load_report(settings.postgres, broker, pipeline, batch.batch_id, batch.plan_id)
     print_json(report.as_json()) if as_json else out.print(report.as_table())
+
+
+@contextmanager
+def _engine(pipeline: Pipeline, master: str) -> "Iterator[Engine]":
+    """Start a Spark driver in this process, or use the server of Spark Connect that `master` names."""
+    if master.startswith("sc://"):
+        from exactbatch.batch.connect_engine import ConnectEngine
+
+        yield ConnectEngine(master)
+        return
+    from exactbatch.batch.driver_engine import DriverEngine
+    from exactbatch.batch.session import spark_session
+
+    with spark_session(pipeline, master=master) as spark:
+        yield DriverEngine(spark)

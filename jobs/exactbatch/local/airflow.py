@@ -285,4 +285,21 @@ def _connections(stack: LocalStack) -> dict[str, dict[str, Any]]:
             "login": postgres["user"],
         },
         "spark_default": {"conn_type": "spark", "host": "local[2]"},
+        **_connect(stack),
+    }
+
+
+def _connect(stack: LocalStack) -> dict[str, dict[str, Any]]:
+    """The connection for engine="connect", if the stack has a server of Spark Connect."""
+    if stack.connect.pid is None:
+        return {}
+    host, _, port = stack.connect.address.partition(":")
+    return {
+        "spark_connect_default": {
+            "conn_type": "spark_connect",
+            "host": f"sc://{host}",
+            "port": int(port),
+            "login": "airflow",
+            "password": stack.connect.token,
+        }
     }

@@ -11,13 +11,14 @@ from rich.status import Status
 from rich.table import Table
 
 from exactbatch.cli.console import AsJson, err, out, print_json, with_exit_status
+from exactbatch.connect_server import TOKEN
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java, java_version
 from exactbatch.local.stack import LocalStack, ServerStatus
 
 app = typer.Typer(
-    help="Run Kafka and Postgres on this machine, with their data in the folder .local.",
+    help="Run Kafka, Postgres and Spark Connect on this machine, with their data in the folder .local.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,18 +47,28 @@ def up(
     postgres_port: Annotated[
         int | None, typer.Option(help="Preferred port of Postgres.", show_default="5432")
     ] = None,
+    connect: Annotated[bool, typer.Option(help="Also start a server of Spark Connect.")] = True,
+    connect_port: Annotated[
+        int | None, typer.Option(help="Preferred port of Spark Connect.", show_default="15002")
+    ] = None,
 ) -> None:
-    """Start Kafka and Postgres. They keep the data of earlier starts."""
+    """Start Kafka, Postgres and a server of Spark Connect. They keep the data of earlier starts."""
     with err.status("starting") as status:
         stack = LocalStack(home, name, progress=_shown_on(status))
-        started = stack.up(kafka_port=kafka_port, postgres_port=postgres_port)
+        started = stack.up(
+            kafka_port=kafka_port, postgres_port=postgres_port, connect=connect, connect_port=connect_port
+        )
     if as_json:
         print_json(_described(stack))
         return
     out.print(f'The stack "{name}" {"is up" if started else "was up already"}.\n', markup=False)
     out.print(f"Kafka     {stack.bootstrap_servers}", markup=False)
-    out.print(f"Postgres  {stack.postgres_dsn}\n", markup=False)
-    for variable, value in stack.environment.items():
+    out.print(f"Postgres  {stack.postgres_dsn}", markup=False)
+    if stack.connect.pid is not None:
+        out.print(f"Connect   sc://{stack.connect.address}", markup=False)
+    out.print()
+    token = {TOKEN: stack.connect.token} if stack.connect.pid is not None else {}
+    for variable, value in {**stack.environment, **token}.items():
         out.print(f"export {variable}={shlex.quote(value)}", markup=False)
 
 

@@ -1,4 +1,4 @@
-"""One Kafka broker and one Postgres server, brought up and down together."""
+"""One Kafka broker, one Postgres server and, on request, a server of Spark Connect, brought up and down together."""
 
 import fcntl
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from exactbatch.local.broker import Broker
+from exactbatch.local.connect import Connect
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.jars import fetch_jars, is_complete
 from exactbatch.local.java import find_java
@@ -61,11 +62,12 @@ class LocalStack:
         state = StateFile(self.folder / "state.json")
         self.broker = Broker(self.folder / "kafka", state, self._kafka_jars, progress)
         self.postgres = Postgres(self.folder / "postgres", state, progress)
+        self.connect = Connect(self.folder / "connect", state, progress)
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """The broker and Postgres."""
-        return self.broker, self.postgres
+        """The broker, Postgres and, if it was ever started, the server of Spark Connect."""
+        return self.broker, self.postgres, *((self.connect,) if self.connect.ports else ())
 
     @property
     def bootstrap_servers(self) -> str:
@@ -95,13 +97,15 @@ class LocalStack:
         *,
         kafka_port: int | None = None,
         postgres_port: int | None = None,
+        connect: bool = False,
+        connect_port: int | None = None,
         broker_properties: Mapping[str, str] | None = None,
         postgres_settings: Mapping[str, str] | None = None,
     ) -> bool:
         """Start the servers that do not run, and wait until they answer. Return False if all of them were up.
 
         If a port is not free, another one is taken. Properties and settings are added to the stack's own and are
-        remembered; None keeps the remembered ones.
+        remembered; None keeps the remembered ones. `connect` also starts a server of Spark Connect.
 
         Raises LocalStackError if a server cannot be started, or already runs with different settings.
         """
@@ -112,6 +116,8 @@ class LocalStack:
                 (self.broker, kafka_port, broker_properties),
                 (self.postgres, postgres_port, postgres_settings),
             ]
+            if connect:
+                wanted.append((self.connect, connect_port, None))
             self._check_running(wanted)
             down = [(server, port, settings) for server, port, settings in wanted if server.pid is None]
             self._start(down)
@@ -172,7 +178,9 @@ class LocalStack:
                 self._progress(f"starting {server.title}")
                 server.launch()
             # Also wait for servers that run already: they may still be starting. Postgres is up, or fails, first.
-            for server in reversed(self.servers):
+            for server in reversed(
+                [each for each in self.servers if each in servers or each.pid is not None]
+            ):
                 server.wait()
         except BaseException:
             for server in servers:

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Final
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch.executors import loaded
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.shares import loaded
 from exactbatch.batch.task import dump
 from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.errors.translation import translate_all_errors
@@ -154,7 +155,7 @@ class AnsweredBatches:
 
 def process(case: AnsweredBatches) -> Any:
     batch_id = case.planned()
-    return lambda: process_batch(NoSpark, case.pipeline, batch_id, case.settings)  # type: ignore[arg-type]
+    return lambda: process_batch(DriverEngine(NoSpark), case.pipeline, batch_id, case.settings)  # type: ignore[arg-type]
 
 
 def process_replay(case: AnsweredBatches) -> Any:
@@ -163,7 +164,7 @@ def process_replay(case: AnsweredBatches) -> Any:
         batch_id = freeze_replay(case.connection, case.log, case.pipeline, request, origin="cli").batch_id
         assert batch_id is not None
         case.batch_id = batch_id
-    return lambda: process_batch(NoSpark, case.pipeline, case.batch_id, case.settings)  # type: ignore[arg-type]
+    return lambda: process_batch(DriverEngine(NoSpark), case.pipeline, case.batch_id, case.settings)  # type: ignore[arg-type]
 
 
 def outcome(work: Callable[[], Any]) -> ExactbatchError | None:

@@ -15,6 +15,7 @@ import psycopg2.extensions
 
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.kafka.broker import KafkaBroker
@@ -142,7 +143,7 @@ class BatchLauncher:
 
     def retry(self, pipeline: Pipeline, batch_id: int) -> Published:
         """Process a batch in this process."""
-        return process_batch(self.spark, pipeline, batch_id, self.settings)
+        return process_batch(DriverEngine(self.spark), pipeline, batch_id, self.settings)
 
     def batch(self, batch_id: int) -> Batch:
         """Return a batch as the ledger has it."""

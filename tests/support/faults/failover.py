@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.errors import BatchLost, ExactbatchError, RetryableError
@@ -105,7 +106,7 @@ class Life:
     def process(self, batch: Batch) -> Published:
         """Process, as the task process_batch does."""
         number, settings = batch.batch_id, self.case.settings
-        published = process_batch(self.spark, self.pipeline, number, settings, batch.plan_id)
+        published = process_batch(DriverEngine(self.spark), self.pipeline, number, settings, batch.plan_id)
         self._told.append(published.batch)
         return published
 

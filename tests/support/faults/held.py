@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 
 from exactbatch import Pipeline, failpoints
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publish import Published
 from exactbatch.settings import Settings
@@ -35,7 +36,7 @@ class InProcess:
     ) -> Published:
         """Process a batch."""
         with acting(self._spark, moment, action):
-            return process_batch(self._spark, pipeline, batch_id, settings)
+            return process_batch(DriverEngine(self._spark), pipeline, batch_id, settings)
 
 
 @contextmanager

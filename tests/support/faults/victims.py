@@ -22,6 +22,7 @@ from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.batch import direct, insert_rows, stage_partition, transform
 from exactbatch.batch import job as batch_job
+from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.publish import Published
 from exactbatch.errors import RetryableError
 from exactbatch.kafka.broker import KafkaBroker
@@ -432,7 +433,7 @@ class Victims:
 
     def _process(self, play: Play, batch_id: int) -> Published:
         settings = self._through(play.world.settings)
-        return batch_job.process_batch(self.spark, play.pipeline, batch_id, settings)
+        return batch_job.process_batch(DriverEngine(self.spark), play.pipeline, batch_id, settings)
 
     def _through(self, settings: Settings) -> Settings:
         kafka = {"bootstrap.servers": self.kafka.address, "socket.connection.setup.timeout.ms": 3000}

@@ -1,0 +1,12 @@
+"""`exactbatch archive`: drivers start in half of the time."""
+
+from exactbatch.class_archive import archive_folder, build_archive
+from exactbatch.cli.console import err, out
+
+
+def archive() -> None:
+    """Archive the classes of Spark's JVM, so that drivers start sooner. Does nothing the second time."""
+    with err.status("starting Spark to record its classes (20 s, once)"):
+        file, built = build_archive(archive_folder())
+    size = file.stat().st_size // 10**6
+    out.print(f"The archive {'is' if built else 'was already'} in {file} ({size} MB).", markup=False)

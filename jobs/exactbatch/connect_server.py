@@ -1,0 +1,56 @@
+"""How to start a server of Spark Connect that can run batches: its command line and its environment."""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from exactbatch.class_archive import with_archive
+
+PORT: Final = 15002
+TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # the environment variable that server and client read
+_MAIN: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_PROPERTIES: Final[Mapping[str, str]] = {
+    # A worker ends with its task, so that none runs an old version of a pipeline's functions; a daemon that has
+    # imported exactbatch forks the next one in milliseconds.
+    "spark.python.worker.reuse": "false",
+    "spark.python.daemon.module": "exactbatch.batch.worker_daemon",
+    "spark.executorEnv.PYTHONHASHSEED": "0",
+    # What a client runs ends a minute after the client was killed, instead of five.
+    "spark.connect.execute.manager.detachedTimeout": "60s",
+    "spark.connect.execute.manager.maintenanceInterval": "10s",
+    "spark.connect.session.manager.defaultSessionTimeout": "10m",
+    "spark.log.level": "WARN",
+}
+
+
+def server_command(master: str, host: str, port: int, properties: Mapping[str, str]) -> list[str]:
+    """Return the command of a server; `properties` are further Spark properties, which take precedence."""
+    conf = {
+        "spark.connect.grpc.binding.address": host,
+        "spark.connect.grpc.binding.port": str(port),
+        **_PROPERTIES,
+        **properties,
+    }
+    submit = Path(sys.executable).parent / "spark-submit"
+    arguments = [argument for name, value in conf.items() for argument in ("--conf", f"{name}={value}")]
+    return [
+        str(submit),
+        *("--master", master),
+        *("--name", "exactbatch"),
+        *("--class", _MAIN),
+        *arguments,
+        "spark-internal",
+    ]
+
+
+def server_environment() -> dict[str, str]:
+    """Return the environment of a server: this one, and what Python functions need. The token is inherited."""
+    return {
+        **os.environ,
+        **with_archive(os.environ),
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON") or sys.executable,
+        "PYTHONHASHSEED": "0",
+        "TZ": "UTC",
+    }

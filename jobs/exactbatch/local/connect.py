@@ -1,0 +1,75 @@
+"""A server of Spark Connect on this machine, for engine="connect"."""
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from exactbatch.connect_server import PORT, TOKEN, server_command, server_environment
+from exactbatch.local.ports import accepts
+from exactbatch.local.process import Recorded, spawn
+from exactbatch.local.server import NotReady, Progress, Server, silent
+from exactbatch.local.state import StateFile
+
+# Not an IP address: gRPC sends a token without TLS to this name only.
+_HOST = "localhost"
+
+
+class Connect(Server):
+    """The stack's server of Spark Connect, on all cores of this machine. Its settings are Spark properties."""
+
+    name: ClassVar[str] = "connect"
+    title: ClassVar[str] = "Spark Connect"
+    usual_ports: ClassVar[Mapping[str, int]] = {"client": PORT}
+
+    def __init__(self, folder: Path, state: StateFile, progress: Progress = silent) -> None:
+        super().__init__(folder, state, progress)
+        self._token_file = folder / "token"
+
+    @property
+    def address(self) -> str:
+        """The host:port for clients."""
+        return f"{_HOST}:{self.port}"
+
+    @property
+    def token(self) -> str:
+        """The secret that clients send; the server accepts no other."""
+        return self._token_file.read_text()
+
+    @property
+    def url(self) -> str:
+        """The URL for clients, which contains the token."""
+        return f"sc://{self.address}/;token={self.token}"
+
+    def _prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self._token_file.exists():
+            self._token_file.touch(mode=0o600)
+            self._token_file.write_text(secrets.token_urlsafe(24))
+
+    def _spawn(self) -> Recorded:
+        properties = {
+            "spark.default.parallelism": str(os.cpu_count()),
+            "spark.local.dir": str(self.data_dir),
+            "spark.sql.warehouse.dir": str(self.data_dir / "warehouse"),
+            **self.settings,
+        }
+        command = server_command("local[*]", "127.0.0.1", self.port, properties)
+        environment = {**server_environment(), TOKEN: self.token, "SPARK_LOCAL_IP": "127.0.0.1"}
+        return spawn(command, log=self.log_file, cwd=self.folder, env=environment)
+
+    def _ask(self) -> None:
+        # While the port is closed, the client would wait.
+        if not accepts(self.port):
+            raise NotReady(f"nothing listens on port {self.port}")
+        from pyspark.errors import PySparkException
+        from pyspark.sql.connect.session import SparkSession
+
+        session = SparkSession(self.url)
+        try:
+            _ = session.version
+        except PySparkException as error:
+            raise NotReady(str(error).splitlines()[0]) from error
+        finally:
+            session.stop()

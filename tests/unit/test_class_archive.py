@@ -1,0 +1,94 @@
+"""The archive of Spark's classes: which one fits, and that a batch never needs it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from exactbatch import class_archive
+from exactbatch.class_archive import archive_file, archive_folder, build_archive, with_archive
+from exactbatch.errors import ConfigurationError
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """A file in the place of the archive of this Java and this Spark."""
+    file = archive_file(tmp_path)
+    assert file is not None
+    file.write_bytes(b"no archive")
+    return file
+
+
+@pytest.fixture
+def other_java(tmp_path):
+    java = tmp_path / "other" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\n")
+    return java
+
+
+def test_an_archive_is_of_one_java_and_one_spark(archive, tmp_path, other_java, monkeypatch):
+    assert with_archive({}, tmp_path)["SPARK_SUBMIT_OPTS"].startswith(f"-XX:SharedArchiveFile={archive} ")
+    monkeypatch.setenv("JAVA_HOME", str(other_java.parents[1]))
+    of_another_java = archive_file(tmp_path)
+    assert with_archive({}, tmp_path) == {}
+    os.utime(other_java, (0, 0))  # as after an update of Java
+    assert archive_file(tmp_path) not in (archive, of_another_java)
+    monkeypatch.undo()
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    assert with_archive({}, tmp_path) == {}
+
+
+def test_without_java_there_is_nothing_to_use(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "missing"))
+    assert with_archive({}, tmp_path) == {}
+    with pytest.raises(ConfigurationError, match="expected Java 17 or newer, found none"):
+        build_archive(tmp_path)
+
+
+@pytest.mark.usefixtures("archive")
+@pytest.mark.parametrize("given", ["-Xshare:off", "-XX:SharedArchiveFile=/mine.jsa -Xmx1g"])
+def test_options_about_archives_are_the_users(tmp_path, given):
+    assert with_archive({"SPARK_SUBMIT_OPTS": given}, tmp_path) == {}
+
+
+def test_other_options_are_kept(archive, tmp_path):
+    options = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path)["SPARK_SUBMIT_OPTS"]
+    assert options.startswith(f"-XX:SharedArchiveFile={archive} ")
+    assert options.endswith(" -Dspark.a=b")  # Java takes the last of two contradicting options
+    assert "TieredStopAtLevel" not in options
+    small = with_archive({"SPARK_SUBMIT_OPTS": "-Dspark.a=b"}, tmp_path, is_small=True)["SPARK_SUBMIT_OPTS"]
+    assert "-XX:TieredStopAtLevel=1 -Dspark.a=b" in small
+
+
+def test_java_starts_with_a_damaged_archive_and_prints_nothing_about_it(archive):
+    options = class_archive.archive_options(archive).split()
+    started = subprocess.run(["java", *options, "-version"], capture_output=True, text=True, check=True)
+    assert "archive" not in (started.stdout + started.stderr).lower()
+
+
+def test_an_archive_is_built_once(archive, tmp_path, monkeypatch):
+    monkeypatch.setattr(class_archive.subprocess, "run", lambda *_, **__: pytest.fail("Spark is started"))
+    assert build_archive(tmp_path) == (archive, False)
+
+
+def test_a_folder_that_is_read_only_is_named(monkeypatch):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be written to /proc/exactbatch: .*EXACTBATCH_ARCHIVES"
+    ):
+        build_archive(Path("/proc/exactbatch"))
+    monkeypatch.setenv("EXACTBATCH_ARCHIVES", "/elsewhere")
+    assert archive_folder() == Path("/elsewhere")
+
+
+def test_what_java_says_instead_of_writing_an_archive_is_shown(tmp_path, monkeypatch):
+    def refuse(*_: object, **__: object) -> object:
+        return subprocess.CompletedProcess((), 1, "", "Cannot have non-empty directory in paths\n")
+
+    monkeypatch.setattr(class_archive.subprocess, "run", refuse)
+    with pytest.raises(
+        ConfigurationError, match=r"wrote no archive: Cannot have non-empty .* SPARK_CONF_DIR"
+    ):
+        build_archive(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["archive.lock"]
