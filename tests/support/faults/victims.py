@@ -471,7 +471,7 @@ class Victims:
             topics=(name,),
             value=VALUE,
             sink=kind.sink(f"public.{name}_target"),
-            max_rejects=100,
+            max_rejects=10_000,  # a replay meets the bad records of all batches before it
             read_timeout=TIMEOUT,
             publish_timeout=TIMEOUT,
             statement_timeout=TIMEOUT,
