@@ -26,6 +26,8 @@ _BATCH: Final = "tests/integration/test_batch.py"
 _WRITES: Final = "tests/integration/test_target_writes.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
+_AUDIT_WORKERS: Final = "tests/integration/test_audit_workers.py"
+_OFFSETS: Final = "tests/unit/test_audit_offsets.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
@@ -460,31 +462,87 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the auditor does not look for records without a row",
-        "audit/partition.py",
-        "            result.missing.add(absent[~below])\n",
+        "audit/offset_sets.py",
+        "        result.missing.add(absent[~is_below])\n",
         "",
-        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+        (_OFFSETS,),
     ),
     Mutant(
         "the auditor does not look for offsets with two rows",
-        "audit/partition.py",
-        "            result.duplicated.add(accounted[counts > 1])\n",
+        "audit/offset_sets.py",
+        "        result.duplicated.add(found.repeated)\n",
         "",
-        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+        (_OFFSETS,),
     ),
     Mutant(
         "the auditor does not look which batch a row is of",
-        "audit/partition.py",
-        "        misplaced = found[batches != self._covering(found)]\n",
-        "        misplaced = found[:0]\n",
-        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+        "audit/offset_sets.py",
+        "        self._misplaced.append(at[batches != self._covering.at(at)])\n",
+        "",
+        (_OFFSETS,),
     ),
     Mutant(
         "the auditor does not look for gaps",
-        "audit/partition.py",
-        "            if end < start:\n",
+        "audit/covering.py",
+        "        is_gap = reached < following\n",
+        "        is_gap = reached < reached\n",
+        (_OFFSETS,),
+    ),
+    Mutant(
+        "the auditor does not look for an offset twice among the rows that arrive together",
+        "audit/offset_sets.py",
+        "        if not (at[1:] > at[:-1]).all():\n",
+        "        if False:\n",
+        (_OFFSETS,),
+    ),
+    Mutant(
+        "the auditor does not look for an offset again in rows that arrive later",
+        "audit/offset_sets.py",
+        "        self._repeated.append(at[self._is_found[at]])\n",
+        "",
+        (_OFFSETS,),
+    ),
+    Mutant(
+        "the auditor leaves out the last offset of a window",
+        "audit/offset_sets.py",
+        "        is_inside = (offsets >= start) & (offsets < self._positions.ends[number])\n",
+        "        is_inside = (offsets >= start) & (offsets < self._positions.ends[number] - 1)\n",
+        (_OFFSETS,),
+    ),
+    Mutant(
+        "the auditor does not look past the last window",
+        "audit/offset_sets.py",
+        "            if slice_.is_last:\n",
         "            if False:\n",
-        (f"{_AUDIT}::test_each_fault_is_found_and_named",),
+        (_OFFSETS,),
+    ),
+    Mutant(
+        "the auditor takes 0 and -0 for the same value",
+        "audit/equal_values.py",
+        "    return array.view(_BITS[array.type]) if array.type in _BITS else array\n",
+        "    return array\n",
+        ("tests/unit/test_audit_equal_values.py",),
+    ),
+    Mutant(
+        "the auditor compares only values that are not null",
+        "audit/equal_values.py",
+        "    differ = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)\n",
+        "    differ = pc.fill_null(pc.not_equal(expected, actual), False)\n",
+        ("tests/unit/test_audit_equal_values.py",),
+    ),
+    Mutant(
+        "the auditor compares casted values without Postgres",
+        "audit/values.py",
+        "            column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type\n",
+        "            True\n",
+        ("tests/integration/test_audit_planted.py::test_what_is_planted_is_found",),
+    ),
+    Mutant(
+        "a worker of the auditor sees what was committed since the audit began",
+        "audit/snapshot.py",
+        "        snapshot.join(name)\n",
+        "",
+        (f"{_AUDIT_WORKERS}::test_workers_see_the_snapshot_of_the_audit",),
     ),
     Mutant(
         "the auditor does not look for rows that claim to be elsewhere",

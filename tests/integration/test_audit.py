@@ -11,7 +11,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Pipeline
-from exactbatch.audit import audit, partition
+from exactbatch.audit import audit
 from exactbatch.audit.report import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
@@ -25,7 +25,7 @@ MakePipeline = Callable[..., Pipeline]
 @pytest.fixture
 def make_world(connection, settings, make_pipeline, monkeypatch):
     """A pipeline over a topic; the auditor looks at seven offsets at a time."""
-    monkeypatch.setattr(partition, "_WINDOW", 7)
+    monkeypatch.setattr(audit, "_WINDOW", 7)
     return lambda topic, **changes: AuditedTarget(connection, settings, make_pipeline(topic, **changes))
 
 

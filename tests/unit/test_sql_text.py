@@ -12,7 +12,6 @@ PACKAGE: Final = Path(__file__).parents[2] / "jobs" / "exactbatch"
 # of such a type, the text that Postgres itself keeps of a constraint or an index, a number of a column, the text of
 # ledger/queries, and what the class or function has itself chosen from constants.
 TAKEN: Final = {
-    "audit/partition.py": {"form"},
     "audit/values.py": {"types[name]"},
     "sinks/aggregate/audit.py": {"column.type", "types[name]", "str(number)"},
     "sinks/aggregate/functions.py": {"self.function", "type_"},

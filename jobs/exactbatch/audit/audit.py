@@ -1,31 +1,46 @@
 """Does the target hold exactly what the log holds? The log is read again and compared, offset by offset.
 
 The auditor shares no code with the batch path: it has its own reader, and trusts the ledger only about the
-offsets that it claims to cover. It works through windows of offsets, so that its memory does not grow with the
-log.
+offsets that it claims to cover. Workers compare units of offsets independently of each other, in windows, so that
+memory does not grow with the log.
 """
 
-import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from psycopg2 import sql
 
 from exactbatch.audit.access import check_visible, lock_tables, tables_of, unsafe_tables
-from exactbatch.audit.batches import compare_batches
+from exactbatch.audit.batches import compare_batches, whole_batches
 from exactbatch.audit.derived import stale_rows
-from exactbatch.audit.partition import PartitionComparison
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
-from exactbatch.audit.report import AuditReport, TargetAudit
+from exactbatch.audit.report import AuditReport, PartitionAudit, TargetAudit
+from exactbatch.audit.rows import has_other_incarnations
 from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.unit_comparison import AuditedLog
+from exactbatch.audit.units import WINDOW, Slice, units_of
 from exactbatch.audit.values import ExpectedValues
+from exactbatch.audit.workers import (
+    compare_here,
+    compare_in_threads,
+    compare_on_executors,
+    local_workers,
+    spark_parts,
+)
 from exactbatch.errors.translation import translate_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema, ledger_session
-from exactbatch.model import Covered, LogPartition
-from exactbatch.offsets import PartitionKey
+from exactbatch.offsets import PartitionKey, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.arrow import connect_arrow
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_WINDOW: Final = WINDOW
 
 
 @translate_errors()
@@ -34,93 +49,152 @@ def audit(
     settings: Settings,
     *,
     values: bool = False,
+    spark: "SparkSession | None" = None,
     progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> AuditReport:
-    """Compare log and target of a pipeline, partition by partition.
+    """Compare log and target of a pipeline: on the executors of `spark`, without it in this process.
 
     Ledger and target are read in one snapshot, so that batches may commit meanwhile. With `values`, the
     records are decoded as well and compared with the rows, and partial results are computed again. `progress`
     receives the number of offsets that have been compared, and how many there are.
 
     Raises ConfigurationError if values cannot be compared, KafkaUnavailable, PostgresUnavailable,
-    NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, and TopicRecreated or
-    PartitionGone if the processed log no longer exists.
+    NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, TasksFailed if Spark fails,
+    and TopicRecreated or PartitionGone if the processed log no longer exists.
     """
-    with ledger_session(settings.postgres, "exactbatch audit") as connection:
+    with (
+        ledger_session(settings.postgres, "exactbatch audit") as connection,
+        connect_arrow(settings.postgres, application="exactbatch audit", read_only=True) as arrow,
+    ):
         check_schema(connection)
         broker = KafkaBroker(settings.kafka)
-        with connect_arrow(settings.postgres, application="exactbatch audit", read_only=True) as arrow:
-            snapshot = Snapshot(arrow, connection)
-            with transaction(connection) as cursor:
-                cursor.execute("set transaction isolation level repeatable read")
-                lock_tables(cursor, pipeline)
-                ledger = Ledger(connection)
-                ledger.check_registered(pipeline, may_double=True)  # results that are doubled are a finding
-                coverage, stored = ledger.coverage(pipeline), ledger.stored_offsets(pipeline)
-                began = ledger.first_advanced(pipeline)
-                horizons = ledger.horizons(pipeline)
-                check_visible(cursor, pipeline, values=values)
-                unsafe = unsafe_tables(cursor, pipeline)
-                snapshot.share(cursor)
-                snapshot.lock(tables_of(pipeline))
-            # The log is queried after the ledger, so that it has every stored offset of the snapshot.
-            partitions = broker.processed_partitions(pipeline.topics, stored)
-            heads = {offset.topic_partition: offset.next_offset for offset in stored}
-            _, cluster_id = broker.cluster(pipeline.topics)
-            compacted = broker.compacted(pipeline.topics)
-            expected = ExpectedValues(snapshot, connection, pipeline, settings.kafka) if values else None
-            by_key: dict[PartitionKey, list[Covered]] = defaultdict(list)
-            for covered in coverage:
-                by_key[covered.key].append(covered)
-            comparisons = [
-                PartitionComparison(
-                    pipeline,
-                    settings,
-                    snapshot,
-                    partition,
-                    by_key[partition.key],
-                    heads.get(partition.topic_partition, 0),
-                    began.get((partition.topic_id, partition.partition)),
-                    horizons.get(partition.key, 0),
-                    compacted=partition.topic in compacted,
-                    expected=expected,
-                    cluster_id=cluster_id,
-                )
-                for partition in partitions
-                # A processed partition has a stored offset, unless somebody has deleted it.
-                if partition.topic_partition in heads or (partition.topic_id, partition.partition) in began
-            ]
-            sharing = sharing_pipelines(snapshot, pipeline)
-            total, done = sum(comparison.span for comparison in comparisons), 0
-            for comparison in comparisons:
-                for span in comparison.run(sharing):
-                    done += span
-                    progress(done, total)
-            report = AuditReport([comparison.result for comparison in comparisons], TargetAudit())
-            if not comparisons:
-                return report
-            audited = [(partition.topic, partition.partition) for partition in report.partitions]
-            find_places(report.target, snapshot, pipeline, audited)
-            report.target.unsafe = len(unsafe)
-            report.target.notes += unsafe
-            if pipeline_counts_batches(pipeline):
-                compare_batches(snapshot, pipeline, coverage, report.partitions)
-            if pipeline.sink.is_derived:
-                report.target.stale = stale_rows(snapshot, pipeline)
-            if expected is not None and pipeline.sink.lineage == "batch":
-                whole = _whole_batches(coverage, partitions, compacted)
-                report.target.changed = expected.differing_batches(whole)
-        return report
+        snapshot = Snapshot(arrow, connection)
+        with transaction(connection) as cursor:
+            cursor.execute("set transaction isolation level repeatable read")
+            lock_tables(cursor, pipeline)
+            ledger = Ledger(connection)
+            ledger.check_registered(pipeline, may_double=True)  # results that are doubled are a finding
+            stored = ledger.stored_offsets(pipeline)
+            first_advanced = ledger.first_advanced(pipeline)
+            horizons = ledger.horizons(pipeline)
+            check_visible(cursor, pipeline, values=values)
+            unsafe = unsafe_tables(cursor, pipeline)
+            snapshot.share(cursor)
+            snapshot.lock(tables_of(pipeline))  # for all workers, until this connection ends its transaction
+        sharing = sharing_pipelines(snapshot, pipeline)
+        expected = ExpectedValues(snapshot, pipeline, settings.kafka) if values else None
+        heads = {offset.topic_partition: offset.next_offset for offset in stored}
+        # The log is queried after the ledger, so that it has every stored offset of the snapshot.
+        partitions = {
+            partition.topic_partition: partition
+            for partition in broker.processed_partitions(pipeline.topics, stored)
+            # A processed partition has a stored offset, unless somebody has deleted it.
+            if partition.topic_partition in heads
+            or (partition.topic_id, partition.partition) in first_advanced
+        }
+        began = {
+            key: first_advanced.get((partition.topic_id, partition.partition), heads.get(key, 0))
+            for key, partition in partitions.items()
+        }
+        first = _first_covered(snapshot, pipeline)
+        audits = {
+            key: PartitionAudit(
+                *key, min(began[key], first.get(partition.key, began[key])), heads.get(key, 0)
+            )
+            for key, partition in partitions.items()
+        }
+        _, cluster_id = broker.cluster(pipeline.topics)
+        audited = AuditedLog(
+            pipeline=pipeline,
+            settings=settings,
+            partitions=partitions,
+            began=began,
+            horizons={
+                partition.topic_partition: horizons.get(partition.key, 0) for partition in partitions.values()
+            },
+            compacted=frozenset(broker.compacted(pipeline.topics)),
+            cluster_id=cluster_id,
+            sharing=sharing,
+            is_shared=bool(sharing) or has_other_incarnations(snapshot, pipeline),
+        )
+        for result in _compare(audited, audits, snapshot, expected, spark, progress):
+            audits[result.topic, result.partition].merge(result)
+        report = AuditReport(list(audits.values()), TargetAudit())
+        if not audits:
+            return report
+        find_places(report.target, snapshot, pipeline, list(audits))
+        report.target.unsafe = len(unsafe)
+        report.target.notes += unsafe
+        if pipeline_counts_batches(pipeline):
+            compare_batches(snapshot, pipeline, report.partitions)
+        if pipeline.sink.is_derived:
+            report.target.stale = stale_rows(snapshot, pipeline)
+        if expected is not None and pipeline.sink.lineage == "batch":
+            whole = whole_batches(snapshot, pipeline, list(partitions.values()), audited.compacted)
+            report.target.changed = expected.differing_batches(whole)
+    return report
 
 
-def _whole_batches(
-    coverage: Sequence[Covered], partitions: Sequence[LogPartition], compacted: Set[str]
-) -> list[int]:
-    """Return the batches all of whose records are still in the log."""
-    earliest = {partition.topic_partition: partition.earliest for partition in partitions}
-    cut = {
-        row.batch_id
-        for row in coverage
-        if row.topic in compacted or row.from_offset < earliest.get(row.topic_partition, math.inf)
+def _compare(
+    audited: AuditedLog,
+    audits: dict[TopicPartition, PartitionAudit],
+    snapshot: Snapshot,
+    expected: ExpectedValues | None,
+    spark: "SparkSession | None",
+    progress: Callable[[int, int], None],
+) -> Sequence[PartitionAudit]:
+    """Compare all partitions, and return what was found in parts of them."""
+    slices = [
+        (topic, audited.partitions[topic, number].topic_id, _slice(result))
+        for (topic, number), result in audits.items()
+    ]
+    total, done = sum(len(slice_) for _, _, slice_ in slices), 0
+
+    def count(offsets: int) -> None:
+        nonlocal done
+        done += offsets
+        progress(done, total)
+
+    # Partial results are compared when all of their records are in one temporary table.
+    is_together = expected is not None and audited.pipeline.sink.lineage == "batch"
+    if spark is not None and slices and not is_together:
+        units = units_of(slices, spark_parts(spark, audited.pipeline, total))
+        return compare_on_executors(
+            spark,
+            audited,
+            units,
+            snapshot.export(),
+            values=expected is not None,
+            window=_WINDOW,
+            progress=count,
+        )
+    workers = 1 if is_together else local_workers(total)
+    units = units_of(slices, workers)
+    if workers == 1:
+        return compare_here(audited, units, snapshot, expected=expected, window=_WINDOW, progress=count)
+    return compare_in_threads(
+        audited,
+        units,
+        snapshot.export(),
+        workers=workers,
+        values=expected is not None,
+        window=_WINDOW,
+        progress=count,
+    )
+
+
+def _slice(result: PartitionAudit) -> Slice:
+    """Return the whole of a partition. A stored offset that somebody has moved back may be below where it began."""
+    return Slice(result.partition, min(result.from_offset, result.until_offset), result.until_offset)
+
+
+def _first_covered(snapshot: Snapshot, pipeline: Pipeline) -> dict[PartitionKey, int]:
+    """Return the first offset of each partition that the ledger accounts for."""
+    query = sql.SQL(
+        "select topic, partition, topic_id::text, min(lower(offsets)) from exactbatch.coverage where pipeline = $1 "
+        "group by topic, partition, topic_id"
+    )
+    return {
+        (topic, partition, UUID(topic_id)): first
+        for topic, partition, topic_id, first in snapshot.rows(query, pipeline.name)
     }
-    return sorted({row.batch_id for row in coverage if row.batch_id is not None} - cut)

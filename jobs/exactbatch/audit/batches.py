@@ -1,6 +1,6 @@
 """Compare numbers of rows batch by batch, for pipelines in which an offset may have any number of rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -8,7 +8,7 @@ from psycopg2 import sql
 
 from exactbatch.audit.report import PartitionAudit
 from exactbatch.audit.snapshot import Snapshot
-from exactbatch.model import Covered
+from exactbatch.model import LogPartition
 from exactbatch.pipeline import Pipeline
 
 # The number of records that the rows of a batch come from.
@@ -36,7 +36,6 @@ _WHOLE: Final = "and coalesce(l.covered, p.span) = p.span and p.is_compacted is 
 def compare_batches(
     snapshot: Snapshot,
     pipeline: Pipeline,
-    coverage: Sequence[Covered],
     audits: Sequence[PartitionAudit],
 ) -> None:
     """Compare the number of rows batch by batch, and note each difference at the first offset that the batch covers.
@@ -48,14 +47,14 @@ def compare_batches(
     """
     by_record = pipeline.sink.lineage == "record"
     partitions = {(audit.topic, audit.partition): audit for audit in audits}
-    first = {covered.batch_id: covered for covered in reversed(coverage)}
+    first = _first_covered(snapshot, pipeline)
     for batch_id, expected, rows, expected_records, records in snapshot.rows(
         counts_of_batches(pipeline), pipeline.name
     ):
         covered = first.get(batch_id)
         # A batch may cover partitions of a topic that the pipeline no longer has.
-        where = audits[0] if covered is None else partitions.get(covered.topic_partition, audits[0])
-        at = np.array([] if covered is None else [covered.from_offset], np.int64)
+        where = audits[0] if covered is None else partitions.get(covered[:2], audits[0])
+        at = np.array([] if covered is None else [covered[2]], np.int64)
         where.rows += 0 if by_record else rows
         for finding, count in (
             (where.missing, max(expected - rows, expected_records - records)),
@@ -64,6 +63,37 @@ def compare_batches(
             if count > 0:
                 finding.add(at)
                 finding.count += count - len(at)
+
+
+def _first_covered(snapshot: Snapshot, pipeline: Pipeline) -> dict[int, tuple[str, int, int]]:
+    """Return topic, partition and offset of the first offset that each batch covers."""
+    query = sql.SQL(
+        "select distinct on (batch_id) batch_id, topic, partition, lower(offsets) from exactbatch.coverage "
+        "where pipeline = $1 and batch_id is not null order by batch_id, topic, topic_id, partition, lower(offsets)"
+    )
+    return {
+        batch_id: (topic, partition, offset)
+        for batch_id, topic, partition, offset in snapshot.rows(query, pipeline.name)
+    }
+
+
+def whole_batches(
+    snapshot: Snapshot, pipeline: Pipeline, partitions: Sequence[LogPartition], compacted: Collection[str]
+) -> list[int]:
+    """Return the batches all of whose records are still in the log."""
+    query = sql.SQL(
+        "select c.batch_id from exactbatch.coverage c left join unnest({topics}::text[], {partitions}::int[], "
+        "{earliest}::bigint[]) p (topic, partition, earliest) using (topic, partition) "
+        "where c.pipeline = $1 and c.batch_id is not null group by c.batch_id "
+        "having not bool_or(c.topic = any({compacted}::text[]) or coalesce(lower(c.offsets) < p.earliest, true)) "
+        "order by 1"
+    ).format(
+        topics=sql.Literal([partition.topic for partition in partitions]),
+        partitions=sql.Literal([partition.partition for partition in partitions]),
+        earliest=sql.Literal([partition.earliest for partition in partitions]),
+        compacted=sql.Literal(sorted(compacted)),
+    )
+    return [batch_id for (batch_id,) in snapshot.rows(query, pipeline.name)]
 
 
 def counts_of_batches(pipeline: Pipeline) -> sql.Composable:

@@ -20,9 +20,13 @@ class Finding:
     first: list[int] = field(default_factory=list)
 
     def add(self, offsets: Offsets) -> None:
-        """Count these offsets, and remember the first."""
-        self.count += len(offsets)
-        self.first.extend(int(each) for each in offsets[: SHOWN - len(self.first)])
+        """Count these offsets, which ascend, and remember the first."""
+        self.merge(Finding(len(offsets), offsets[:SHOWN].tolist()))
+
+    def merge(self, other: "Finding") -> None:
+        """Count what another worker found, too."""
+        self.count += other.count
+        self.first = sorted([*self.first, *other.first])[:SHOWN]
 
 
 @dataclass(slots=True)
@@ -63,6 +67,13 @@ class PartitionAudit:
     unexpected: Finding = field(default_factory=Finding)
     changed: Finding = field(default_factory=Finding)
     gaps: Finding = field(default_factory=Finding)
+
+    def merge(self, other: "PartitionAudit") -> None:
+        """Add what was found in other offsets of the partition."""
+        for name in ("records", "rows", "rejected", "tombstones", "lost", "removed", "compacted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for kind, finding in self.findings.items():
+            finding.merge(other.findings[kind])
 
     @property
     def findings(self) -> dict[str, Finding]:

@@ -1,10 +1,14 @@
 """Compare the values of rows with those of their records, which are decoded again.
 
 Only decoding gives values their meaning, so that the auditor has to use the pipeline's own format.
+
+Postgres decides which values differ: it casts the decoded values to the target's types, and compares bytes. Where no
+cast is needed, this process compares the values first, and Postgres only sees the records that are not obviously equal.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
@@ -13,13 +17,15 @@ from confluent_kafka import Message
 from psycopg2 import sql
 
 from exactbatch.audit.derived import difference
+from exactbatch.audit.equal_values import COMPARABLE, unequal_records
+from exactbatch.audit.report import Finding, Offsets
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
 from exactbatch.formats.message import read_headers
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from exactbatch.pipeline import Pipeline
-from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.values.null_safe_groups import column_list
 
@@ -32,7 +38,15 @@ _NOT_REJECTED: Final = sql.SQL(
     "not exists (select from exactbatch.rejected_record r where r.pipeline = $1 and r.topic = e.kafka_topic "
     'and r.partition = e.kafka_partition and r."offset" = e.kafka_offset)'
 )
+# The decoded records to hold in memory, with as many rows, before they are compared.
+_HELD_RECORDS: Final = 200_000
+_HELD_BYTES: Final = 128 * 1024 * 1024
 _FIRST: Final = "select q.o, count(*) over () from ({}) q (o) order by 1 limit 10"
+
+_offset = methodcaller("offset")
+_value = methodcaller("value")
+_key = methodcaller("key")
+_timestamp = methodcaller("timestamp")
 
 
 class ExpectedValues:
@@ -42,9 +56,7 @@ class ExpectedValues:
     with lineage="batch", whose rows name no record.
     """
 
-    def __init__(
-        self, snapshot: Snapshot, connection: Connection, pipeline: Pipeline, kafka: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, pipeline: Pipeline, kafka: Mapping[str, Any]) -> None:
         sink = pipeline.sink
         if pipeline.is_transformed or not sink.values_follow_from_records:
             raise ConfigurationError(
@@ -67,12 +79,27 @@ class ExpectedValues:
         )
         # Offset and batch of records that are rejects, until they are compared.
         self._refused: list[tuple[int, int]] = []
-        with transaction(connection) as cursor:
+        with transaction(snapshot.connection) as cursor:
             conditions = self._unstorable(cursor) if sink.lineage == "record" else []
         self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
+        self._decoded: list[pa.RecordBatch] = []  # of the window
+        self._types = snapshot.types_of(sink.lineage_table.identifier)
+        # True if every decoded value has the type of its column.
+        self._is_plain = not conditions and all(
+            column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
+            for column in (*self._columns, _TIMESTAMP)
+        )
         snapshot.create_temporary(_TABLE, self._schema)
 
-    def add(self, topic: str, partition: int, messages: Sequence[Message], batches: Sequence[int]) -> None:
+    @property
+    def is_full(self) -> bool:
+        """True if as many records were added as should be held in memory: compare them now."""
+        decoded = self._decoded
+        return (
+            sum(map(len, decoded)) >= _HELD_RECORDS or sum(batch.nbytes for batch in decoded) >= _HELD_BYTES
+        )
+
+    def add(self, topic: str, partition: int, messages: Sequence[Message], batches: Offsets) -> None:
         """Decode records of one partition, whose offsets ascend; `batches` cover them, according to the ledger.
 
         The records of one partition are compared before the next partition's are added, except for partial results.
@@ -81,7 +108,7 @@ class ExpectedValues:
         if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
             first = self._window.first
         self._window = _Window(topic, partition, first, last)
-        values = pa.array([message.value() for message in messages], pa.binary())
+        values = pa.array(list(map(_value, messages)), pa.binary())
         parts = _MessageParts(messages)
         decoded = (
             self._value.decode(values, parts)
@@ -93,41 +120,61 @@ class ExpectedValues:
             key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
             deletes = self._value.tombstone_deletes
             decoded = as_changes(decoded, values, parts.keys(), self._key, key, tombstones_delete=deletes)
-        self._refused += [(messages[at].offset() or 0, batches[at]) for at, _ in decoded.rejects]
+        self._refused += [(messages[at].offset() or 0, int(batches[at])) for at, _ in decoded.rejects]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(partition, pa.int32()), n),
-            pa.array([message.offset() for message in messages], pa.int64()).take(decoded.kept),
+            pa.array(list(map(_offset, messages)), pa.int64()).take(decoded.kept),
             parts.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
             pa.repeat(topic, n),
             pa.array(batches, pa.int64()).take(decoded.kept),
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
-        self._snapshot.append_temporary(_TABLE, rows)
+        if self._pipeline.sink.lineage == "batch":
+            self._snapshot.append_temporary(_TABLE, rows)  # differing_batches() needs all of them
+        else:
+            self._decoded.append(rows)
 
-    def differing(self) -> tuple[list[int], int]:
-        """Return the first offsets of rows whose values differ from their records', and how many there are.
+    def differing(self) -> Finding:
+        """Return the rows whose values differ from those of their records; none if rows do not name their records.
 
         A row also differs if its record would be a reject: its values were rounded, truncated or misread. Forgets the
         records that were added. The comparison of offsets reports rows and records without a counterpart, and rows of
         another batch than the one that covers them.
         """
-        if self._window is None:
-            return [], 0
-        rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
-        self._snapshot.execute(sql.SQL("truncate {}").format(_EXPECTED))
+        if self._window is None or self._pipeline.sink.lineage == "batch":
+            return Finding()
+        suspects = pa.Table.from_batches(self._decoded, self._schema)
+        if self._is_plain:
+            suspects = suspects.filter(self._is_unequal(suspects, self._window))
+        found = Finding()
+        if len(suspects) or self._refused:
+            self._snapshot.append_temporary(_TABLE, suspects)
+            rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
+            self._snapshot.execute(sql.SQL("truncate {}").format(_EXPECTED))
+            found = Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
+        self._decoded.clear()
         self._refused.clear()
         self._window = None
-        return [row[0] for row in rows], rows[0][1] if rows else 0
+        return found
+
+    def _is_unequal(self, decoded: pa.Table, window: "_Window") -> pa.BooleanArray:
+        """Return which decoded records of the window may differ from their rows."""
+        names = [column.name for column in (*self._columns, _TIMESTAMP)]
+        query = sql.SQL("select t.kafka_offset::bigint, t.batch_id::bigint, {} from {} t where {}").format(
+            column_list(names, of="t"), self._pipeline.sink.lineage_table.in_snapshot, window.has("t")
+        )
+        actual = self._snapshot.table(query).rename_columns(["kafka_offset", _BATCH, *names])
+        return unequal_records(decoded.select(actual.column_names), actual, by=("kafka_offset", _BATCH))
 
     def _differing(self, window: "_Window") -> sql.Composable:
         """Return a query for the offsets of rows that differ.
 
         The window's bounds let Postgres use an index, if there is one.
         """
-        lineage_table = self._pipeline.sink.lineage_table
+        lineage_table = self._pipeline.sink.lineage_table.in_snapshot
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
-        types = self._snapshot.types_of(lineage_table.identifier)
+        types = self._types
         return sql.SQL(
             # Materialized, because a cast of a rejected record's values may fail.
             "with e as materialized "
@@ -142,14 +189,14 @@ class ExpectedValues:
             unstorable=sql.Identifier("exactbatch unstorable"),
             expected=_EXPECTED,
             not_rejected=_NOT_REJECTED,
-            lineage_table=lineage_table.in_snapshot,
+            lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
             in_window=window.has("t"),
             expected_values=sql.SQL(", ").join(
                 sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
             ),
             actual_values=column_list(names, of="t"),
-            refused=self._rows_of_refused(lineage_table.in_snapshot, window),
+            refused=self._rows_of_refused(lineage_table, window),
         )
 
     def differing_batches(self, whole: Sequence[int]) -> int:
@@ -244,7 +291,7 @@ class _MessageParts:
 
     def keys(self) -> pa.BinaryArray:
         """Key bytes; null for a null key."""
-        return pa.array([message.key() for message in self._messages], pa.binary())
+        return pa.array(list(map(_key, self._messages)), pa.binary())
 
     def headers(self) -> list[Any]:
         """Headers of each record, as read_headers() returns them."""
@@ -253,14 +300,6 @@ class _MessageParts:
     def timestamps(self) -> pa.TimestampArray:
         """Kafka's timestamps, in milliseconds UTC; null for a record without one (-1), and for a timestamp that
         Postgres cannot store in microseconds."""
-        timestamps = [message.timestamp() for message in self._messages]
-        unset = np.array(
-            [
-                kind == 0 or ms == -1 or not EARLIEST_TIMESTAMP_MS <= ms <= LATEST_TIMESTAMP_MS
-                for kind, ms in timestamps
-            ],
-            bool,
-        )
-        return pa.array(
-            np.array([ms for _, ms in timestamps], "datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset
-        )
+        kinds, times = map(np.array, zip(*map(_timestamp, self._messages), strict=True))
+        unset = (kinds == 0) | (times == -1) | (times < EARLIEST_TIMESTAMP_MS) | (times > LATEST_TIMESTAMP_MS)
+        return pa.array(times.astype("datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset)

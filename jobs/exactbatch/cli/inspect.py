@@ -1,10 +1,20 @@
 """Commands that show what Kafka, the ledger and the target hold: status, boundaries and audit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from exactbatch.cli import render
@@ -15,8 +25,12 @@ from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.operations.status import load_status
+from exactbatch.pipeline import Pipeline
 from exactbatch.planning.request import parse_time
 from exactbatch.postgres.connection import transaction
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def status(reference: Reference, as_json: AsJson = False) -> None:
@@ -71,6 +85,10 @@ def audit(
     values: Annotated[
         bool, typer.Option("--values", help="Compare column values, too. Takes several times as long.")
     ] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(help="Spark master, whose executors compare. Without it, this process compares."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read the log again and compare it with the target, offset by offset. Exit 3 if they differ."""
@@ -78,13 +96,23 @@ def audit(
     from exactbatch.audit.audit import audit as audit_target
 
     pipeline, settings = load(reference)
-    columns = (TextColumn("Comparing offsets"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as progress:
+    columns = (
+        TextColumn("Comparing offsets"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+    )
+    with (
+        _spark(pipeline, master) as spark,
+        Progress(*columns, console=err, transient=True) as progress,
+    ):
         bar = progress.add_task("", total=None)
         report = audit_target(
             pipeline,
             settings,
             values=values,
+            spark=spark,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     if as_json:
@@ -94,3 +122,29 @@ def audit(
         out.print(render.verdict(report))
     if not report.is_exact:
         raise typer.Exit(CHECK_FAILED)
+
+
+class _Rate(ProgressColumn):
+    """The number of offsets per second."""
+
+    def render(self, task: Task) -> Text:
+        """Show the current rate; nothing before there is one."""
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="progress.data.speed")
+
+
+@contextmanager
+def _spark(pipeline: Pipeline, master: str | None) -> "Iterator[SparkSession | None]":
+    """Start Spark with this master; None without one."""
+    if master is None:
+        yield None
+        return
+    # Imported here: Spark takes long to import.
+    from exactbatch.batch.launch_timeout import launch_timeout
+    from exactbatch.batch.session import spark_session
+
+    where = f"audit of pipeline {pipeline.name!r}"
+    with (
+        spark_session(pipeline, master=master) as spark,
+        launch_timeout(spark, pipeline.launch_timeout, where),
+    ):
+        yield spark

@@ -1,0 +1,166 @@
+"""Compares a unit of an audit: the records of some slices of the log with their rows and rejects."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from exactbatch.audit.covering import Covering
+from exactbatch.audit.log_windows import LogWindows
+from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
+from exactbatch.audit.report import SHOWN, Finding, PartitionAudit
+from exactbatch.audit.rows import LocatedRows
+from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.units import WINDOW, Slice, Unit, windows_of
+from exactbatch.audit.values import ExpectedValues
+from exactbatch.model import LogPartition
+from exactbatch.offsets import TopicPartition
+from exactbatch.pipeline import Pipeline
+from exactbatch.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditedLog:
+    """What the workers of an audit know about the pipeline and its log.
+
+    began       by partition, the offset at which the pipeline began: below it lies history, which only replays cover
+    horizons    by partition, the offset below which `exactbatch compact` may have dropped changes
+    compacted   the topics that Kafka compacts
+    sharing     the names of the pipelines whose rows may be in the same table
+    is_shared   other batches than those of the pipeline's topics may have rows in the table: those of `sharing`, or of
+                an earlier incarnation of a topic
+    """
+
+    pipeline: Pipeline
+    settings: Settings
+    partitions: Mapping[TopicPartition, LogPartition]
+    began: Mapping[TopicPartition, int]
+    horizons: Mapping[TopicPartition, int]
+    compacted: frozenset[str]
+    cluster_id: str | None
+    sharing: Sequence[str]
+    is_shared: bool
+
+    def rules(self, key: TopicPartition) -> Rules:
+        """Return what decides whether an offset of a partition may lack a row."""
+        value, sink = self.pipeline.value, self.pipeline.sink
+        return Rules(
+            began=self.began[key],
+            earliest=self.partitions[key].earliest,
+            horizon=self.horizons.get(key, 0),
+            is_compacted=key[0] in self.compacted,
+            has_row_per_record=sink.lineage == "record" and not self.pipeline.is_transformed,
+            null_is_tombstone=value.null_is_tombstone
+            and not (value.tombstone_deletes and sink.keeps_deletes),
+        )
+
+
+def compare_unit(
+    audited: AuditedLog,
+    unit: Unit,
+    snapshot: Snapshot,
+    expected: ExpectedValues | None,
+    window: int = WINDOW,
+    progress: Callable[[int], None] = lambda _offsets: None,
+) -> list[PartitionAudit]:
+    """Compare a unit, and return what was found in each slice. `progress` receives the offsets of each window.
+
+    With `expected`, values are compared as well; with lineage="batch" they are only collected there.
+    """
+    return _UnitComparison(audited, unit, snapshot, expected).run(window, progress)
+
+
+class _UnitComparison:
+    def __init__(
+        self, audited: AuditedLog, unit: Unit, snapshot: Snapshot, expected: ExpectedValues | None
+    ) -> None:
+        self._audited, self._unit, self._expected = audited, unit, expected
+        self._located = LocatedRows(
+            snapshot, audited.pipeline, unit, audited.sharing, is_shared=audited.is_shared
+        )
+        self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
+        self._results = {
+            slice_: PartitionAudit(unit.topic, slice_.partition, slice_.start, slice_.end)
+            for slice_ in unit.slices
+        }
+
+    def run(self, window: int, progress: Callable[[int], None]) -> list[PartitionAudit]:
+        """Compare all slices, and return what was found in each."""
+        for whole, result in self._results.items():
+            covering = self._coverings[whole]
+            result.lost = covering.lost_in(whole.start, whole.end)
+            result.gaps = _gaps(covering, max(whole.start, self._rules(whole).began), whole.end)
+        for group in windows_of(self._unit.slices, window):
+            if len(group) == 1:
+                self._compare_by_windows(group[0], window, progress)
+            else:
+                self._compare_together(group)
+                progress(sum(map(len, group)))
+        return list(self._results.values())
+
+    def _compare_by_windows(self, whole: Slice, window: int, progress: Callable[[int], None]) -> None:
+        """Compare a slice window by window; skip offsets that neither the log nor the tables have."""
+        rest: Slice | None = whole
+        with closing(self._log(whole)) as log:
+            while rest is not None:
+                part, rest = rest.cut(rest.start + window) if len(rest) > window else (rest, None)
+                found = self._found([part], [self._coverings[whole]]).in_slice(0)
+                records = self._compare_with_log(part, whole, found, log)
+                done = len(part)
+                if rest is not None and records + found.rows + found.rejects == 0:
+                    following = min(log.next_offset, whole.end)
+                    following = self._located.first_from(whole.partition, rest.start, following)
+                    done += following - rest.start
+                    _, rest = rest.cut(following)
+                progress(done)
+            log.check_cluster()
+
+    def _compare_together(self, group: Sequence[Slice]) -> None:
+        """Compare several slices, whose rows one query reads."""
+        found = self._found(group, [self._coverings[slice_] for slice_ in group])
+        for number, slice_ in enumerate(group):
+            with closing(self._log(slice_)) as log:
+                self._compare_with_log(slice_, slice_, found.in_slice(number), log)
+                log.check_cluster()
+
+    def _found(self, slices: Sequence[Slice], coverings: Sequence[Covering]) -> FoundOffsets:
+        found = FoundOffsets(Positions(slices), coverings)
+        for located in self._located.rows(slices):
+            found.add("rows", *located)
+        for located in self._located.rejects(slices):
+            found.add("rejects", *located)
+        return found
+
+    def _compare_with_log(self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows) -> int:
+        """Compare a part of a slice with the log, and return how many records the log has there."""
+        covering, result = self._coverings[whole], self._results[whole]
+        is_record, nulls = np.zeros(len(part), bool), [np.array([], np.int64)]
+        for block in log.window(part.end):
+            is_record[block.offsets - part.start] = True
+            nulls.append(block.nulls)
+            if self._expected is not None:
+                batches = covering.at(block.offsets)
+                self._expected.add(self._unit.topic, part.partition, block.messages, batches)
+                if self._expected.is_full:
+                    result.changed.merge(self._expected.differing())
+        if self._expected is not None:
+            result.changed.merge(self._expected.differing())
+        compare(result, part, is_record, np.concatenate(nulls), found, covering, self._rules(whole))
+        return int(np.count_nonzero(is_record))
+
+    def _log(self, slice_: Slice) -> LogWindows:
+        audited, key = self._audited, (self._unit.topic, slice_.partition)
+        return LogWindows(
+            audited.settings.kafka, audited.partitions[key], slice_.start, slice_.end, audited.cluster_id
+        )
+
+    def _rules(self, slice_: Slice) -> Rules:
+        return self._audited.rules((self._unit.topic, slice_.partition))
+
+
+def _gaps(covering: Covering, start: int, end: int) -> Finding:
+    gaps = Finding()
+    for low, high in covering.gaps_in(start, end):
+        gaps.merge(Finding(high - low, list(range(low, min(high, low + SHOWN)))))
+    return gaps

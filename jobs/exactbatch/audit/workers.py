@@ -1,0 +1,203 @@
+"""Compare the units of an audit: in this process, or on the executors of a Spark cluster.
+
+Every worker opens its own connections and joins the same snapshot, so all of them see the same rows.
+"""
+
+import os
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+from exactbatch.audit.report import PartitionAudit
+from exactbatch.audit.snapshot import Snapshot, joined_snapshot
+from exactbatch.audit.unit_comparison import AuditedLog, compare_unit
+from exactbatch.audit.units import WINDOW, Unit
+from exactbatch.audit.values import ExpectedValues
+from exactbatch.errors import ExactbatchError, TasksFailed
+from exactbatch.errors.translation import translate_errors
+from exactbatch.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL_S: Final = 0.2  # seconds between two looks at the progress of a Spark job
+# A worker costs two connections and a consumer for each partition: that pays from about this many offsets on.
+_OFFSETS_PER_WORKER: Final = 250_000
+_UNITS_PER_WORKER: Final = 16  # the most: without an index, each reads the whole table
+
+_GROUP: Final = "spark.jobGroup.id"
+
+Progress = Callable[[int], None]
+
+
+def local_workers(offsets: int) -> int:
+    """Return how many workers compare this many offsets in one process: at most one for each core."""
+    return max(1, min(len(os.sched_getaffinity(0)), offsets // _OFFSETS_PER_WORKER))
+
+
+def spark_parts(spark: "SparkSession", pipeline: Pipeline, offsets: int) -> int:
+    """Return into how many units to divide this many offsets for the executors: few windows in each."""
+    # A task has two connections.
+    workers = max(1, min(spark.sparkContext.defaultParallelism, pipeline.max_connections // 2))
+    return workers * max(1, min(_UNITS_PER_WORKER, offsets // (workers * WINDOW)))
+
+
+def compare_here(
+    audited: AuditedLog,
+    units: Sequence[Unit],
+    snapshot: Snapshot,
+    *,
+    expected: ExpectedValues | None,
+    window: int,
+    progress: Progress,
+) -> list[PartitionAudit]:
+    """Compare the units one after the other, over the connections of `snapshot`."""
+    return [
+        result
+        for unit in units
+        for result in compare_unit(audited, unit, snapshot, expected, window, progress)
+    ]
+
+
+def compare_in_threads(
+    audited: AuditedLog,
+    units: Sequence[Unit],
+    name: str,
+    *,
+    workers: int,
+    values: bool,
+    window: int,
+    progress: Progress,
+) -> list[PartitionAudit]:
+    """Compare the units in threads of this process, in the snapshot of this name. Most of the work releases the GIL.
+
+    `progress` is called in this thread. Raises the first error of a worker; the others stop at their next window.
+    """
+    done: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    failed = Event()
+
+    def count(offsets: int) -> None:
+        done.put(offsets)
+        if failed.is_set():
+            raise TasksFailed("Another worker of this audit has failed.")
+
+    def work(unit: Unit) -> list[PartitionAudit]:
+        try:
+            return _compare_joined(audited, unit, name, values=values, window=window, progress=count)
+        except BaseException:
+            failed.set()
+            raise
+        finally:
+            done.put(None)
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work, unit) for unit in units]
+        running = len(futures)
+        try:
+            while running:
+                offsets = done.get()
+                if offsets is None:
+                    running -= 1
+                else:
+                    progress(offsets)
+        except BaseException:
+            failed.set()
+            raise
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    # An error that only reports another one comes second.
+    for error in sorted(errors, key=lambda error: isinstance(error, TasksFailed)):
+        raise error
+    return [result for future in futures for result in future.result()]
+
+
+def compare_on_executors(
+    spark: "SparkSession",
+    audited: AuditedLog,
+    units: Sequence[Unit],
+    name: str,
+    *,
+    values: bool,
+    window: int,
+    progress: Progress,
+) -> list[PartitionAudit]:
+    """Compare each unit in a Spark task, in the snapshot of this name.
+
+    Spark repeats a task that fails or whose executor is lost; a task writes nothing. `progress` receives the offsets
+    of a unit when its task has ended. Raises the first error that no retry can help, and TasksFailed.
+    """
+    context = spark.sparkContext
+
+    def compare(tasks: Iterable[Unit]) -> Iterator[list[PartitionAudit] | ExactbatchError]:  # on an executor
+        for unit in tasks:
+            try:
+                with translate_errors():
+                    yield _compare_joined(
+                        audited, unit, name, values=values, window=window, progress=lambda _offsets: None
+                    )
+            except ExactbatchError as error:
+                if error.retryable:
+                    raise
+                yield error
+
+    tasks = context.parallelize(units, len(units)).mapPartitions(compare)
+    with _watched(spark, units, progress):
+        outcomes = tasks.collect()
+    results: list[PartitionAudit] = []
+    for outcome in outcomes:
+        if isinstance(outcome, ExactbatchError):
+            raise outcome
+        results += outcome
+    return results
+
+
+@contextmanager
+def _watched(spark: "SparkSession", units: Sequence[Unit], progress: Progress) -> Iterator[None]:
+    """Report, from another thread, the offsets of about as many units as the Spark job of the block has finished."""
+    from py4j.protocol import Py4JError
+
+    context, tracker = spark.sparkContext, spark.sparkContext.statusTracker()
+    own_group = context.getLocalProperty(_GROUP) is None
+    if own_group:
+        context.setJobGroup(f"exactbatch audit {uuid4()}", "exactbatch audit")
+    group = context.getLocalProperty(_GROUP)
+    ended, reported = Event(), 0
+
+    def report(finished: int) -> None:
+        nonlocal reported
+        for unit in units[reported:finished]:
+            progress(len(unit))
+        reported = max(reported, finished)
+
+    def finished() -> int:
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return max((stage.numCompletedTasks for stage in stages if stage is not None), default=0)
+
+    def watch() -> None:
+        with suppress(Py4JError, OSError):  # the JVM may be gone: collect() then raises the error
+            while not ended.wait(_POLL_S):
+                report(finished())
+
+    watcher = Thread(target=watch, name="exactbatch audit progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        if own_group:
+            context.setLocalProperty(_GROUP, None)  # type: ignore[arg-type]  # None removes it
+    report(len(units))
+
+
+def _compare_joined(
+    audited: AuditedLog, unit: Unit, name: str, *, values: bool, window: int, progress: Progress
+) -> list[PartitionAudit]:
+    """Compare a unit over connections of its own, in the snapshot of this name."""
+    with joined_snapshot(audited.settings.postgres, name) as snapshot:
+        expected = ExpectedValues(snapshot, audited.pipeline, audited.settings.kafka) if values else None
+        return compare_unit(audited, unit, snapshot, expected, window, progress)
