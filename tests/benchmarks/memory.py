@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import check
-from flights_log import drop_topic, ensure_topic
 from rich.console import Console
 from rich.table import Table
 from runner import Measured, Runner, Servers, benchmark_servers, progress_on
+from topics import drop_topic, ensure_topic
 from ways import EXACTBATCH
 
 from exactbatch.local.demo.flights import COUNT
@@ -57,12 +57,12 @@ def measure(servers: Servers, rows: int, progress: Callable[[str], None]) -> Mea
     topic = f"flights_{rows}"
     try:
         ensure_topic(servers.stack.kafka_properties, topic, rows, progress)
-        place = servers.place(topic)
+        place = servers.place(topic, rows)
         progress(f"one batch of {rows:,} records")
         with Runner(EXACTBATCH, place) as runner:
             servers.prepare(place, EXACTBATCH)
             measured = runner.run(servers)
-        check(servers, str(EXACTBATCH.target), rows)
+        check(servers, place, EXACTBATCH)
         servers.prepare(place, EXACTBATCH)  # its rows are not needed any more
         return measured
     finally:

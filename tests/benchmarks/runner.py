@@ -5,7 +5,7 @@ import multiprocessing.connection
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +15,15 @@ from typing import Any
 import psycopg2
 import usage
 from rich.console import Console
-from ways import Place, Way, exactbatch_pipeline, register
+from shapes import FLIGHTS, Shape
+from ways import Place, Way, one_transaction, register
 
 from exactbatch import Append
 from exactbatch.local import LocalStack
 from exactbatch.postgres.connection import connect, transaction
-from pipelines.flights import flights
 
 # Seconds that one round may take before it is given up.
-ROUND_TIMEOUT = 900.0
+ROUND_TIMEOUT = 1800.0
 # Vacuum would start in the middle of one round or another. Everything else is as `exactbatch local` sets it.
 POSTGRES_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB"}
 
@@ -31,7 +31,7 @@ POSTGRES_SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """What one round took: seconds, CPU seconds (of the way itself; with broker and Postgres; and what all
-    else on the machine took meanwhile) and MB."""
+    else on the machine took meanwhile) and MB; and the seconds of its stages, where it has any."""
 
     seconds: float
     cpu: float
@@ -39,6 +39,7 @@ class Measured:
     cpu_others: float
     peak_mb: float
     peak_mb_by_kind: dict[str, float]
+    stages: dict[str, float]
 
 
 class Servers:
@@ -48,14 +49,24 @@ class Servers:
         self.stack = stack
         self.scratch = scratch
 
-    def place(self, topic: str, jars: tuple[Path, ...] = ()) -> Place:
+    def place(
+        self,
+        topic: str,
+        rows: int,
+        shape: Shape = FLIGHTS,
+        jars: tuple[Path, ...] = (),
+        connect_jars: tuple[Path, ...] = (),
+    ) -> Place:
         """What the ways are given."""
         return Place(
             kafka=dict(self.stack.kafka_properties),
             postgres=self.stack.postgres_dsn,
             topic=topic,
             jars=jars,
+            connect_jars=connect_jars,
             scratch=self.scratch,
+            shape=shape,
+            rows=rows,
         )
 
     def cpu_seconds(self) -> float:
@@ -64,27 +75,24 @@ class Servers:
 
     def prepare(self, place: Place, way: Way) -> None:
         """An empty target, a pipeline that has read nothing, and no work left over from the last round."""
-        register(place, exactbatch_pipeline(place))
+        register(place, way.pipeline(place) if way.pipeline else one_transaction(place))
         with self._cursor() as cursor:
             for suffix in ("", *way.derived) if way.target else ():
                 cursor.execute(f"drop table if exists {way.target}{suffix}")
             for table in ("coverage", "stored_offset", "batch_range", "rejected_record", "batch"):
                 cursor.execute(f"truncate exactbatch.{table} cascade")
             cursor.execute("checkpoint")
-        if way.target and not way.derived:
+        if way.target and way.is_prepared and not way.derived:
             with (
                 closing(connect(place.postgres, application="benchmark")) as connection,
                 transaction(connection) as own,
             ):
-                Append(way.target).prepare(own, flights.value.columns)
+                Append(way.target).prepare(own, place.shape.value.columns)
 
-    def contents(self, target: str) -> tuple[Any, ...]:
+    def contents(self, target: str, sums: str) -> tuple[Any, ...]:
         """The number of rows, and numbers that differ when a column came out otherwise."""
         with self._cursor() as cursor:
-            cursor.execute(
-                f"select count(*), sum(flight), sum(dep_delay), count(tailnum), min(time_hour), max(time_hour),"
-                f" sum(kafka_offset), min(kafka_timestamp), count(distinct kafka_partition) from {target}"
-            )
+            cursor.execute(f"select count(*), {sums} from {target}")
             found: tuple[Any, ...] = cursor.fetchone()
             return found
 
@@ -96,6 +104,12 @@ class Servers:
         }
         with self._cursor() as cursor:
             cursor.execute(count[target])
+            return int(cursor.fetchone()[0])
+
+    def rows(self, target: str) -> int:
+        """The number of rows of a target."""
+        with self._cursor() as cursor:
+            cursor.execute(f"select count(*) from {target}")
             return int(cursor.fetchone()[0])
 
     def version(self) -> str:
@@ -125,7 +139,7 @@ class Runner:
         self.way = way
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(way, place, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(way, place, theirs))
         self._process.start()
         theirs.close()
         self._answer()
@@ -153,7 +167,7 @@ class Runner:
         servers_before, machine_before = servers.cpu_seconds(), usage.machine_cpu_seconds()
         with usage.watch(pid) as used:
             self._pipe.send("run")
-            seconds = self._answer()
+            seconds, stages = self._answer()
         with_servers = used.cpu + servers.cpu_seconds() - servers_before
         return Measured(
             seconds=seconds,
@@ -162,9 +176,10 @@ class Runner:
             cpu_others=max(0.0, usage.machine_cpu_seconds() - machine_before - with_servers),
             peak_mb=used.peak_mb,
             peak_mb_by_kind=used.peak_mb_by_kind,
+            stages=dict(stages),
         )
 
-    def _answer(self) -> float:
+    def _answer(self) -> tuple[float, Mapping[str, float]]:
         if not self._pipe.poll(ROUND_TIMEOUT):
             raise SystemExit(f"expected {self.way.title} to answer within {ROUND_TIMEOUT:g} s")
         try:
@@ -173,7 +188,8 @@ class Runner:
             raise SystemExit(f"expected {self.way.title} to answer, found that its process ended") from None
         if isinstance(answer, str):
             raise SystemExit(f"{self.way.title} failed:\n{answer}")
-        return float(answer)
+        seconds, stages = answer
+        return seconds, stages
 
 
 @contextmanager
@@ -194,13 +210,13 @@ def _serve(way: Way, place: Place, pipe: multiprocessing.connection.Connection) 
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)  # what the JVM says, too
     try:
-        session = way.open(place)
-        pipe.send(0.0)
+        session = way.start(place)
+        pipe.send((0.0, {}))
         while True:
             step = session.run if pipe.recv() == "run" else session.warm
             started = time.perf_counter()
-            step()
-            pipe.send(time.perf_counter() - started)
+            stages = step()
+            pipe.send((time.perf_counter() - started, stages or {}))
     except EOFError:
         return
     except Exception:

