@@ -11,7 +11,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Pipeline
-from exactbatch.audit import audit
+from exactbatch.audit import audit, log_windows
 from exactbatch.audit.report import AuditReport
 from exactbatch.errors import ConfigurationError, TargetMismatch, TopicRecreated
 from exactbatch.kafka.broker import KafkaBroker
@@ -24,8 +24,9 @@ MakePipeline = Callable[..., Pipeline]
 
 @pytest.fixture
 def make_world(connection, settings, make_pipeline, monkeypatch):
-    """A pipeline over a topic; the auditor looks at seven offsets at a time."""
+    """A pipeline over a topic; the auditor compares seven offsets at a time, and reads them without objects."""
     monkeypatch.setattr(audit, "_WINDOW", 7)
+    monkeypatch.setattr(log_windows, "_NATIVE_FROM", 0)
     return lambda topic, **changes: AuditedTarget(connection, settings, make_pipeline(topic, **changes))
 
 

@@ -4,9 +4,10 @@ import itertools
 import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
+from exactbatch.audit import log_windows
 from exactbatch.audit.log_windows import LogWindows
 from exactbatch.audit.values import _MessageParts
 from exactbatch.batch.decode import rejects_of
@@ -39,6 +41,7 @@ from exactbatch.kafka.range_consumer import Fetched
 from exactbatch.kafka.reader import _read, read_range
 from exactbatch.kafka.records import MessageRecords, Record, Records
 from exactbatch.local import LocalStack
+from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
 from support.topics import Topic
 
@@ -324,15 +327,26 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert values(read(topic, 0, 1)) == [b"before"]
     assert values(read(topic, 2, 3)) == [b"after"]
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    with (
-        closing(LogWindows(topic.properties, partition, 0, 3)) as auditor,
-        pytest.raises(
-            ReadFailed, match=rf"{topic.name}\[0\] offset 1: the batch of records that begins there"
-        ),
-    ):
-        list(auditor.window(3))
+    for auditor in auditors(topic, partition, 3):
+        with (
+            closing(auditor),
+            pytest.raises(
+                ReadFailed, match=rf"{topic.name}\[0\] offset 1: the batch of records that begins there"
+            ),
+        ):
+            list(auditor.window(3))
     path.write_bytes(written)
     assert values(read(topic, 0, 3)) == [b"before", b"AAAA", b"after"]
+
+
+def auditors(topic: Topic, partition: LogPartition, head: int, **properties: Any) -> Iterator[LogWindows]:
+    """The readers of an audit: with an object for each record, and without."""
+    for native_from in (sys.maxsize, 0):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log_windows, "_NATIVE_FROM", native_from)
+            auditor = LogWindows({**topic.properties, **properties}, partition, 0, head)
+        assert isinstance(auditor._reader, log_windows._Messages if native_from else log_windows._Offsets)
+        yield auditor
 
 
 def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: LocalStack) -> None:
@@ -351,11 +365,12 @@ def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: Lo
         error
     )
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    with (
-        closing(LogWindows(topic.properties, partition, 0, 2)) as auditor,
-        pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
-    ):
-        list(auditor.window(2))
+    for auditor in auditors(topic, partition, 2):
+        with (
+            closing(auditor),
+            pytest.raises(ReadFailed, match="the log ends at 2: the offset of its batch is damaged"),
+        ):
+            list(auditor.window(2))
 
 
 def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
@@ -370,10 +385,10 @@ def test_aborted_records_are_progress(make_topic: MakeTopic) -> None:
     assert offsets(read(topic, 0, 12, timeout=3, **slow)) == [11]
     assert time.monotonic() - started > 4
     [partition] = KafkaBroker(topic.properties).partitions([topic.name])
-    auditor = LogWindows({**topic.properties, **slow}, partition, 0, 12)
-    with closing(auditor), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LogWindows, "_TIMEOUT", 3)
-        assert [block.offsets.tolist() for block in auditor.window(12)] == [[11]]
+    for auditor in auditors(topic, partition, 12, **slow):
+        with closing(auditor), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LogWindows, "_TIMEOUT", 3)
+            assert [block.offsets.tolist() for block in auditor.window(12)] == [[11]]
 
 
 def test_what_a_quota_holds_back_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,38 +3,37 @@
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 
+from exactbatch.audit.native_offsets import OffsetConsumer
 from exactbatch.audit.report import Offsets
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import (
-    FetchPosition,
-    Throttling,
-    check_in_log,
-    concerns_reading,
-    is_cluster,
-)
+from exactbatch.kafka.consumer import Event, Signals, check_in_log, is_cluster, split_events
 from exactbatch.kafka.errors import event_error
+from exactbatch.kafka.native_library import LibraryUnusable, load_library
 from exactbatch.model import LogPartition
 
-# How many messages to request at a time: few at first, because they may be large, then as many as fit into these bytes.
-_MESSAGES: Final = 10_000
-_FIRST_MESSAGES: Final = 100
+# How many records to request at a time: few at first, because they may be large, then as many as fit into these bytes.
+_RECORDS: Final = 10_000
+_FIRST_RECORDS: Final = 100
 _BLOCK_BYTES: Final = 32 * 1024 * 1024
+_WAIT: Final = 0.1  # seconds to wait for so many
+# Offsets: below, reading without objects gains nothing.
+_NATIVE_FROM: Final = 10_000
 
-_error = methodcaller("error")
 _offset = methodcaller("offset")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records of a partition: offsets, ascending; those of null values; and the messages."""
+    """Some records of a partition: offsets, ascending; those of null values; and the messages, if they were read."""
 
     offsets: Offsets
     nulls: Offsets
@@ -58,8 +57,37 @@ class Block:
 _NOTHING: Final = Block.of([])
 
 
+class _Messages:
+    """Reads records as objects, which also have their values."""
+
+    def __init__(self, config: Mapping[str, Any], signals: Signals) -> None:
+        self.client = Consumer({**config, **signals.callbacks()})
+        self._size = _FIRST_RECORDS
+
+    def read(self) -> tuple[Block, int | None, Event | None]:
+        """Return records, the end of the log if it was reached, and the first error that concerns reading."""
+        messages, end_of_log, error = split_events(self.client.consume(self._size, _WAIT))
+        if messages:
+            fitting = _BLOCK_BYTES * len(messages) // max(1, sum(map(len, messages)))
+            self._size = max(1, min(_RECORDS, self._size * 10, fitting))
+        return Block.of(messages), end_of_log, error
+
+
+class _Offsets:
+    """Reads the offsets of records, without objects."""
+
+    def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals) -> None:
+        self._consumer = OffsetConsumer(library, config, signals)
+        self.client = self._consumer.client
+
+    def read(self) -> tuple[Block, int | None, Event | None]:
+        """Return what _Messages.read() does, with blocks that have no messages."""
+        offsets, nulls, end_of_log, error = self._consumer.read(_RECORDS, _WAIT)
+        return Block(offsets, nulls, ()), end_of_log, error
+
+
 class LogWindows:
-    """Reads one partition from `begin` to `head`, in windows of offsets."""
+    """Reads one partition from `begin` to `head`, in windows of offsets; with `values`, blocks have messages."""
 
     _TIMEOUT: Final = 60.0  # seconds without progress
 
@@ -70,19 +98,20 @@ class LogWindows:
         begin: int,
         head: int,
         cluster_id: str | None = None,
+        *,
+        values: bool = False,
     ) -> None:
         self._cluster_id = cluster_id
         self._position = max(begin, partition.earliest)
         self._partition = partition
         self._ahead = _NOTHING
-        self._size = _FIRST_MESSAGES
-        self._fetched = FetchPosition(partition.topic, partition.partition)
-        self._throttling = Throttling()
-        self._consumer: Consumer | None = None
+        self._signals = Signals()
+        self._reader: _Messages | _Offsets | None = None
         if self._position < head:
-            callbacks = {"stats_cb": self._fetched, "throttle_cb": self._throttling}
-            self._consumer = Consumer({**reader_properties(properties), **callbacks})
-            self._consumer.assign([TopicPartition(partition.topic, partition.partition, self._position)])
+            config = reader_properties(properties)
+            is_native = not values and head - self._position >= _NATIVE_FROM
+            self._reader = _reader(config, self._signals, is_native=is_native)
+            self._reader.client.assign([TopicPartition(*partition.topic_partition, self._position)])
             self.check_cluster()
 
     def window(self, end: int) -> Iterator[Block]:
@@ -93,53 +122,28 @@ class LogWindows:
         block, self._ahead = self._ahead.cut(end)
         if len(block.offsets):
             yield block
-        passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
-        while self._consumer is not None and self._position < end:
-            messages = self._consumer.consume(self._size, 0.1)
-            records = self._records(self._consumer, messages)
-            if records:
-                block, self._ahead = Block.of(records).cut(end)
+        key = self._partition.topic_partition
+        passed, deadline = self._signals.fetched.of(key), time.monotonic() + self._TIMEOUT
+        while self._reader is not None and self._position < end:
+            read, end_of_log, error = self._reader.read()
+            if len(read.offsets):
+                check_in_log(self._reader.client, *key, int(read.offsets[-1]))
+                self._position = int(read.offsets[-1]) + 1
+                block, self._ahead = read.cut(end)
                 if len(block.offsets):
                     yield block
-            if messages:
+            if error is not None:
+                raise event_error(f"{self._partition} from {self._position}", *key, error)
+            self._position = max(self._position, end_of_log or 0)
+            if len(read.offsets) or end_of_log is not None:
                 deadline = time.monotonic() + self._TIMEOUT
-            if self._fetched.offset > passed:
-                passed, deadline = self._fetched.offset, time.monotonic() + self._TIMEOUT
-            if time.monotonic() > max(deadline, self._throttling.until + self._TIMEOUT):
+            if self._signals.fetched.of(key) > passed:
+                passed, deadline = self._signals.fetched.of(key), time.monotonic() + self._TIMEOUT
+            if time.monotonic() > max(deadline, self._signals.throttling.until + self._TIMEOUT):
                 raise ReadFailed(
                     f"{self._partition}: nothing could be read from offset {self._position} to {end} for "
                     f"{self._TIMEOUT:g} s. Check that the broker is up."
                 )
-
-    def _records(self, consumer: Consumer, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the records among the messages of one consume(), and move the position behind all of them."""
-        records = messages
-        end_of_log = 0
-        if any(map(_error, messages)):
-            records = [message for message in messages if message.error() is None]
-            end_of_log = max((self._end_of_log(message) for message in messages), default=0)
-        if records:
-            last = records[-1].offset() or 0
-            check_in_log(consumer, self._partition.topic, self._partition.partition, last)
-            self._position = last + 1
-            bytes_ = sum(map(len, records))
-            self._size = max(
-                1, min(_MESSAGES, self._size * 10, _BLOCK_BYTES * len(records) // max(1, bytes_))
-            )
-        self._position = max(self._position, end_of_log)
-        return records
-
-    def _end_of_log(self, message: Message) -> int:
-        """Return the offset of an end-of-log event, 0 for a record. Raises the error of any other event."""
-        error = message.error()
-        if error is None:
-            return 0
-        if error.code() == KafkaError._PARTITION_EOF:
-            return message.offset() or 0
-        if concerns_reading(message):
-            where = f"{self._partition.topic}[{self._partition.partition}] from {self._position}"
-            raise event_error(where, self._partition.topic, self._partition.partition, message)
-        return 0
 
     @property
     def next_offset(self) -> int:
@@ -148,10 +152,17 @@ class LogWindows:
 
     def check_cluster(self) -> None:
         """Raise ConfigurationError if the consumer reads another cluster than that of the plan."""
-        if self._consumer is not None:
-            is_cluster(self._consumer, self._partition, self._partition.topic, self._cluster_id)
+        if self._reader is not None:
+            is_cluster(self._reader.client, self._partition, self._partition.topic, self._cluster_id)
 
     def close(self) -> None:
         """Close the consumer."""
-        if self._consumer is not None:
-            self._consumer.close()
+        if self._reader is not None:
+            self._reader.client.close()
+
+
+def _reader(config: Mapping[str, Any], signals: Signals, *, is_native: bool) -> _Messages | _Offsets:
+    if is_native:
+        with suppress(LibraryUnusable):
+            return _Offsets(load_library(), config, signals)
+    return _Messages(config, signals)

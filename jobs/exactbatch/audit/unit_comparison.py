@@ -152,7 +152,12 @@ class _UnitComparison:
     def _log(self, slice_: Slice) -> LogWindows:
         audited, key = self._audited, (self._unit.topic, slice_.partition)
         return LogWindows(
-            audited.settings.kafka, audited.partitions[key], slice_.start, slice_.end, audited.cluster_id
+            audited.settings.kafka,
+            audited.partitions[key],
+            slice_.start,
+            slice_.end,
+            audited.cluster_id,
+            values=self._expected is not None,
         )
 
     def _rules(self, slice_: Slice) -> Rules:

@@ -1,101 +1,34 @@
-"""A consumer on librdkafka's C interface, which creates no object for a record.
+"""A consumer on librdkafka's C interface, which creates no object for a record."""
 
-It has a handle of its own: callbacks of a confluent_kafka Consumer abort the process when they are called for a
-handle whose Python object does not expect them.
-"""
-
-import ctypes as c
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition
 
 from exactbatch.kafka import native_gather
 from exactbatch.kafka.consumer import Signals, concerns_reading
-from exactbatch.kafka.native_library import (
-    ERROR_TEXT_BYTES,
-    ErrorCallback,
-    MessageStruct,
-    StatsCallback,
-    ThrottleCallback,
-)
-from exactbatch.kafka.native_records import Addresses, NativeMessages, NativeRecords
+from exactbatch.kafka.native_client import Addresses, NativeClient, NativeEvent
+from exactbatch.kafka.native_records import NativeMessages, NativeRecords
 from exactbatch.kafka.range_consumer import Fetched
-from exactbatch.offsets import TopicPartition as Partition
-
-_CONSUMER: Final = 1  # RD_KAFKA_CONSUMER
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """A message of librdkafka that is no record. (See consumer.Event.)"""
-
-    kafka_error: KafkaError
-    name: str | None
-    position: int
-
-    def error(self) -> KafkaError:
-        return self.kafka_error
-
-    def topic(self) -> str | None:
-        return self.name
-
-    def offset(self) -> int:
-        return self.position
-
-
-class NativeConsumer:
-    """A RangeConsumer of one partition. Raises KafkaException as confluent_kafka's Consumer does."""
+class NativeConsumer(NativeClient):
+    """A RangeConsumer of one partition."""
 
     def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals) -> None:
         """`library` is what load_library() returned."""
-        self._library, self._signals = library, signals
-        self._raised: BaseException | None = None  # by a callback
-        self._callbacks = (
-            ErrorCallback(self._on_error),
-            StatsCallback(self._on_stats),
-            ThrottleCallback(self._on_throttle),
-        )
-        self._partition: Partition | None = None
+        super().__init__(library, config, signals)
         self._messages: weakref.WeakSet[NativeMessages] = weakref.WeakSet()
-        self._handle: int | None = self._open(config)
-        library.poll_set_consumer(self._handle)
-        self._queue = library.queue_get_consumer(self._handle)
-
-    def assign(self, partitions: list[TopicPartition]) -> None:
-        """See RangeConsumer."""
-        [partition] = partitions
-        library = self._library
-        assignment = library.topic_partition_list_new(1)
-        try:
-            added = library.topic_partition_list_add(
-                assignment, partition.topic.encode(), partition.partition
-            )
-            added.contents.offset = partition.offset
-            if partition.leader_epoch is not None:
-                library.topic_partition_set_leader_epoch(added, partition.leader_epoch)
-            self._check(library.assign(self._handle, assignment))
-        finally:
-            library.topic_partition_list_destroy(assignment)
-        self._partition = partition.topic, partition.partition
 
     def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
         """See RangeConsumer."""
-        addresses = np.empty(count, np.uint64)
-        found = self._library.consume_batch_queue(
-            self._queue, round(timeout * 1000), addresses.ctypes.data, count
-        )
-        if found < 0:
-            raise self._exception(self._library.last_error())
-        addresses = addresses[:found]
+        addresses = self.consume(count, timeout)
         messages = NativeMessages(self._library, addresses)
         self._messages.add(messages)
-        self._raise_from_callbacks()
-        return [self._fetched(messages, addresses)] if found else []
+        self.raise_from_callbacks()
+        return [self._fetched(messages, addresses)] if len(addresses) else []
 
     def _fetched(self, messages: NativeMessages, addresses: Addresses) -> Fetched:
         found = len(addresses)
@@ -107,10 +40,10 @@ class NativeConsumer:
                 self._partition, NativeRecords(self._library, messages, addresses, offsets, sizes, values)
             )
         end_of_log: int | None = None
-        error: _Event | None = None
+        error: NativeEvent | None = None
         stop = found
         for index in np.flatnonzero(errors).tolist():
-            event = self._event(int(addresses[index]))
+            event = self.event(int(addresses[index]))
             if event.kafka_error.code() == KafkaError._PARTITION_EOF:
                 end_of_log = event.position
             elif concerns_reading(event):
@@ -122,125 +55,12 @@ class NativeConsumer:
         )
         return Fetched(self._partition, records, end_of_log, error)
 
-    def _event(self, address: int) -> _Event:
-        message = MessageStruct.from_address(address)
-        text = self._library.message_errstr(address)
-        name = None if message.rkt is None else self._library.topic_name(message.rkt).decode()
-        return _Event(_kafka_error(message.err, _text(text)), name, message.offset)
-
     def pause(self, partitions: list[TopicPartition]) -> None:
         """See RangeConsumer. There is no other partition to go on with."""
         raise NotImplementedError
 
-    def get_watermark_offsets(
-        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
-    ) -> tuple[int, int]:
-        """See ClusterClient."""
-        low, high = c.c_int64(), c.c_int64()
-        arguments = (
-            self._handle,
-            partition.topic.encode(),
-            partition.partition,
-            c.byref(low),
-            c.byref(high),
-        )
-        if cached:
-            self._check(self._library.get_watermark_offsets(*arguments))
-        else:
-            self._check(self._library.query_watermark_offsets(*arguments, round(timeout * 1000)))
-        return low.value, high.value
-
-    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Return the `cluster_id` from fresh metadata of a topic."""
-        assert topic is not None
-        library, metadata = self._library, c.c_void_p()
-        handle = library.topic_new(self._handle, topic.encode(), None)
-        if handle is None:
-            raise self._exception(library.last_error())
-        try:
-            error = library.metadata(self._handle, 0, handle, c.byref(metadata), round(timeout * 1000))
-        finally:
-            library.topic_destroy(handle)
-        self._raise_from_callbacks()
-        self._check(error)
-        library.metadata_destroy(metadata)
-        cluster = library.clusterid(self._handle, 0)
-        if cluster is None:
-            return SimpleNamespace(cluster_id=None)
-        try:
-            return SimpleNamespace(cluster_id=c.string_at(cluster).decode())
-        finally:
-            library.mem_free(self._handle, cluster)
-
     def close(self) -> None:
-        """See RangeConsumer. Destroys the messages that are still held elsewhere, too."""
-        handle, self._handle = self._handle, None
-        if handle is None:
-            return
+        """Close the connections. Destroys the messages that are still held elsewhere, too."""
         for messages in list(self._messages):
             messages.destroy()
-        self._library.queue_destroy(self._queue)
-        self._library.consumer_close(handle)
-        self._library.destroy(handle)
-
-    def _open(self, config: Mapping[str, Any]) -> int:
-        library, text = self._library, c.create_string_buffer(ERROR_TEXT_BYTES)
-        conf = library.conf_new()
-        for name, value in config.items():
-            as_text = str(value).lower() if isinstance(value, bool) else str(value)
-            if library.conf_set(conf, name.encode(), as_text.encode(), text, ERROR_TEXT_BYTES) != 0:
-                library.conf_destroy(conf)
-                raise KafkaException(_kafka_error(KafkaError._INVALID_ARG, _text(text.value)))
-        on_error, on_stats, on_throttle = self._callbacks
-        library.conf_set_error_cb(conf, on_error)
-        library.conf_set_stats_cb(conf, on_stats)
-        library.conf_set_throttle_cb(conf, on_throttle)
-        handle: int | None = library.new(_CONSUMER, conf, text, ERROR_TEXT_BYTES)
-        if handle is None:
-            error = library.last_error()
-            library.conf_destroy(conf)
-            raise KafkaException(_kafka_error(error, f"Failed to create consumer: {_text(text.value)}"))
-        return handle
-
-    def _on_error(self, handle: int, code: int, reason: bytes | None, _opaque: Any) -> None:
-        def report() -> None:
-            text = c.create_string_buffer(reason or b"", ERROR_TEXT_BYTES)
-            fatal = code == KafkaError._FATAL
-            cause = self._library.fatal_error(handle, text, ERROR_TEXT_BYTES) if fatal else code
-            self._signals.errors(KafkaError(cause, _text(text.value), fatal=fatal))
-
-        self._guarded(report)
-
-    def _on_stats(self, _handle: int, json: int, size: int, _opaque: Any) -> int:
-        self._guarded(lambda: self._signals.fetched(c.string_at(json, size).decode()))
-        return 0  # librdkafka frees the text
-
-    def _on_throttle(self, _handle: int, _name: bytes, _broker: int, milliseconds: int, _opaque: Any) -> None:
-        self._guarded(lambda: self._signals.throttling(SimpleNamespace(throttle_time=milliseconds / 1000)))
-
-    def _guarded(self, report: Callable[[], None]) -> None:
-        """Keep an exception until librdkafka has returned: ctypes would print and drop it."""
-        try:
-            report()
-        except BaseException as error:
-            self._raised = self._raised or error
-
-    def _raise_from_callbacks(self) -> None:
-        raised, self._raised = self._raised, None
-        if raised is not None:
-            raise raised
-
-    def _check(self, error: int) -> None:
-        if error != 0:
-            raise self._exception(error)
-
-    def _exception(self, error: int) -> KafkaException:
-        return KafkaException(_kafka_error(error, _text(self._library.err2str(error))))
-
-
-def _kafka_error(code: int, text: str) -> KafkaError:
-    return KafkaError(code, text, fatal=code == KafkaError._FATAL)
-
-
-def _text(text: bytes | None) -> str:
-    return (text or b"").decode(errors="replace")
+        super().close()

@@ -6,15 +6,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from exactbatch.formats.message import Unreadable
 from exactbatch.kafka import native_gather
+from exactbatch.kafka.native_client import Addresses
 from exactbatch.kafka.native_library import MessageStruct, address_of
 from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
-
-Addresses = npt.NDArray[np.uint64]
 
 
 class NativeMessages:
