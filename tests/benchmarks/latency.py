@@ -1,0 +1,91 @@
+"""Seconds from the start of a job over 1,000 records to its commit: in a warm Spark session, and by a new process.
+
+Writes build/latency.json.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import HOME, ROOT, check
+from rich.console import Console
+from runner import Runner, Servers, benchmark_servers, progress_on
+from topics import ensure_topic
+from ways import CORES, EXACTBATCH, Place
+
+from exactbatch.settings import Settings
+
+REPORT = ROOT / "build" / "latency.json"
+ROWS, ROUNDS = 1_000, 5
+
+
+def main() -> None:
+    """Measure both, print the medians, and write build/latency.json."""
+    console = Console()
+    with progress_on(console) as progress, benchmark_servers(HOME, progress) as servers:
+        topic = f"flights_{ROWS}"
+        ensure_topic(servers.stack.kafka_properties, topic, ROWS, progress)
+        place = servers.place(topic, ROWS)
+        seconds = {
+            "warm session": warm(servers, place, progress),
+            "new process": cold(servers, place, progress),
+        }
+    report = {"rows": ROWS, "seconds": seconds}
+    REPORT.parent.mkdir(exist_ok=True)
+    REPORT.write_text(json.dumps(report, indent=2) + "\n")
+    for name, times in seconds.items():
+        console.print(f"{name}: {statistics.median(times):.2f} s (median of {len(times)})")
+
+
+def warm(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:
+    """Return the seconds of batches in a session that has processed one before: plan, read, stage, publish."""
+    with Runner(EXACTBATCH, place) as runner:
+        seconds = []
+        for number in range(ROUNDS + 1):
+            progress(f"batch {number} of {ROUNDS} in a warm session")
+            servers.prepare(place, EXACTBATCH)
+            seconds.append(runner.run(servers).seconds)
+            check(servers, place, EXACTBATCH)
+    return seconds[1:]
+
+
+def cold(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:
+    """Return the seconds of `exactbatch run`, which starts Python, a JVM and Spark, and ends them."""
+    settings = Settings(kafka=place.kafka, postgres=place.postgres)
+    module = place.scratch / "latency_pipeline.py"
+    module.write_text(
+        "from dataclasses import replace\n"
+        "from exactbatch import Append\n"
+        "from pipelines.flights import flights\n"
+        f"small = replace(flights, name={place.topic!r}, topics=({place.topic!r},), "
+        f"sink=Append({EXACTBATCH.target!r}))\n"
+    )
+    path = os.pathsep.join([str(place.scratch), str(ROOT / "jobs")])
+    environment = {**os.environ, **settings.as_environment(), "PYTHONPATH": path}
+    command = [
+        sys.executable,
+        "-m",
+        "exactbatch.cli",
+        "run",
+        "latency_pipeline:small",
+        "--master",
+        f"local[{CORES}]",
+    ]
+    seconds = []
+    for number in range(ROUNDS):
+        progress(f"batch {number + 1} of {ROUNDS} in a new process")
+        servers.prepare(place, EXACTBATCH)
+        started = time.perf_counter()
+        subprocess.run(command, env=environment, check=True, capture_output=True, cwd=Path(place.scratch))
+        seconds.append(time.perf_counter() - started)
+        check(servers, place, EXACTBATCH)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
