@@ -87,7 +87,8 @@ class Servers:
                 closing(connect(place.postgres, application="benchmark")) as connection,
                 transaction(connection) as own,
             ):
-                Append(way.target).prepare(own, place.shape.value.columns)
+                sink = way.pipeline(place).sink if way.pipeline else Append(way.target)
+                sink.prepare(own, place.shape.value.columns)
 
     def contents(self, target: str, sums: str) -> tuple[Any, ...]:
         """The number of rows, and numbers that differ when a column came out otherwise."""

@@ -267,6 +267,13 @@ def by_partition(place: Place) -> Pipeline:
     return _changed(place, EXACTBATCH_PARTITION, commit="partition")
 
 
+def in_partitions(place: Place) -> Pipeline:
+    """With layout="by_batch": what is staged becomes a partition of the target."""
+    return _changed(
+        place, EXACTBATCH_BY_BATCH, sink=Append(str(EXACTBATCH_BY_BATCH.target), layout="by_batch")
+    )
+
+
 def queried(place: Place) -> Pipeline:
     """With a transform that changes nothing: what the way through the JVM costs."""
     return _changed(place, EXACTBATCH_SQL, sql="select * from records where kafka_offset >= 0")
@@ -462,6 +469,12 @@ EXACTBATCH_PARTITION = Way(
     target="public.flight_partition",
     pipeline=by_partition,
 )
+EXACTBATCH_BY_BATCH = Way(
+    name="exactbatch_by_batch",
+    title='exactbatch, layout="by_batch"',
+    target="public.flight_by_batch",
+    pipeline=in_partitions,
+)
 EXACTBATCH_SQL = Way(
     name="exactbatch_sql",
     title="exactbatch, transformed by a query",
@@ -487,6 +500,6 @@ EXACTBATCH_AGGREGATE = Way(
     derived=("_partial", "_watermark"),
     copies=False,
 )
-SINKS = (EXACTBATCH_PARTITION, EXACTBATCH_SQL, EXACTBATCH_UPSERT, EXACTBATCH_AGGREGATE)
+SINKS = (EXACTBATCH_PARTITION, EXACTBATCH_BY_BATCH, EXACTBATCH_SQL, EXACTBATCH_UPSERT, EXACTBATCH_AGGREGATE)
 PEERS = (AVAILABLE_NOW, SPARK_READ, HAND_WRITTEN, DEBEZIUM_INSERT, DEBEZIUM_UPSERT)
 WAYS = (LIMIT, SPARK_NOOP, *PEERS, EXACTBATCH, *SINKS)
