@@ -517,6 +517,20 @@ MUTANTS: Final = (
         (_OFFSETS,),
     ),
     Mutant(
+        "the auditor takes the end of the log for a record",
+        "audit/native_offsets.py",
+        "            words = words[codes == 0]\n",
+        "",
+        (f"{_AUDIT}::test_a_target_that_holds_what_the_log_holds_is_exact",),
+    ),
+    Mutant(
+        "the auditor takes no record for a tombstone",
+        "audit/native_offsets.py",
+        "offsets[self._memory[words + _PAYLOAD] == 0]",
+        "offsets[:0]",
+        (f"{_AUDIT}::test_tombstones_and_rejects_are_accounted_for",),
+    ),
+    Mutant(
         "the auditor takes 0 and -0 for the same value",
         "audit/equal_values.py",
         "    return array.view(_BITS[array.type]) if array.type in _BITS else array\n",
