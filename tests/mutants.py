@@ -519,7 +519,7 @@ MUTANTS: Final = (
     Mutant(
         "the auditor takes the end of the log for a record",
         "audit/native_offsets.py",
-        "            words = words[codes == 0]\n",
+        "        words = words[codes == 0]\n",
         "",
         (f"{_AUDIT}::test_a_target_that_holds_what_the_log_holds_is_exact",),
     ),

@@ -11,11 +11,11 @@ from typing import Any, Final
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from exactbatch.audit.native_offsets import OffsetConsumer
+from exactbatch.audit.native_offsets import OffsetConsumer, events_among
 from exactbatch.audit.report import Offsets
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import Event, Signals, check_in_log, is_cluster, split_events
+from exactbatch.kafka.consumer import Event, Signals, check_in_log, is_cluster
 from exactbatch.kafka.errors import event_error
 from exactbatch.kafka.native_library import LibraryUnusable, load_library
 from exactbatch.model import LogPartition
@@ -65,8 +65,13 @@ class _Messages:
         self._size = _FIRST_RECORDS
 
     def read(self) -> tuple[Block, int | None, Event | None]:
-        """Return records, the end of the log if it was reached, and the first error that concerns reading."""
-        messages, end_of_log, error = split_events(self.client.consume(self._size, _WAIT))
+        """Return records, the end of the log if it was reached, and an error that concerns reading.
+
+        Unlike the batch path's reader, it also returns the records that come after the error.
+        """
+        read = self.client.consume(self._size, _WAIT)
+        messages = [message for message in read if message.error() is None]
+        end_of_log, error = events_among(message for message in read if message.error() is not None)
         if messages:
             fitting = _BLOCK_BYTES * len(messages) // max(1, sum(map(len, messages)))
             self._size = max(1, min(_RECORDS, self._size * 10, fitting))

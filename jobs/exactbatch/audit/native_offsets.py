@@ -4,7 +4,7 @@ Its fields are read here, by numpy, and not by the compiled loops of the batch p
 """
 
 import ctypes as c
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +40,7 @@ class OffsetConsumer:
         self, count: int, timeout: float
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int | None, Event | None]:
         """Return the offsets of up to `count` records, those of null values, the end of the log if it was reached, and
-        the first error that concerns reading; records after it are dropped."""
+        an error that concerns reading."""
         addresses = self.client.consume(count, timeout)
         try:
             self.client.raise_from_callbacks()
@@ -54,15 +54,19 @@ class OffsetConsumer:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int | None, Event | None]:
         words = ((addresses - np.uint64(_FIRST)) >> np.uint64(3)).astype(np.int64)
         codes = self._memory[words + _ERR] & np.uint64(_LOW_32_BITS)
-        end_of_log, error = None, None
-        if codes.any():
-            for index in np.flatnonzero(codes).tolist():
-                event = self.client.event(int(addresses[index]))
-                if event.kafka_error.code() == KafkaError._PARTITION_EOF:
-                    end_of_log = event.position
-                elif concerns_reading(event):
-                    error, words, codes = event, words[:index], codes[:index]
-                    break
-            words = words[codes == 0]
+        end_of_log, error = events_among(map(self.client.event, addresses[codes != 0].tolist()))
+        words = words[codes == 0]
         offsets = self._memory[words + _OFFSET].view(np.int64)
         return offsets, offsets[self._memory[words + _PAYLOAD] == 0], end_of_log, error
+
+
+def events_among(events: Iterable[Event]) -> tuple[int | None, Event | None]:
+    """Return the end of the log, if one of the events is about it, and the last error that concerns reading."""
+    end_of_log, error = None, None
+    for event in events:
+        kafka_error = event.error()
+        if kafka_error is not None and kafka_error.code() == KafkaError._PARTITION_EOF:
+            end_of_log = event.offset()
+        elif concerns_reading(event):
+            error = event
+    return end_of_log, error
