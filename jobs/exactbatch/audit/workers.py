@@ -41,9 +41,13 @@ def local_workers(offsets: int) -> int:
 
 def spark_parts(spark: "SparkSession", pipeline: Pipeline, offsets: int) -> int:
     """Return into how many units to divide this many offsets for the executors: few windows in each."""
-    # A task has two connections.
-    workers = max(1, min(spark.sparkContext.defaultParallelism, pipeline.max_connections // 2))
+    workers = max(1, min(spark.sparkContext.defaultParallelism, _most_tasks(pipeline)))
     return workers * max(1, min(_UNITS_PER_WORKER, offsets // (workers * WINDOW)))
+
+
+def _most_tasks(pipeline: Pipeline) -> int:
+    """Return how many Spark tasks may run at the same time; each has two connections."""
+    return max(1, pipeline.max_connections // 2)
 
 
 def compare_here(
@@ -126,8 +130,8 @@ def compare_on_executors(
 ) -> list[PartitionAudit]:
     """Compare each unit in a Spark task, in the snapshot of this name.
 
-    Spark repeats a task that fails or whose executor is lost; a task writes nothing. `progress` receives the offsets
-    of a unit when its task has ended. Raises the first error that no retry can help, and TasksFailed.
+    Spark repeats a task that fails or whose executor is lost; a task writes nothing. `progress` is called in another
+    thread when tasks have ended. Raises the first error that no retry can help, and TasksFailed.
     """
     context = spark.sparkContext
 
@@ -143,8 +147,11 @@ def compare_on_executors(
                     raise
                 yield error
 
-    tasks = context.parallelize(units, len(units)).mapPartitions(compare)
-    with _watched(spark, units, progress):
+    # Where Spark could run more tasks than may run at the same time, each of them compares several units.
+    slots, most = context.defaultParallelism, _most_tasks(audited.pipeline)
+    count = len(units) if slots <= most else min(len(units), most)
+    tasks = context.parallelize(units, count).mapPartitions(compare)
+    with _watched(spark, count, sum(map(len, units)), progress):
         outcomes = tasks.collect()
     results: list[PartitionAudit] = []
     for outcome in outcomes:
@@ -155,8 +162,8 @@ def compare_on_executors(
 
 
 @contextmanager
-def _watched(spark: "SparkSession", units: Sequence[Unit], progress: Progress) -> Iterator[None]:
-    """Report, from another thread, the offsets of about as many units as the Spark job of the block has finished."""
+def _watched(spark: "SparkSession", tasks: int, offsets: int, progress: Progress) -> Iterator[None]:
+    """Report, from another thread, the share of the offsets that equals the share of the tasks that have ended."""
     from py4j.protocol import Py4JError
 
     context, tracker = spark.sparkContext, spark.sparkContext.statusTracker()
@@ -168,9 +175,9 @@ def _watched(spark: "SparkSession", units: Sequence[Unit], progress: Progress) -
 
     def report(finished: int) -> None:
         nonlocal reported
-        for unit in units[reported:finished]:
-            progress(len(unit))
-        reported = max(reported, finished)
+        reached = max(reported, offsets * min(finished, tasks) // tasks)
+        progress(reached - reported)
+        reported = reached
 
     def finished() -> int:
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
@@ -191,7 +198,7 @@ def _watched(spark: "SparkSession", units: Sequence[Unit], progress: Progress) -
         watcher.join()
         if own_group:
             context.setLocalProperty(_GROUP, None)  # type: ignore[arg-type]  # None removes it
-    report(len(units))
+    report(tasks)
 
 
 def _compare_joined(
