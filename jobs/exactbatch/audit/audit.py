@@ -5,6 +5,7 @@ offsets that it claims to cover. Workers compare units of offsets independently 
 memory does not grow with the log.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
@@ -15,7 +16,7 @@ from exactbatch.audit.access import check_visible, lock_tables, tables_of, unsaf
 from exactbatch.audit.batches import compare_batches, whole_batches
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
-from exactbatch.audit.report import AuditReport, PartitionAudit, TargetAudit
+from exactbatch.audit.report import AuditReport, Compared, PartitionAudit, TargetAudit
 from exactbatch.audit.rows import has_other_incarnations
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.unit_comparison import AuditedLog
@@ -117,12 +118,15 @@ def audit(
             sharing=sharing,
             is_shared=bool(sharing) or has_other_incarnations(snapshot, pipeline),
         )
-        for result in _compare(audited, audits, snapshot, expected, spark, progress):
-            audits[result.topic, result.partition].merge(result)
+        rows_of_batches: Counter[int] = Counter()
+        for compared in _compare(audited, audits, snapshot, expected, spark, progress):
+            rows_of_batches.update(compared.rows_of_batches)
+            for result in compared.partitions:
+                audits[result.topic, result.partition].merge(result)
         report = AuditReport(list(audits.values()), TargetAudit())
         if not audits:
             return report
-        find_places(report.target, snapshot, pipeline, list(audits))
+        find_places(report.target, snapshot, pipeline, list(audits), rows_of_batches)
         report.target.unsafe = len(unsafe)
         report.target.notes += unsafe
         if pipeline_counts_batches(pipeline):
@@ -142,7 +146,7 @@ def _compare(
     expected: ExpectedValues | None,
     spark: "SparkSession | None",
     progress: Callable[[int, int], None],
-) -> Sequence[PartitionAudit]:
+) -> Sequence[Compared]:
     """Compare all partitions, and return what was found in parts of them."""
     slices = [
         (topic, audited.partitions[topic, number].topic_id, _slice(result))

@@ -1,5 +1,6 @@
 """The offsets at which a window has records, rows and rejects, one byte each, and how they differ. Pure."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ class FoundOffsets:
         self._counts = {"rows": np.zeros(len(positions.slices), np.int64)}
         self._counts["rejects"] = self._counts["rows"].copy()
         self._outside = [Finding() for _ in positions.slices]
+        self.rows_of_batches: Counter[int] = Counter()  # including those outside of the slices
 
     def add(self, kind: str, partitions: npt.NDArray[np.int32], offsets: Offsets, batches: Offsets) -> None:
         """Add some "rows" or "rejects": partition, offset and batch of each; -1 without a batch."""
@@ -59,10 +61,12 @@ class FoundOffsets:
         start = self._positions.starts[number]
         is_inside = (offsets >= start) & (offsets < self._positions.ends[number])
         if not is_inside.all():
-            self._add_outside(number[~is_inside], offsets[~is_inside])
+            self._add_outside(kind, number[~is_inside], offsets[~is_inside], batches[~is_inside])
             number, start = number[is_inside], start[is_inside]
             offsets, batches = offsets[is_inside], batches[is_inside]
         at = offsets - start + self._positions.bases[number]
+        if kind == "rows":
+            self.rows_of_batches.update(_times(batches))
         self._counts[kind] += np.bincount(number, minlength=len(self._positions.slices))
         self._repeated.append(at[self._is_found[at]])
         if not (at[1:] > at[:-1]).all():
@@ -71,13 +75,15 @@ class FoundOffsets:
         self._is_found[at] = True
         self._misplaced.append(at[batches != self._covering.at(at)])
 
-    def _add_outside(self, number: Offsets, offsets: Offsets) -> None:
+    def _add_outside(self, kind: str, number: Offsets, offsets: Offsets, batches: Offsets) -> None:
         for index in np.unique(number).tolist():
             slice_, of_slice = self._positions.slices[index], offsets[number == index]
             is_ours = (of_slice < slice_.start) if slice_.is_first else np.zeros(len(of_slice), bool)
             if slice_.is_last:
                 is_ours |= of_slice >= slice_.end
             self._outside[index].add(np.sort(of_slice[is_ours]))
+            if kind == "rows":
+                self.rows_of_batches.update(_times(batches[number == index][is_ours]))
 
     def in_slice(self, number: int) -> "FoundInSlice":
         """Return what is in the slice of this number, by offset."""
@@ -97,6 +103,16 @@ class FoundOffsets:
         different = np.unique(np.concatenate([*inside, np.array([], np.int64)]))
         offsets: Offsets = different - at.start + self._positions.starts[number]
         return offsets
+
+
+def _times(batches: Offsets) -> dict[int, int]:
+    """Return how often each batch occurs; the same one usually occurs many times in a row."""
+    if not len(batches):
+        return {}
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(batches)) + 1])
+    different, of_run = np.unique(batches[starts], return_inverse=True)
+    times = np.bincount(of_run, np.diff(np.concatenate([starts, [len(batches)]])))
+    return dict(zip(different.tolist(), times.astype(np.int64).tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The result of an audit: what was compared, and every difference."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,6 +85,14 @@ class PartitionAudit:
             "changed": self.changed,
             "gaps": self.gaps,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a worker found: its part of each partition, and the number of rows of each batch; -1 is no batch."""
+
+    partitions: Sequence[PartitionAudit]
+    rows_of_batches: Mapping[int, int]
 
 
 @dataclass(slots=True)

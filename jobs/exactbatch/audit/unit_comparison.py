@@ -1,5 +1,6 @@
 """Compares a unit of an audit: the records of some slices of the log with their rows and rejects."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import numpy as np
 from exactbatch.audit.covering import Covering
 from exactbatch.audit.log_windows import LogWindows
 from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
-from exactbatch.audit.report import SHOWN, Finding, PartitionAudit
+from exactbatch.audit.report import SHOWN, Compared, Finding, PartitionAudit
 from exactbatch.audit.rows import LocatedRows
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import WINDOW, Slice, Unit, windows_of
@@ -63,7 +64,7 @@ def compare_unit(
     expected: ExpectedValues | None,
     window: int = WINDOW,
     progress: Callable[[int], None] = lambda _offsets: None,
-) -> list[PartitionAudit]:
+) -> Compared:
     """Compare a unit, and return what was found in each slice. `progress` receives the offsets of each window.
 
     With `expected`, values are compared as well; with lineage="batch" they are only collected there.
@@ -80,12 +81,13 @@ class _UnitComparison:
             snapshot, audited.pipeline, unit, audited.sharing, is_shared=audited.is_shared
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
+        self._rows_of_batches: Counter[int] = Counter()
         self._results = {
             slice_: PartitionAudit(unit.topic, slice_.partition, slice_.start, slice_.end)
             for slice_ in unit.slices
         }
 
-    def run(self, window: int, progress: Callable[[int], None]) -> list[PartitionAudit]:
+    def run(self, window: int, progress: Callable[[int], None]) -> Compared:
         """Compare all slices, and return what was found in each."""
         for whole, result in self._results.items():
             covering = self._coverings[whole]
@@ -97,7 +99,7 @@ class _UnitComparison:
             else:
                 self._compare_together(group)
                 progress(sum(map(len, group)))
-        return list(self._results.values())
+        return Compared(list(self._results.values()), self._rows_of_batches)
 
     def _compare_by_windows(self, whole: Slice, window: int, progress: Callable[[int], None]) -> None:
         """Compare a slice window by window; skip offsets that neither the log nor the tables have."""
@@ -130,6 +132,7 @@ class _UnitComparison:
             found.add("rows", *located)
         for located in self._located.rejects(slices):
             found.add("rejects", *located)
+        self._rows_of_batches += found.rows_of_batches
         return found
 
     def _compare_with_log(self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows) -> int:

@@ -12,7 +12,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from exactbatch.audit.report import PartitionAudit
+from exactbatch.audit.report import Compared
 from exactbatch.audit.snapshot import Snapshot, joined_snapshot
 from exactbatch.audit.unit_comparison import AuditedLog, compare_unit
 from exactbatch.audit.units import WINDOW, Unit
@@ -58,13 +58,9 @@ def compare_here(
     expected: ExpectedValues | None,
     window: int,
     progress: Progress,
-) -> list[PartitionAudit]:
+) -> list[Compared]:
     """Compare the units one after the other, over the connections of `snapshot`."""
-    return [
-        result
-        for unit in units
-        for result in compare_unit(audited, unit, snapshot, expected, window, progress)
-    ]
+    return [compare_unit(audited, unit, snapshot, expected, window, progress) for unit in units]
 
 
 def compare_in_threads(
@@ -76,7 +72,7 @@ def compare_in_threads(
     values: bool,
     window: int,
     progress: Progress,
-) -> list[PartitionAudit]:
+) -> list[Compared]:
     """Compare the units in threads of this process, in the snapshot of this name. Most of the work releases the GIL.
 
     `progress` is called in this thread. Raises the first error of a worker; the others stop at their next window.
@@ -89,7 +85,7 @@ def compare_in_threads(
         if failed.is_set():
             raise TasksFailed("Another worker of this audit has failed.")
 
-    def work(unit: Unit) -> list[PartitionAudit]:
+    def work(unit: Unit) -> Compared:
         try:
             return _compare_joined(audited, unit, name, values=values, window=window, progress=count)
         except BaseException:
@@ -115,7 +111,7 @@ def compare_in_threads(
     # An error that only reports another one comes second.
     for error in sorted(errors, key=lambda error: isinstance(error, TasksFailed)):
         raise error
-    return [result for future in futures for result in future.result()]
+    return [future.result() for future in futures]
 
 
 def compare_on_executors(
@@ -127,7 +123,7 @@ def compare_on_executors(
     values: bool,
     window: int,
     progress: Progress,
-) -> list[PartitionAudit]:
+) -> list[Compared]:
     """Compare each unit in a Spark task, in the snapshot of this name.
 
     Spark repeats a task that fails or whose executor is lost; a task writes nothing. `progress` is called in another
@@ -135,7 +131,7 @@ def compare_on_executors(
     """
     context = spark.sparkContext
 
-    def compare(tasks: Iterable[Unit]) -> Iterator[list[PartitionAudit] | ExactbatchError]:  # on an executor
+    def compare(tasks: Iterable[Unit]) -> Iterator[Compared | ExactbatchError]:  # on an executor
         for unit in tasks:
             try:
                 with translate_errors():
@@ -153,11 +149,11 @@ def compare_on_executors(
     tasks = context.parallelize(units, count).mapPartitions(compare)
     with _watched(spark, count, sum(map(len, units)), progress):
         outcomes = tasks.collect()
-    results: list[PartitionAudit] = []
+    results: list[Compared] = []
     for outcome in outcomes:
         if isinstance(outcome, ExactbatchError):
             raise outcome
-        results += outcome
+        results.append(outcome)
     return results
 
 
@@ -203,7 +199,7 @@ def _watched(spark: "SparkSession", tasks: int, offsets: int, progress: Progress
 
 def _compare_joined(
     audited: AuditedLog, unit: Unit, name: str, *, values: bool, window: int, progress: Progress
-) -> list[PartitionAudit]:
+) -> Compared:
     """Compare a unit over connections of its own, in the snapshot of this name."""
     with joined_snapshot(audited.settings.postgres, name) as snapshot:
         expected = ExpectedValues(snapshot, audited.pipeline, audited.settings.kafka) if values else None
