@@ -410,8 +410,8 @@ MUTANTS: Final = (
     Mutant(
         "an upsert does not delete",
         "sinks/upsert/latest_changes.py",
-        '"(select {key} from {staged} where deleted "',
-        '"(select {key} from {staged} where false "',
+        "on commit drop as select {key} from {staged} where deleted ",
+        "on commit drop as select {key} from {staged} where false ",
         ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
     ),
     Mutant(
@@ -429,6 +429,43 @@ MUTANTS: Final = (
         "        kept = self._keep_latest(cursor) if has_earlier else 0\n",
         "        kept = 0\n",
         ("tests/integration/test_upsert.py::test_late_and_repeated_changes_do_not_overwrite_newer_ones",),
+    ),
+    Mutant(
+        "an earlier delete that is the latest change again leaves the row",
+        "sinks/upsert/latest_changes.py",
+        "union all select {key} from {kept} where deleted ",
+        "union all select {key} from {kept} where false ",
+        ("tests/integration/test_latest_changes.py::test_an_earlier_delete_that_is_the_latest_change_again",),
+    ),
+    Mutant(
+        "earlier changes may have moved since they were found",
+        "sinks/upsert/latest_changes.py",
+        "        if kept and cursor.rowcount != kept:\n",
+        "        if False:\n",
+        (
+            "tests/integration/test_latest_changes.py::test_a_changed_place_of_a_change_that_is_kept_is_noticed",
+        ),
+    ),
+    Mutant(
+        "a transform with a shuffle is taken for one without",
+        "transforms/narrow_plan.py",
+        "    while (kind := class_of(plan)) in _NARROW:\n",
+        '    while (kind := class_of(plan)) in _NARROW or "Exchange" in kind:\n',
+        ("tests/integration/test_one_pass.py::test_plans_that_spark_runs_otherwise",),
+    ),
+    Mutant(
+        "columns that a transform computes something with reach it as nulls",
+        "transforms/narrow_plan.py",
+        "                    used |= set(map(_id, items(expression.references().toSeq())))\n",
+        "                    pass\n",
+        ("tests/integration/test_one_pass.py::test_columns_of_records_are_traced",),
+    ),
+    Mutant(
+        "an unchanged column may be that of another record",
+        "batch/one_pass.py",
+        "        if (wrong := self._offsets[indexes] != offsets).any():\n",
+        "        if (wrong := self._offsets[indexes] != self._offsets[indexes]).any():\n",
+        ("tests/unit/test_one_pass.py::test_a_row_of_a_record_that_was_not_kept_is_an_error",),
     ),
     Mutant(
         "rows that come out of order are counted as records",

@@ -263,17 +263,24 @@ def test_the_search_for_a_record_takes_few_jobs_and_ends_in_time(
     assert "ZeroDivisionError" in message
 
 
-def test_nothing_is_searched_where_postgres_has_failed(world, make_topic, make_pipeline, monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "before"),
+    [(lambda frame: frame, "_rows_in_one_pass"), (lambda frame: frame.repartition(1), "_outcomes")],
+    ids=["one pass", "two jobs"],
+)
+def test_nothing_is_searched_where_postgres_has_failed(
+    world, make_topic, make_pipeline, monkeypatch, change, before
+):
     topic = make_topic()
     records(topic, {"id": 1, "name": "n"})
-    pipeline = make_pipeline(topic, transform=lambda frame: frame)
+    pipeline = make_pipeline(topic, transform=change)
     monkeypatch.setattr(failing_record.FailingRecordSearch, "run", lambda *_: pytest.fail("it was searched"))
-    outcomes = transform.TransformStager._outcomes
+    then = getattr(transform.TransformStager, before)
 
-    def without_staging(self: Any) -> Any:
+    def without_staging(self: Any, *arguments: Any) -> Any:
         world.execute(f"drop table if exists exactbatch_staging.{self._tasks[0].tables.rows}")
-        return outcomes(self)
+        return then(self, *arguments)
 
-    monkeypatch.setattr(transform.TransformStager, "_outcomes", without_staging)
+    monkeypatch.setattr(transform.TransformStager, before, without_staging)
     message = world.refused(TasksFailed, pipeline)
     assert "PostgresUnavailable" in message or "StagedRowsDiffer" in message

@@ -9,10 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.batch.one_pass import HandOver, Passed, RecordsInOrder, all_pieces, passed
+from exactbatch.batch.one_pass import (
+    HandOver,
+    OnePass,
+    Passed,
+    RecordsInOrder,
+    UnchangedColumns,
+    all_pieces,
+    passed,
+)
 from exactbatch.batch.rejects import REJECT_SCHEMA
 from exactbatch.batch.task import Staged
-from exactbatch.errors import ReadFailed
+from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)
 Row = tuple[str | None, int | None, int | None]
@@ -98,7 +106,7 @@ def reject(offset: int) -> pa.RecordBatch:
 
 def test_rejects_and_outcomes_are_handed_over_and_removed(tmp_path: Path):
     piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
-    decoding, staging = HandOver(tmp_path, "ab", 7), HandOver(tmp_path, "ab", 7)
+    decoding, staging = HandOver("ab", 7, tmp_path), HandOver("ab", 7, tmp_path)
     assert staging.rejects() is None
     decoding.keep([reject(10)])
     decoding.keep([reject(11), reject(12)])
@@ -114,8 +122,8 @@ def test_rejects_and_outcomes_are_handed_over_and_removed(tmp_path: Path):
 
 
 def test_attempts_do_not_share_files(tmp_path: Path):
-    HandOver(tmp_path, "ab", 7).finish([])
-    for other in (HandOver(tmp_path, "ab", 8), HandOver(tmp_path, "ac", 7)):
+    HandOver("ab", 7, tmp_path).finish([])
+    for other in (HandOver("ab", 8, tmp_path), HandOver("ac", 7, tmp_path)):
         with pytest.raises(FileNotFoundError):
             other.outcomes()
 
@@ -131,3 +139,67 @@ def test_pieces_come_in_the_order_of_the_log():
     pieces = [Staged(range_, 7, 0, 0, 0, 0) for range_ in RANGES]
     done = [Passed(7, tuple(pieces[:2]), 0, 0), Passed(8, tuple(pieces[2:]), 0, 0)]
     assert [piece.range for piece in all_pieces(done)] == sorted(RANGES)
+
+
+def kept_rows(records: list[Row], hand_over: HandOver) -> None:
+    """Leave the rows of records of one range as the worker that decodes does."""
+    rows = batch(records).append_column("name", pa.array([f"{record}" for record in records], pa.string()))
+    hand_over.keep_rows(rows)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=len(RECORDS), max_size=len(RECORDS)), st.data())
+def test_unchanged_columns_are_those_of_the_record_of_each_row(tmp_path_factory, times, data):
+    """Batches of decoded rows and of those of the transform are cut anywhere, the former within ranges."""
+    hand_over = HandOver("ab", 7, tmp_path_factory.mktemp("pass"))
+    for range_ in RANGES:
+        of_range = [record for record in RECORDS if record[:2] == range_.topic_partition]
+        of_range = [
+            record for record in of_range if range_.from_offset <= (record[2] or 0) < range_.until_offset
+        ]
+        cut = data.draw(st.integers(1, len(of_range)))
+        for part in (of_range[:cut], of_range[cut:]):
+            if part:
+                kept_rows(part, hand_over)
+    rows = [record for record, number in zip(RECORDS, times, strict=True) for _ in range(number)]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+    columns = UnchangedColumns(hand_over, {"label": "name"})
+    added = [
+        row
+        for start, end in zip([0, *cuts], [*cuts, len(rows)], strict=True)
+        for each in columns.added_to(batch(rows[start:end]))
+        for row in each.to_pylist()
+    ]
+    assert [tuple(row.values()) for row in added] == [(*row, f"{row}") for row in rows]
+    hand_over.remove()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("a", 0, 11), ("a", 0, 10)],
+        [("a", 0, 13)],
+        [("a", 1, 10)],
+        [("a", 0, 12), ("a", 0, 12), ("a", 0, 11)],
+    ],
+)
+def test_a_row_of_a_record_that_was_not_kept_is_an_error(tmp_path, rows):
+    hand_over = HandOver("ab", 7, tmp_path)
+    for offset in (10, 11, 12):
+        kept_rows([("a", 0, offset)], hand_over)
+    kept_rows([("a", 0, 14)], hand_over)
+    columns = UnchangedColumns(hand_over, {"name": "name"})
+    with pytest.raises(
+        StagedRowsDiffer, match=r"offset 1\d: Spark returned a row of this record out of order"
+    ):
+        list(columns.added_to(batch(rows)))
+    hand_over.remove()
+    assert not list(tmp_path.iterdir())
+
+
+def test_columns_that_a_transform_does_not_use_reach_it_as_nulls():
+    rows = batch(RECORDS[:3]).append_column("name", pa.array(["a", "b", "c"]))
+    sent = OnePass("ab", ("name",), ("kafka_topic", "kafka_offset")).to_jvm(rows)
+    assert sent.schema.names == rows.schema.names
+    assert [column.null_count for column in sent.columns] == [0, 3, 0, 3]
+    assert OnePass("ab").to_jvm(rows) is rows

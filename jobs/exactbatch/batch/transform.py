@@ -5,7 +5,7 @@ silently recomputes a block that is lost: each block carries the task attempt th
 same at the end.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -19,7 +19,16 @@ from pyspark.storagelevel import StorageLevel
 
 from exactbatch.batch.executors import tasks_failed
 from exactbatch.batch.failing_record import SEARCH_TIME, FailingRecordSearch
-from exactbatch.batch.one_pass import ONE_PASS, HandOver, Passed, RecordsInOrder, all_pieces, passed
+from exactbatch.batch.one_pass import (
+    ONE_PASS,
+    HandOver,
+    OnePass,
+    Passed,
+    RecordsInOrder,
+    UnchangedColumns,
+    all_pieces,
+    passed,
+)
 from exactbatch.batch.shares import attempt_id, distribute, loaded, partition_id
 from exactbatch.batch.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
@@ -40,7 +49,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.transforms.lineage import passes_lineage_through
-from exactbatch.transforms.narrow_plan import is_narrow
+from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
 
 
 class TransformStager:
@@ -119,11 +128,13 @@ class TransformStager:
             return None
         self._read.unpersist()
         try:
-            rows = self._rows_in_one_pass()
+            unchanged, used = self._columns_of_records()
+            rows = self._rows_in_one_pass(unchanged)
             if not is_narrow(rows):
                 self._read.persist(StorageLevel.DISK_ONLY)
                 return None
-            with self._job_in_one_pass():
+            launch = f"{self._tasks[0].tables.launch:x}"
+            with self._job_in_one_pass(OnePass(launch, tuple({*unchanged.values()}), used)):
                 done: list[Passed] = loaded(bytes(row.outcome) for row in rows.collect())
         except (PySparkException, Py4JJavaError) as error:
             self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
@@ -140,30 +151,45 @@ class TransformStager:
             with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
         return replace(staged, dropped=sum(piece.rows for piece in pieces) - with_rows)
 
-    def _rows_in_one_pass(self) -> DataFrame:
-        """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read."""
+    def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...] | None]:
+        """Return the columns of the rows that need not go through the JVM, because they are columns of the records,
+        with their names there; and the columns of the records that must go through it, None for all."""
+        if not self._pipeline.sink.needs_lineage:
+            return {}, None  # rows do not name the records to take columns from
+        columns = columns_of_records(self._rows, self._decoded)
+        unchanged = {
+            name: of_record for name, of_record in columns.unchanged.items() if name not in LINEAGE_NAMES
+        }
+        return unchanged, (*columns.used, *LINEAGE_NAMES) if unchanged else None
+
+    def _rows_in_one_pass(self, unchanged: Mapping[str, str]) -> DataFrame:
+        """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read.
+
+        The columns `unchanged` of the rows are taken from the decoded records.
+        """
         task = self._tasks[0]
         tables, postgres = task.tables, task.postgres
         columns = self._pipeline.sink.staged_columns(self.columns)
-        names = self._rows.columns
+        names = [name for name in self._rows.columns if name not in unchanged]
         ranges = [[task.range for task in bin_] for bin_ in self._bins]
+        launch = f"{tables.launch:x}"
         has_lineage = self._pipeline.sink.needs_lineage
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
             counter = RecordsInOrder(ranges[partition_id()])
-            hand_over = HandOver.of_job(attempt)
-            assert hand_over is not None
+            hand_over = HandOver(launch, attempt)
+            of_records = UnchangedColumns(hand_over, unchanged)
 
-            def counted() -> Iterator[pa.RecordBatch]:
+            def complete() -> Iterator[pa.RecordBatch]:
                 for batch in batches:
                     named = pa.RecordBatch.from_arrays(batch.columns, names)
                     if has_lineage:
                         counter.add(named)
-                    yield named
+                    yield from of_records.added_to(named) if unchanged else [named]
 
             try:
-                rows = stage_rows(counted(), tables, postgres, columns, attempt, hand_over.rejects)
+                rows = stage_rows(complete(), tables, postgres, columns, attempt, hand_over.rejects)
                 outcome = (
                     rows
                     if isinstance(rows, ExactbatchError)
@@ -173,14 +199,15 @@ class TransformStager:
                 hand_over.remove()
             yield pa.RecordBatch.from_arrays([pa.array([dump(outcome)], pa.binary())], ["outcome"])
 
-        numbered = self._rows.toDF(*map(str, range(len(names))))
-        return numbered.mapInArrow(run, "outcome binary")
+        numbered = self._rows.toDF(*map(str, range(len(self._rows.columns))))
+        sent = [str(number) for number, name in enumerate(self._rows.columns) if name not in unchanged]
+        return numbered.select(*sent).mapInArrow(run, "outcome binary")
 
     @contextmanager
-    def _job_in_one_pass(self) -> Iterator[None]:
+    def _job_in_one_pass(self, one_pass: OnePass) -> Iterator[None]:
         """Tell the tasks of the Spark jobs in this block that they stage the rows as well."""
         context = self._spark.sparkContext
-        context.setLocalProperty(ONE_PASS, f"{self._tasks[0].tables.launch:x}")
+        context.setLocalProperty(ONE_PASS, one_pass.text())
         try:
             yield
         finally:
@@ -289,19 +316,32 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
     schema = decoded_schema(bins[0][0].columns).append(pa.field(OUTCOME, pa.binary()))
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
-        attempt = attempt_id()
-        hand_over = HandOver.of_job(attempt)
-        keep = None if hand_over is None else hand_over.keep
-        outcomes = []
+        attempt, one_pass = attempt_id(), OnePass.of_job()
+        hand_over = None if one_pass is None else HandOver(one_pass.launch, attempt)
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                for task in bins[index]:
-                    for decoded in decode_range(task, attempt, keep):
-                        yield _with_outcome(decoded, schema)
-                        if not isinstance(decoded, pa.RecordBatch):
-                            outcomes.append(decoded)
-        if hand_over is not None:
-            hand_over.finish(outcomes)
+                if one_pass is None or hand_over is None:
+                    for task in bins[index]:
+                        for decoded in decode_range(task, attempt):
+                            yield _with_outcome(decoded, schema)
+                    continue
+                for rows in decoded_rows(bins[index], attempt, one_pass, hand_over):
+                    yield _with_outcome(rows, schema)
+
+    def decoded_rows(
+        tasks: Sequence[StageTask], attempt: int, one_pass: OnePass, hand_over: HandOver
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield decoded rows, and hand over everything else."""
+        outcomes: list[Staged | ExactbatchError] = []
+        for task in tasks:
+            for decoded in decode_range(task, attempt, hand_over.keep):
+                if not isinstance(decoded, pa.RecordBatch):
+                    outcomes.append(decoded)
+                elif len(decoded):
+                    if one_pass.kept:
+                        hand_over.keep_rows(decoded.select([*one_pass.kept, *LINEAGE_NAMES[:3]]))
+                    yield one_pass.to_jvm(decoded)
+        hand_over.finish(outcomes)
 
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, spark_schema)

@@ -1,10 +1,12 @@
-"""Whether Spark computes the rows of a transform task by task, as it reads the records."""
+"""Whether Spark computes the rows of a transform task by task, as it reads the records, and from which columns."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from exactbatch.transforms.spark_plan import class_of, items
+from exactbatch.transforms.spark_plan import analyzed_plan, class_of, items
 
 # Physical operators that return the rows that one partition of their only input gives, in its order.
 _NARROW: Final = frozenset(
@@ -22,6 +24,19 @@ _NARROW: Final = frozenset(
 )
 _PYTHON: Final = "MapInArrowExec"
 _TASKS: Final = "RangeExec"
+_SOURCE: Final = "MapInArrow"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsOfRecords:
+    """How a transform uses the columns of the decoded records.
+
+    `unchanged` has the columns of its rows that are unchanged columns of the record, with these columns' names.
+    `used` are the columns of the record that it computes something else with.
+    """
+
+    unchanged: Mapping[str, str]
+    used: frozenset[str]
 
 
 def is_narrow(frame: DataFrame) -> bool:
@@ -40,3 +55,67 @@ def is_narrow(frame: DataFrame) -> bool:
             return False
         (plan,) = children
     return kind == _TASKS and functions == 2
+
+
+def columns_of_records(rows: DataFrame, decoded: DataFrame) -> ColumnsOfRecords:
+    """Return how the rows of a transform use the columns of the decoded records.
+
+    Where the plan does not show it, no column is unchanged.
+    """
+    plan = analyzed_plan(rows)
+    traced = {attribute.name(): _id(attribute) for attribute in items(plan.output())}
+    used: set[int] = set()
+    tables: dict[int, Any] = {}
+    while class_of(plan) != _SOURCE:
+        kind = class_of(plan)
+        if kind == "WithCTE":
+            tables |= {table.id(): table.child() for table in items(plan.cteDefs())}
+            plan = plan.plan()
+            continue
+        if kind == "CTERelationRef":
+            table = tables.get(plan.cteId())
+            if table is None:
+                return _NOTHING_KNOWN
+            below = dict(zip(map(_id, items(plan.output())), map(_id, items(table.output())), strict=True))
+            plan = table
+        else:
+            children = list(items(plan.children()))
+            if len(children) != 1:
+                return _NOTHING_KNOWN
+            (plan_below,) = children
+            below = {id_: id_ for id_ in map(_id, items(plan_below.output()))}
+            for expression in items(plan.projectList() if kind == "Project" else plan.expressions()):
+                if kind == "Project" and (input_ := _input_of(expression)) is not None:
+                    below[_id(expression)] = input_
+                else:
+                    used |= set(map(_id, items(expression.references().toSeq())))
+            plan = plan_below
+        used = {below.get(id_, id_) for id_ in used}
+        traced = {name: below[id_] for name, id_ in traced.items() if id_ in below}
+    if not plan.sameResult(_source(analyzed_plan(decoded))):
+        return _NOTHING_KNOWN
+    names = {_id(attribute): attribute.name() for attribute in items(plan.output())}
+    return ColumnsOfRecords(
+        {name: names[id_] for name, id_ in traced.items() if id_ in names},
+        frozenset(names[id_] for id_ in used if id_ in names),
+    )
+
+
+_NOTHING_KNOWN: Final = ColumnsOfRecords({}, frozenset())
+
+
+def _input_of(expression: Any) -> int | None:
+    """Return the input column that an expression of a projection is, whatever its aliases; None if it is another."""
+    while (kind := class_of(expression)) == "Alias":
+        expression = expression.child()
+    return _id(expression) if kind == "AttributeReference" else None
+
+
+def _source(plan: Any) -> Any:
+    while class_of(plan) != _SOURCE:
+        plan = plan.children().apply(0)
+    return plan
+
+
+def _id(attribute: Any) -> int:
+    return int(attribute.exprId().id())

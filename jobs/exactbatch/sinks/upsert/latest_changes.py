@@ -30,6 +30,8 @@ _EARLIER: Final = sql.Identifier("exactbatch_earlier")
 # The changes of these that are the latest of their keys: their places, and then their columns.
 _KEPT_PLACES: Final = sql.Identifier("exactbatch_kept_places")
 _KEPT: Final = sql.Identifier("exactbatch_kept")
+# The affected keys that have no row in the target any more.
+_OBSOLETE: Final = sql.Identifier("exactbatch_obsolete")
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 # Where a change is stored: the table, and the row.
 _TABLE: Final = sql.Identifier("exactbatch_table")
@@ -245,18 +247,10 @@ class LatestChanges:
             for cast in casts
             if cast.column.name not in self.key or not has_one_image(cast.type)
         ]
-        # A retracted key without a change has no row either.
-        obsolete = sql.SQL(
-            "(select {key} from {staged} where deleted "
-            "union all select {key} from {kept} where deleted "
-            "union all select {key} from {affected} t "
-            "where not exists (select from {staged} l where {same_key}) "
-            "and not exists (select from {kept} l where {same_key}))"
-        ).format(**self._names)
         triggers = self.target.triggers(cursor)
-        cursor.execute(sql.SQL("select exists (select from {} l)").format(obsolete))
-        if cursor.fetchone()[0]:
-            self._delete(cursor, obsolete, triggers)
+        self._find_obsolete(cursor)
+        if cursor.rowcount:
+            self._delete(cursor, triggers)
         # An unchanged row is not written: no dead row, and no trigger sees a change.
         update = (
             sql.SQL("do update set {} where {}").format(
@@ -282,15 +276,30 @@ class LatestChanges:
             candidates=candidates,
         )
         if triggers:
-            self._check_written(cursor, casts, latest, obsolete, triggers)
+            self._check_written(cursor, casts, latest, triggers)
 
-    def _delete(self, cursor: Cursor, obsolete: sql.Composable, triggers: str) -> None:
+    def _find_obsolete(self, cursor: Cursor) -> None:
+        """Find the affected keys that have no row any more; the cursor's row count is how many there are."""
+        # A retracted key without a change has no row either.
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {obsolete} on commit drop as select {key} from {staged} where deleted "
+                "union all select {key} from {kept} where deleted "
+                "union all select {key} from {affected} t "
+                "where not exists (select from {staged} l where {same_key}) "
+                "and not exists (select from {kept} l where {same_key})"
+            ).format(**self._names, obsolete=_OBSOLETE)
+        )
+
+    def _delete(self, cursor: Cursor, triggers: str) -> None:
         """Delete the rows of obsolete keys."""
+        # Without statistics Postgres would take these for many, and read the whole target.
+        cursor.execute(sql.SQL("analyze {}").format(_OBSOLETE))
         rows = sql.SQL("{} t using {} l where {}").format(
-            self.target.identifier, obsolete, self._names["same_key"]
+            self.target.identifier, _OBSOLETE, self._names["same_key"]
         )
         remaining = sql.SQL("select count(*) from {} t, {} l where {}").format(
-            self.target.identifier, obsolete, self._names["same_key"]
+            self.target.identifier, _OBSOLETE, self._names["same_key"]
         )
         delete_rows(
             cursor,
@@ -305,7 +314,6 @@ class LatestChanges:
         cursor: Cursor,
         casts: Sequence[Cast],
         latest: sql.Composable,
-        obsolete: sql.Composable,
         triggers: str,
     ) -> None:
         """Check that the affected keys' rows are their latest changes: a trigger may alter or drop them."""
@@ -318,7 +326,7 @@ class LatestChanges:
                 "where t.tableoid is null or record_image_ne(row({stored}), row({computed}))"
             ).format(
                 **self._names,
-                obsolete=obsolete,
+                obsolete=_OBSOLETE,
                 latest=latest,
                 stored=column_list(names, of="t"),
                 computed=column_list(names, of="l"),

@@ -1,0 +1,202 @@
+"""Which change of a key is the latest: a staged one, or one that an earlier batch left."""
+
+import random
+from typing import Any
+
+import pytest
+from psycopg2 import sql
+
+from exactbatch import Pipeline, Upsert
+from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer
+from exactbatch.postgres import connection as connections
+from exactbatch.postgres.connection import transaction
+from support.environment import LONG
+from support.staged_batches import Batches, Database
+
+COLUMNS = "id int, name text, version int"
+VERSIONED = Upsert("public.t", key=("id",), version="version")
+BY_OFFSET = Upsert("public.t", key=("id",))
+STEPS = 300 if LONG else 30
+
+
+def state(db: Database) -> dict[int, str]:
+    return dict(db.rows("select id, name from t"))
+
+
+def is_what_the_auditor_expects(made: Batches) -> bool:
+    """Compare the target with the query of the audit, which shares no code with the sink."""
+    sink = made.pipeline.sink
+    with transaction(made.connection) as cursor:
+        types = [
+            {name: column.type for name, column in table.columns(cursor).items()}
+            for table in (sink.tables[-1], sink.lineage_table.table)
+        ]
+        comparison = sink.compare_target(made.columns, *types)
+        assert comparison is not None
+        cursor.execute(
+            sql.SQL(
+                "with e as ({0}), a as ({1}) select (select count(*) from (table e except all table a) x) + "
+                "(select count(*) from (table a except all table e) y)"
+            ).format(comparison.expected, comparison.actual)
+        )
+        return bool(cursor.fetchone()[0] == 0)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "name"),
+    [
+        ((1, "a", 5, False), (1, "b", 6, False), "b"),
+        ((1, "a", 5, False), (1, "b", 4, False), "a"),
+        ((1, "a", 5, False), (1, "b", 5, False), "b"),
+        ((1, "a", 5, False), (1, "b", None, False), "a"),
+        ((1, "a", None, False), (1, "b", 0, False), "b"),
+        ((1, "a", None, False), (1, "b", None, False), "b"),
+        ((1, "a", 5, True), (1, "b", 4, False), None),
+        ((1, "a", 5, True), (1, "b", 6, False), "b"),
+        ((1, "a", 5, False), (1, "b", 4, True), "a"),
+        ((1, "a", 5, False), (1, "b", 5, True), None),
+        ((1, "a", 5, False), (1, "b", None, True), "a"),
+    ],
+)
+def test_the_greatest_version_is_the_latest_and_then_the_greatest_offset(db, batches, earlier, later, name):
+    expected = {2: "other"} | ({} if name is None else {1: name})
+    made = batches(COLUMNS, VERSIONED)
+    made.run(earlier, (2, "other", 1, False))
+    made.run(later)
+    assert state(db) == expected
+    assert is_what_the_auditor_expects(made)
+    made.replay((0, 2, 3))
+    assert state(db) == expected
+    sink = Upsert("public.u", key=("id",), version="version")
+    both = Batches(db.connection, Pipeline(name="q", topics=("q",), value=made.pipeline.value, sink=sink))
+    both.run(earlier, later)
+    assert dict(db.rows("select id, name from u")) == ({} if name is None else {1: name})
+
+
+def test_among_equal_versions_partition_and_offset_decide_whichever_batch_came_first(db, batches):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "in 1", 5, False), partition=1)
+    made.run((1, "in 0", 5, False), (1, "in 0 again", 5, False))
+    assert state(db) == {1: "in 1"}
+    made.run((1, "again in 1", 5, False), partition=1)
+    assert state(db) == {1: "again in 1"}
+    assert is_what_the_auditor_expects(made)
+
+
+def test_an_earlier_change_that_is_the_latest_again(db, batches):
+    """What a replay retracts was the latest change of its key, and its record gives another key now."""
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False), (2, "b", 1, False))
+    made.run((1, "c", 2, False), (2, "d", 2, False))
+    made.log[0][2] = (3, "e", 2, False)
+    made.replay((0, 2, 4))
+    assert state(db) == {1: "a", 2: "d", 3: "e"}
+    assert is_what_the_auditor_expects(made)
+
+
+def test_an_earlier_delete_that_is_the_latest_change_again(db, batches):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False), (1, None, 5, True))
+    made.run((1, "c", 9, False))
+    assert state(db) == {1: "c"}
+    made.log[0][2] = (2, "d", 9, False)
+    made.replay((0, 2, 3))
+    assert state(db) == {2: "d"}
+    assert is_what_the_auditor_expects(made)
+
+
+def test_a_key_all_of_whose_changes_are_retracted_has_no_row(db, batches):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False), (2, "b", 1, False))
+    made.log[0] = [(3, "c", 1, False), (2, "b", 1, False)]
+    made.replay()
+    assert state(db) == {2: "b", 3: "c"}
+
+
+def test_a_key_on_two_partitions_is_refused_whichever_batches_its_changes_are_in(db, batches):
+    made = batches(COLUMNS, BY_OFFSET)
+    made.run((1, "a", 0, False), (2, "b", 0, False))
+    made.run((3, "c", 0, False), partition=1)
+    on_two = r"\(id\) = \(2\) in t\[0\] and t\[1\]"
+    with pytest.raises(KeyOnTwoPartitions, match=on_two):
+        made.run((2, "x", 0, False), partition=1)
+    made.log[1][0] = (2, "x", 0, False)
+    with pytest.raises(KeyOnTwoPartitions, match=on_two):
+        made.replay()  # both of its changes are staged
+    assert state(db) == {1: "a", 2: "b", 3: "c"}
+
+
+def test_a_changed_place_of_a_change_that_is_kept_is_noticed(db, batches, monkeypatch):
+    """No session but this one may move what the table of changes holds; if one does, nothing is written."""
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 5, False), (2, "b", 5, False))
+    execute = connections.Cursor.execute
+
+    def moving(self: Any, query: Any, *arguments: Any) -> None:
+        if "create temporary table" in str(query) and "exactbatch_kept'" in str(query):
+            execute(self, "update t_change set name = name")
+        execute(self, query, *arguments)
+
+    monkeypatch.setattr(connections.Cursor, "execute", moving)
+    with pytest.raises(StagedRowsDiffer, match="expected 1 changes where they were found, found 0"):
+        made.run((1, "late", 4, False))
+    monkeypatch.undo()
+    assert state(db) == {1: "a", 2: "b"}
+
+
+def test_a_small_batch_reads_only_the_changes_of_its_keys(db, batches, monkeypatch):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((0, "first", 1, False))
+    db.execute(
+        "insert into t_change select n, 'n', 1, false, 'other', 0, n, now(), 7 from generate_series(1, 50000) n; "
+        "insert into t select n, 'n', 1 from generate_series(1, 50000) n; analyze t_change; analyze t"
+    )
+    plans: list[str] = []
+    execute = connections.Cursor.execute
+
+    def explained(self: Any, query: Any, *arguments: Any) -> None:
+        text = query.as_string(self) if hasattr(query, "as_string") else str(query)
+        if (
+            text.startswith(("create temporary table", 'insert into "public"', "delete from"))
+            and '"t' in text
+        ):
+            execute(self, f"explain {text}")
+            if "with no data" not in text:
+                plans.append("\n".join(row[0] for row in self.fetchall()))
+        execute(self, query, *arguments)
+
+    monkeypatch.setattr(connections.Cursor, "execute", explained)
+    made.run(*((number, "new", 2, number % 3 == 0) for number in range(1, 20)), (20, "late", 0, False))
+    monkeypatch.undo()
+    assert len(plans) >= 5
+    assert not [plan for plan in plans if "Seq Scan on t" in plan], plans
+    assert db.rows("select count(*) from t where name = 'new'") == [(13,)]
+    assert db.rows("select name from t where id = 20") == [("n",)]
+
+
+@pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET], ids=["version", "offset"])
+def test_any_history_ends_as_the_auditor_expects(db, batches, sink):
+    """Keys that come late, twice, with equal versions or none; deletes; replays that give other keys."""
+    chance = random.Random(5)
+    made = batches(COLUMNS, sink)
+
+    def row(partition: int) -> tuple[Any, ...]:
+        number = chance.randrange(12)
+        if sink.version is None:  # a key stays in its partition
+            number = 2 * number + partition
+        version = chance.choice([None, *range(8)])
+        return number, f"{chance.random()}", version, chance.random() < 0.2
+
+    for step in range(STEPS):
+        partition = chance.randrange(2)
+        log = made.log.setdefault(partition, [])
+        if step % 4 == 3 and log:
+            first = chance.randrange(len(log))
+            until = chance.randint(first + 1, len(log))
+            for offset in range(first, until):
+                if chance.random() < 0.5:
+                    log[offset] = row(partition)
+            made.replay((partition, first, until))
+        else:
+            made.run(*(row(partition) for _ in range(chance.randint(1, 30))), partition=partition)
+        assert is_what_the_auditor_expects(made), step
