@@ -224,7 +224,7 @@ class Slot:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-            passing = type(error).__name__ in _passing(pipeline) or _window_is_refused(error)
+            passing = type(error).__name__ in _passing(pipeline) or window_is_refused(error)
             if not error.retryable and not passing:
                 raise
             time.sleep(0.3)
@@ -418,10 +418,10 @@ class Slot:
             self.work.history.append(Failed(time.monotonic(), self.number, name))
 
 
-def _window_is_refused(error: ExactbatchError) -> bool:
+def window_is_refused(error: ExactbatchError) -> bool:
     """Whether nothing of the window has been processed yet, or a backfill's window cuts batches that are only
     processed again as a whole."""
-    reasons = ("for the next advance", "only be processed again as a whole")
+    reasons = ("The pipeline has not processed them yet", "only be replayed as a whole")
     return isinstance(error, ReplayRefused) and any(reason in str(error) for reason in reasons)
 
 
