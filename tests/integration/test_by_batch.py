@@ -22,6 +22,7 @@ from exactbatch.errors import StagedRowsDiffer, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.by_batch.parent import check_parent
 from support.batch_runner import LINEAGE, BatchRunner
 from support.partitions import bounds, by_batch, exact, plan_replay
 from support.staged_batches import trigger
@@ -545,3 +546,34 @@ def test_an_audit_that_began_before_a_batch_does_not_see_it(world, topic, pipeli
         world.run(pipeline)
     assert reports[1].is_exact, reports[1]
     assert exact(world, pipeline)
+
+
+def test_the_login_must_own_the_target_and_create_tables_beside_it(world, topic, pipeline):
+    world.run(pipeline)
+    role = f"role_{topic.name}"
+    target = pipeline.sink.tables[-1]
+    world.execute(f"create role {role}")
+    try:
+        with transaction(world.connection) as cursor:
+            cursor.execute(f"set local role {role}")
+            with pytest.raises(
+                TargetMismatch, match=f"the login {role} does not own it, .*grant .* to {role}"
+            ):
+                check_parent(cursor, target)
+        world.execute(f'alter table "{topic.name}" owner to {role}')
+        with transaction(world.connection) as cursor:
+            cursor.execute(f"set local role {role}")
+            with pytest.raises(TargetMismatch, match=f"grant create on schema public to {role}"):
+                check_parent(cursor, target)
+        world.execute(f"grant create on schema public to {role}")
+        topic.produce(record(9))
+        world.run(pipeline)
+        owners = world.rows(
+            "select distinct pg_get_userbyid(c.relowner)::text as owner from pg_class c "
+            "join pg_inherits i on i.inhrelid = c.oid where i.inhparent = %s::regclass",
+            f'"{topic.name}"',
+        )
+        assert (role,) in owners, "a new partition belongs to the owner of the target"
+        assert exact(world, pipeline)
+    finally:
+        world.execute(f"reassign owned by {role} to current_user; drop owned by {role}; drop role {role}")
