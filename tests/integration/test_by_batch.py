@@ -297,7 +297,7 @@ def test_pieces_that_are_not_those_reported_are_not_published(world, pipeline, m
 # Rows that are inserted
 
 
-def test_small_batches_share_an_open_partition(world, topic, make_pipeline):
+def test_small_batches_share_an_open_partition_until_a_large_one_comes(world, topic, make_pipeline):
     pipeline = make_pipeline(topic, sink=by_batch(topic.name, smallest=6))
     first = world.run(pipeline).batch.batch_id  # 8 offsets
     topic.produce(record(10))
@@ -306,8 +306,39 @@ def test_small_batches_share_an_open_partition(world, topic, make_pipeline):
     world.run(pipeline)
     assert bounds(world, pipeline) == [(first, first + 1), (second, second + 100)]
     topic.produce(*map(record, range(20, 30)))
-    world.run(pipeline)
-    assert len(bounds(world, pipeline)) == 2, "the open partition covers the large batch, which is inserted"
+    large = world.run(pipeline).batch.batch_id
+    assert bounds(world, pipeline)[1:] == [(second, large), (large, large + 1)]
+    assert exact(world, pipeline)
+    topic.produce(record(31))
+    last = world.run(pipeline).batch.batch_id
+    assert bounds(world, pipeline)[2:] == [(large, large + 1), (last, last + 100)]
+    again = plan_replay(world, pipeline, batch_ids=(large,))
+    world.process(pipeline, again)
+    assert bounds(world, pipeline)[1:] == [(second, large), (last, again), (again, again + 1)]
+    assert exact(world, pipeline)
+
+
+@pytest.mark.parametrize("cause", ["a reader", "later rows"])
+def test_a_large_batch_is_inserted_into_an_open_partition_that_cannot_end(
+    world, settings, topic, make_pipeline, caplog, cause
+):
+    pipeline = make_pipeline(topic, sink=by_batch(topic.name, smallest=9))
+    first = world.run(pipeline).batch.batch_id
+    topic.produce(*map(record, range(20, 30)))
+    large = world.plan(pipeline)
+    target = f'"{topic.name}"'
+    reader = connect(settings.postgres, application="reader")
+    caplog.set_level("INFO", "exactbatch")
+    with reader.cursor() as cursor:
+        if cause == "a reader":
+            cursor.execute(f"select count(*) from {target}")
+        else:
+            world.execute(f"insert into {target} values (1, 'x', 'other', 0, 0, null, {large + 1})")
+        world.process(pipeline, large)
+    reader.close()
+    assert "covers the batch already" in caplog.text
+    assert bounds(world, pipeline) == [(first, first + 100)]
+    world.execute(f"delete from {target} where batch_id = {large + 1}")
     assert exact(world, pipeline)
 
 

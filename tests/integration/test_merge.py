@@ -11,7 +11,9 @@ import pytest
 from exactbatch import Pipeline, failpoints
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, TargetMismatch
 from exactbatch.operations import merge as merge_module
+from exactbatch.operations import status as status_module
 from exactbatch.operations.merge import merge_partitions, preview_merge
+from exactbatch.operations.status import load_status
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect
 from support.batch_runner import LINEAGE, BatchRunner
@@ -207,6 +209,14 @@ def test_a_reader_that_stays_keeps_the_partitions(world, settings, topic, pipeli
     reader.close()
     assert bounds(world, pipeline) == before
     assert exact(world, pipeline)
+
+
+def test_the_status_counts_partitions_and_says_when_there_are_many(world, pipeline, monkeypatch):
+    status = load_status(world.connection, world.log, pipeline)
+    assert (status.target_partitions, status.troubles) == (3, [])
+    assert status.as_json()["target_partitions"] == 3
+    monkeypatch.setattr(status_module, "_MANY_PARTITIONS", 2)
+    assert "has 3 partitions" in load_status(world.connection, world.log, pipeline).troubles[0]
 
 
 def test_what_cannot_be_merged_is_said(world, topic, pipeline, make_topic, make_pipeline):

@@ -15,6 +15,7 @@ _BATCHES: Final = 5  # number of the newest batches to show
 _UNFINISHED_AFTER: Final = 3600.0  # seconds; a replay may take that long
 _UNANNOUNCED_AFTER: Final = 600.0  # seconds; a batch's own report may take that long to announce it
 _SHOWN: Final = 10
+_MANY_PARTITIONS: Final = 1000  # of a target; docs/layouts.md says what they cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Status:
     failing           details of the planned batches that have failed
     unfinished        replays that were planned long ago and have not committed
     unannounced       batches with results that no asset event has announced
+    target_partitions  how many partitions a target with layout="by_batch" has; None for another target
     """
 
     pipeline: Pipeline
@@ -84,6 +86,7 @@ class Status:
     failing: tuple[Failing, ...] = ()
     unfinished: tuple[Batch, ...] = ()
     unannounced: tuple[Batch, ...] = ()
+    target_partitions: int | None = None
 
     @property
     def troubles(self) -> list[str]:
@@ -93,6 +96,7 @@ class Status:
             *map(_failure, self.failing),
             *(_unfinished(batch) for batch in self.unfinished if batch.batch_id not in failing),
             *_unannounced(self.unannounced),
+            *_many_partitions(self.pipeline, self.target_partitions or 0),
             *(trouble for partition in self.partitions for trouble in partition.troubles),
         ]
 
@@ -120,6 +124,7 @@ class Status:
             "failing": list(map(asdict, self.failing)),
             "unfinished": list(map(asdict, self.unfinished)),
             "unannounced": list(map(asdict, self.unannounced)),
+            "target_partitions": self.target_partitions,
         }
 
 
@@ -128,9 +133,11 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing.
     """
-    with transaction(connection):
+    with transaction(connection) as cursor:
         ledger = Ledger(connection)
         ledger.check_registered(pipeline)
+        merger = pipeline.sink.merger
+        target_partitions = None if merger is None else merger.count(cursor)
         stored = {offset.topic_partition: offset for offset in ledger.stored_offsets(pipeline)}
         moved = ledger.stored_at(pipeline)
         horizons = ledger.horizons(pipeline)
@@ -155,7 +162,16 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         )
         for log in broker.partitions(pipeline.topics)
     )
-    return Status(pipeline, partitions, tuple(batches), partly_committed, failing, unfinished, unannounced)
+    return Status(
+        pipeline,
+        partitions,
+        tuple(batches),
+        partly_committed,
+        failing,
+        unfinished,
+        unannounced,
+        target_partitions,
+    )
 
 
 def _failure(failing: Failing) -> str:
@@ -196,6 +212,15 @@ def _unannounced(batches: Sequence[Batch]) -> list[str]:
     return [
         f"batch {batches[0].batch_id}: no asset event has announced its results, nor those of {len(batches) - 1}"
         f"{more} later batches. The next run of the DAG announces them."
+    ]
+
+
+def _many_partitions(pipeline: Pipeline, partitions: int) -> list[str]:
+    if partitions <= _MANY_PARTITIONS:
+        return []
+    return [
+        f"target {pipeline.sink.target} has {partitions} partitions, each of which makes queries take longer. Merge "
+        f"small ones: exactbatch merge {pipeline.name}"
     ]
 
 

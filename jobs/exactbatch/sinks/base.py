@@ -95,6 +95,10 @@ class MergeGroup:
 class Merger(Protocol):
     """Merges small partitions of a target."""
 
+    def count(self, cursor: Cursor) -> int:
+        """Return how many partitions the target has; 0 if it does not exist."""
+        ...
+
     def groups(
         self, cursor: Cursor, *, planned: Collection[int], below: int, max_bytes: int
     ) -> list[MergeGroup]:

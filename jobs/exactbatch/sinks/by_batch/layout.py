@@ -12,8 +12,10 @@ from exactbatch.postgres.catalog import row_changers_of
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.by_batch.parent import attach_obstacle, publications
 from exactbatch.sinks.by_batch.partitions import (
+    Partition,
     covering,
     detach_and_drop,
+    end_before,
     lock_alone,
     lock_bounds,
     partitions_of,
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 # How many batch IDs an open partition covers. The IDs are those of all pipelines of the ledger.
 OPEN_PARTITION: Final = 100
 _DROP_TRIES: Final = 2
+# Bytes of an open partition that may be scanned while nobody else uses the target: some 20 ms.
+_LARGEST_SCAN: Final = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class ByBatch:
         if offsets < self.smallest_partition:
             return None
         other = covering(partitions_of(cursor, self.target), batch_id)
+        if other is not None and self._end_before(cursor, other, batch_id):
+            other = None
         obstacle = (
             attach_obstacle(cursor, self.target, columns)
             if other is None
@@ -63,6 +69,25 @@ class ByBatch:
             )
             return None
         return StagedPartition(self.target, batch_id, columns)
+
+    def _end_before(self, cursor: Cursor, partition: Partition, batch_id: int) -> bool:
+        """Let an open partition end before a large batch; return False if others use it, or it has later rows."""
+        if partition.lower is None or partition.lower >= batch_id:
+            return False
+        cursor.execute("select pg_table_size(%s::oid)", (partition.oid,))
+        if cursor.fetchone()[0] > _LARGEST_SCAN or self._is_referenced(cursor):
+            return False
+        if not lock_alone(cursor, self.target, [partition], tries=1):
+            return False
+        cursor.execute(
+            sql.SQL("select exists (select from {} where batch_id >= {})").format(
+                partition.identifier, sql.Literal(batch_id)
+            )
+        )
+        if cursor.fetchone()[0]:
+            return False
+        end_before(cursor, self.target, partition, batch_id)
+        return True
 
     def ensure_partition(self, cursor: Cursor, staged: StagedRows) -> None:
         """Create a partition for staged rows that are about to be inserted, unless there is one."""
@@ -98,12 +123,15 @@ class ByBatch:
 
     def _may_drop(self, cursor: Cursor) -> bool:
         """False if something must see each row that is deleted: triggers, foreign keys, or subscribers."""
-        facts = self.target.facts(cursor)
         return not (
-            row_changers_of(facts)
-            or any(fact.what == "foreign key from elsewhere" for fact in facts)
+            row_changers_of(self.target.facts(cursor))
+            or self._is_referenced(cursor)
             or publications(cursor, self.target)
         )
+
+    def _is_referenced(self, cursor: Cursor) -> bool:
+        """True if foreign keys of other tables refer to the target: Postgres then lets no partition with rows go."""
+        return any(fact.what == "foreign key from elsewhere" for fact in self.target.facts(cursor))
 
     def _delete(self, cursor: Cursor, batch_ids: Sequence[int]) -> None:
         condition = sql.SQL("batch_id = any({}::bigint[])").format(sql.Literal(list(batch_ids)))

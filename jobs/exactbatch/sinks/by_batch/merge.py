@@ -44,6 +44,14 @@ class PartitionMerger:
 
     target: TargetTable
 
+    def count(self, cursor: Cursor) -> int:
+        """Return how many partitions the target has; 0 if it does not exist."""
+        cursor.execute(
+            "select count(*) from pg_inherits where inhparent = to_regclass(%s)",
+            (self.target.identifier.as_string(cursor),),
+        )
+        return int(cursor.fetchone()[0])
+
     def groups(
         self, cursor: Cursor, *, planned: Collection[int], below: int, max_bytes: int
     ) -> list[MergeGroup]:

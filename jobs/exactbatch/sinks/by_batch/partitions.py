@@ -7,7 +7,7 @@ was ever loaded, however few partitions remain after a merge.
 import re
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg2
@@ -145,6 +145,20 @@ def lock_alone(cursor: Cursor, table: TargetTable, partitions: Sequence[Partitio
         cursor.execute("release savepoint lock_alone")
         return True
     return False
+
+
+def end_before(cursor: Cursor, table: TargetTable, partition: Partition, batch_id: int) -> None:
+    """Let a partition end before a batch. The caller holds both alone, and no later batch has rows in it."""
+    assert partition.lower is not None
+    cursor.execute(
+        sql.SQL("alter table {} detach partition {}").format(table.identifier, partition.identifier)
+    )
+    shorter = partition_of(table, partition.lower, batch_id)
+    cursor.execute(
+        sql.SQL("alter table {} rename to {}").format(partition.identifier, sql.Identifier(shorter.name))
+    )
+    # A partition stays in its schema.
+    attach(cursor, table, replace(shorter, schema=partition.schema))
 
 
 def detach_and_drop(cursor: Cursor, table: TargetTable, partition: Partition) -> None:

@@ -162,7 +162,12 @@ class TargetTable:
         return triggers_of(self.facts(cursor))
 
     def missing_index(self, cursor: Cursor) -> str | None:
-        """Return the statement that creates an index for replays; None if the table has one or does not exist."""
+        """Return the statement that creates an index for replays; None if the table has one or does not exist.
+
+        A table that is partitioned by batch needs none: its partitions are found by their bounds.
+        """
+        if self.changes_partitions:
+            return None
         cursor.execute(
             """
             select exists (
