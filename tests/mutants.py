@@ -973,15 +973,15 @@ MUTANTS: Final = (
     Mutant(
         "an attempt that another has preceded commits its rows, too",
         "batch/stage_partition.py",
-        "                if enter_piece(cursor, stage.tables, copied):\n",
-        "                if enter_piece(cursor, stage.tables, copied) or True:\n",
+        "        if enter_piece(query, stage.tables, staged):\n",
+        "        if enter_piece(query, stage.tables, staged) or True:\n",
         (f"{_BY_BATCH}::test_an_attempt_that_loses_the_race_rolls_its_rows_back",),
     ),
     Mutant(
         "a later attempt copies a piece that is in the table",
         "batch/stage_partition.py",
-        "        if earlier is None:\n            copied",
-        "        if True:\n            copied",
+        "    if earlier is None:\n        staged = copied()",
+        "    if True:\n        staged = copied()",
         (f"{_BY_BATCH}::test_a_late_attempt_reads_nothing",),
     ),
     Mutant(

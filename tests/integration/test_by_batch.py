@@ -196,18 +196,40 @@ def piece_of(world: BatchRunner, pipeline: Pipeline, batch_id: int) -> tuple[Par
     return PartitionTask(task, staging.columns), tables
 
 
-def test_of_two_attempts_one_is_in_the_table_and_both_report_it(world, topic, pipeline):
+@pytest.fixture(params=["off", "1"])
+def path(request, monkeypatch):
+    """Rows are encoded by ADBC, or by compiled code."""
+    monkeypatch.setenv("EXACTBATCH_FAST_PATH", request.param)
+    return request.param
+
+
+def test_of_two_attempts_one_is_in_the_table_and_both_report_it(world, topic, pipeline, path):
     topic.produce(b"bad")
     pipeline = replace(pipeline, max_rejects=1)
     task, tables = piece_of(world, pipeline, world.plan(pipeline))
     first, second = stage_piece(task, 1), stage_piece(task, 2)
     assert first == second
     assert (first.attempt, first.records, first.rows, first.rejects) == (1, 6, 5, 1)
+    assert first.taken == (0 if path == "off" else 5)
+    assert world.rows(
+        f"select id, name, kafka_topic, kafka_partition, kafka_offset, batch_id from exactbatch_staging.{tables.rows}"
+    ) == [(number, "a", topic.name, 0, number, tables.batch_id) for number in range(5)]
     assert world.rows(f"select count(*) from exactbatch_staging.{tables.rows}") == [(5,)]
     assert world.rows(f"select count(*) from exactbatch_staging.{tables.rejects}") == [(1,)]
 
 
-def test_an_attempt_that_loses_the_race_rolls_its_rows_back(world, pipeline, monkeypatch):
+def test_a_refusal_names_the_record_on_either_path(world, topic, pipeline, path):
+    world.execute(
+        f'create table "{topic.name}" (id int, name text, {LINEAGE}, check (id <> 3)) partition by range (batch_id)'
+    )
+    task, tables = piece_of(world, pipeline, world.plan(pipeline))
+    refused = stage_piece(task, 1)
+    assert isinstance(refused, TargetMismatch)
+    assert f"{topic.name}[0] offset 3: the target refuses" in str(refused)
+    assert world.rows(f"select count(*) from exactbatch_staging.{tables.pieces}") == [(0,)]
+
+
+def test_an_attempt_that_loses_the_race_rolls_its_rows_back(world, pipeline, monkeypatch, path):
     """Both have copied; the second waits for the first, which has entered the piece and not committed."""
     task, tables = piece_of(world, pipeline, world.plan(pipeline))
     reached, go, firsts = threading.Event(), threading.Event(), []
@@ -261,7 +283,7 @@ def test_a_late_attempt_reads_nothing(world, pipeline, monkeypatch):
     def read(*arguments: Any) -> Any:
         raise AssertionError("the piece is in the table")
 
-    monkeypatch.setattr(stage_partition, "_copy_piece", read)
+    monkeypatch.setattr(stage_partition, "_copy_batches", read)
     assert stage_piece(task, 2) == first
 
 

@@ -184,13 +184,7 @@ def _process(
         failpoint("job.before_stage")
         with closing(early):
             staged = direct.stage(early.add) if direct is not None and may_insert_early else stager.stage()
-            if staged.taken:
-                logger.info(
-                    "batch %s: compiled code took %s of %s records",
-                    batch.batch_id,
-                    f"{staged.taken:,}",
-                    f"{staged.records:,}",
-                )
+            _log_taken(batch.batch_id, staged)
             failpoint("job.after_stage")
             with early.kept_open():
                 staged = _without_uncastable(
@@ -223,6 +217,7 @@ def _stage_partition(
         create_partition(cursor, tables, staging)
     failpoint("job.before_stage")
     staged = stager.stage()
+    _log_taken(tables.batch_id, staged)
     failpoint("job.after_stage")
     _check_rejects(connection, pipeline, tables, staged, pipeline.rejects_allowed(staged.records))
     close_partition(connection, pipeline, tables)
@@ -230,6 +225,16 @@ def _stage_partition(
     with transaction(connection) as cursor:
         staging.complete(cursor, identifier(tables.partition))
     return staged
+
+
+def _log_taken(batch_id: int, staged: StagedBatch) -> None:
+    if staged.taken:
+        logger.info(
+            "batch %s: compiled code took %s of %s records",
+            batch_id,
+            f"{staged.taken:,}",
+            f"{staged.records:,}",
+        )
 
 
 def _without_uncastable(

@@ -1,37 +1,43 @@
 """Stage rows straight into the future partition of a target that is partitioned by batch."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import psycopg2
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.batch.arrow_copy import copy_batches, copy_in_turns
+from exactbatch.batch.binary_copy import EncodedRows, copy_encoded
 from exactbatch.batch.decode import RangeReader, pause_garbage_collector
 from exactbatch.batch.engine import Executors
+from exactbatch.batch.fast_path import encoder_for
 from exactbatch.batch.range_copy import one_row
 from exactbatch.batch.rejects import REJECT_SCHEMA
-from exactbatch.batch.staged_pieces import enter_piece, entered_piece
-from exactbatch.batch.staging_tables import SCHEMA
+from exactbatch.batch.staged_pieces import Query, enter_piece, entered_piece
+from exactbatch.batch.staging_tables import SCHEMA, identifier
 from exactbatch.batch.task import Staged, StagedBatch, StageTask
 from exactbatch.batch.watchdog import StallTimeout
-from exactbatch.columns import Column
+from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer, TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.errors.translation import adbc_detail, adbc_message
 from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, Cursor
 from exactbatch.sinks.base import DirectStaging
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
 if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
+    from exactbatch.batch.row_encoder import RowEncoder
     from exactbatch.postgres.arrow import ArrowConnection
 
 # ADBC reports what it sent, not what has arrived.
 _WRITES: Final = WRITES_OF.format("$1", "$1")
+_NUMBERED: Final = re.compile(r"\$\d+")
 _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)")
 
 
@@ -46,6 +52,11 @@ class PartitionTask:
     def range(self) -> OffsetRange:
         """The range, or the piece of one, that the task reads."""
         return self.stage.range
+
+    @property
+    def names_records(self) -> bool:
+        """True if each row names the record that it comes from."""
+        return {column.name for column in self.columns}.issuperset(LINEAGE_NAMES)
 
 
 class PartitionStager:
@@ -71,46 +82,109 @@ def stage_piece(task: PartitionTask, attempt: int) -> Staged | ExactbatchError:
 
     Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one.
     """
-    stage = task.stage
-    staged = Staged(stage.range, attempt, 0, 0, 0, 0)
-
-    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
-        nonlocal staged
-        with connection.cursor() as cursor:
-            earlier = entered_piece(cursor, stage.tables, staged)
-        connection.rollback()  # what follows may take long, and that query needs no longer transaction
-        if earlier is None:
-            copied = _copy_piece(connection, task, attempt, timeout)
-            with connection.cursor() as cursor:
-                if enter_piece(cursor, stage.tables, copied):
-                    failpoint("stage.before_copy_commit")
-                    connection.commit()
-                    failpoint("stage.after_copy_commit")
-                    staged = copied
-                    return
-            connection.rollback()
-            with connection.cursor() as cursor:
-                earlier = entered_piece(cursor, stage.tables, staged)
-        assert earlier is not None  # nothing deletes pieces
-        staged = earlier
-
     try:
         with pause_garbage_collector():
-            stage.postgres.run(copy, where=f"{stage.range}, staging its rows")
+            # Rows are sent by offset only without compiled code: a refusal is repeated, to name the record.
+            return _stage_encoded(task, attempt) or _stage_batches(task, attempt)
     except ExactbatchError as error:
         if error.retryable:
             raise
         return error
-    return staged
 
 
-def _copy_piece(
+def _stage_batches(task: PartitionTask, attempt: int) -> Staged:
+    """Stage a piece as Arrow batches, which ADBC encodes."""
+    stage = task.stage
+    outcomes: list[Staged] = []
+
+    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
+        def query(statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+            with connection.cursor() as cursor:
+                cursor.execute(statement, parameters)
+                return [tuple(row) for row in cursor.fetchall()]
+
+        outcomes.append(
+            _enter(connection, query, stage, lambda: _copy_batches(connection, task, attempt, timeout))
+        )
+
+    stage.postgres.run(copy, where=f"{stage.range}, staging its rows")
+    return outcomes[-1]
+
+
+def _stage_encoded(task: PartitionTask, attempt: int) -> Staged | None:
+    """Stage a piece as rows that compiled code encodes; None if none is available or the target refuses a row."""
+    stage = task.stage
+    reader = _reader(task, attempt)
+    encoder = encoder_for(stage, reader.schema, _constants(task)) if task.names_records else None
+    if encoder is None:
+        return None
+    outcomes: list[Staged] = []
+
+    def copy(connection: Connection, timeout: StallTimeout) -> None:
+        def query(statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+            with connection.cursor() as cursor:
+                cursor.execute(_NUMBERED.sub("%s", statement), parameters)
+                return [tuple(row) for row in cursor.fetchall()]
+
+        def copied() -> Staged:
+            with connection.cursor() as cursor:
+                _copy_encoded(cursor, stage, reader, encoder, timeout)
+            return _staged(stage, attempt, reader)
+
+        try:
+            outcomes.append(_enter(connection, query, stage, copied))
+        except psycopg2.Error as error:
+            if not is_refusal(error.pgcode):
+                raise
+            connection.rollback()
+
+    stage.postgres.run_encoded(copy, where=f"{stage.range}, staging its rows")
+    return outcomes[-1] if outcomes else None
+
+
+def _enter(
+    connection: "ArrowConnection | Connection",
+    query: Query,
+    stage: StageTask,
+    copied: Callable[[], Staged],
+) -> Staged:
+    """Copy a piece and enter it, unless another attempt has entered it; return what is in the table."""
+    earlier = entered_piece(query, stage.tables, stage.range)
+    connection.rollback()  # what follows may take long, and that query needs no longer transaction
+    if earlier is None:
+        staged = copied()
+        if enter_piece(query, stage.tables, staged):
+            failpoint("stage.before_copy_commit")
+            connection.commit()
+            failpoint("stage.after_copy_commit")
+            return staged
+        connection.rollback()
+        earlier = entered_piece(query, stage.tables, stage.range)
+    assert earlier is not None  # nothing deletes pieces
+    return earlier
+
+
+def _copy_encoded(
+    cursor: Cursor, stage: StageTask, reader: RangeReader, encoder: "RowEncoder", timeout: StallTimeout
+) -> None:
+    """Copy encoded rows, and rejects, of a piece; the server's count of rows is checked."""
+
+    def copy_rows(rows: Iterator[EncodedRows]) -> None:
+        copy_encoded(cursor, identifier(stage.tables.rows), encoder.schema.names, rows)
+
+    def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
+        table = identifier(stage.tables.rejects)
+        copy_encoded(cursor, table, REJECT_SCHEMA.names, map(encoder.encode_rejects, rejects))
+        failpoint("stage.after_rejects")
+
+    copy_in_turns(timeout.watch(reader.encoded(encoder)), reader.pending, copy_rows, copy_rejects)
+
+
+def _copy_batches(
     connection: "ArrowConnection", task: PartitionTask, attempt: int, timeout: StallTimeout
 ) -> Staged:
     """Copy rows and rejects of a piece, and check that they have arrived."""
-    stage = task.stage
-    schema = pa.schema([(column.name, column.arrow_type) for column in task.columns])
-    reader = RangeReader(stage, attempt, schema, {"batch_id": stage.tables.batch_id})
+    stage, reader = task.stage, _reader(task, attempt)
     table = f'"{SCHEMA}"."{stage.tables.rows}"'
     sent = 0
 
@@ -124,7 +198,7 @@ def _copy_piece(
                 sent += copy_batches(
                     cursor,
                     stage.tables.rows,
-                    schema,
+                    reader.schema,
                     offsets.noted(batches),
                     mode="append",
                     db_schema_name=SCHEMA,
@@ -155,7 +229,29 @@ def _copy_piece(
             batch_id=stage.tables.batch_id,
             **stage.range.place,
         )
-    return Staged(stage.range, attempt, reader.records, reader.rows, reader.rejects, reader.tombstones)
+    return _staged(stage, attempt, reader)
+
+
+def _reader(task: PartitionTask, attempt: int) -> RangeReader:
+    """Return a reader of the piece whose rows have the columns of the target."""
+    schema = pa.schema([(column.name, column.arrow_type) for column in task.columns])
+    return RangeReader(task.stage, attempt, schema, _constants(task))
+
+
+def _constants(task: PartitionTask) -> dict[str, int]:
+    return {"batch_id": task.stage.tables.batch_id}
+
+
+def _staged(stage: StageTask, attempt: int, reader: RangeReader) -> Staged:
+    return Staged(
+        stage.range,
+        attempt,
+        reader.records,
+        reader.rows,
+        reader.rejects,
+        reader.tombstones,
+        taken=reader.taken,
+    )
 
 
 class _OffsetsOfRows:

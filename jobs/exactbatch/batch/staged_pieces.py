@@ -7,7 +7,8 @@ holds. Both tables are logged: a crash of the server, or a failover, keeps or lo
 """
 
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import psycopg2
 from psycopg2 import sql
@@ -15,12 +16,10 @@ from psycopg2 import sql
 from exactbatch.batch.staging_tables import SCHEMA, StagingTables, identifier
 from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.errors import StagedRowsDiffer
+from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks.base import DirectStaging
-
-if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
-    from exactbatch.postgres.arrow import ArrowCursor
 
 # Takes the fields of a piece in their order.
 _ENTER: Final = (
@@ -42,6 +41,8 @@ where l.relation = to_regclass(%s) and l.locktype = 'relation' and l.granted and
   and a.usesysid = (select oid from pg_roles where rolname = current_user) and a.application_name = 'exactbatch task'
 """
 _LOCK_WAIT: Final = "1s"
+# Runs a statement, whose parameters are $1, $2, …, in the transaction of a COPY, and returns its rows.
+Query = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 
 
 def create_partition(cursor: Cursor, tables: StagingTables, staging: DirectStaging) -> None:
@@ -56,13 +57,13 @@ def create_partition(cursor: Cursor, tables: StagingTables, staging: DirectStagi
     )
 
 
-def enter_piece(cursor: "ArrowCursor", tables: StagingTables, piece: Staged) -> bool:
+def enter_piece(query: Query, tables: StagingTables, piece: Staged) -> bool:
     """Enter a piece in the transaction of its rows; return False if another attempt has entered it.
 
     Waits for an attempt that is about to commit.
     """
     range_ = piece.range
-    cursor.execute(
+    [(entered,)] = query(
         _ENTER.format(_quoted(tables)),
         (
             range_.topic,
@@ -76,16 +77,13 @@ def enter_piece(cursor: "ArrowCursor", tables: StagingTables, piece: Staged) -> 
             piece.tombstones,
         ),
     )
-    (entered,) = cursor.fetchone()
     return bool(entered)
 
 
-def entered_piece(cursor: "ArrowCursor", tables: StagingTables, piece: Staged) -> Staged | None:
-    """Return what the attempt did that entered a piece; None if none has. Only `range` of `piece` counts."""
-    range_ = piece.range
-    cursor.execute(_ENTERED.format(_quoted(tables)), (range_.topic, range_.partition, range_.from_offset))
-    row = cursor.fetchone()
-    return None if row is None else Staged(range_, *row)
+def entered_piece(query: Query, tables: StagingTables, range_: OffsetRange) -> Staged | None:
+    """Return what the attempt did that entered a piece; None if none has."""
+    rows = query(_ENTERED.format(_quoted(tables)), (range_.topic, range_.partition, range_.from_offset))
+    return Staged(range_, *rows[0]) if rows else None
 
 
 def close_partition(connection: Connection, pipeline: Pipeline, tables: StagingTables) -> None:
