@@ -407,6 +407,23 @@ def test_rows_of_a_transform_are_inserted_into_a_partition(world, topic, make_pi
     assert world.is_exact(pipeline)
 
 
+def test_rows_that_name_only_their_batch_become_partitions(world, topic, make_pipeline):
+    pipeline = make_pipeline(topic, sink=by_batch(topic.name, lineage="batch"))
+    first = world.run(pipeline).batch.batch_id
+    topic.produce(record(9))
+    second = world.run(pipeline).batch.batch_id
+    again = plan_replay(world, pipeline, ranges=(RequestedRange(topic.name, 0, 1, 2),))
+    world.process(pipeline, again)
+    assert bounds(world, pipeline) == [(second, second + 1), (again, again + 1)], "the replay was widened"
+    table = pipeline.sink.table.as_string(world.connection)
+    assert world.rows(f"select batch_id, count(*) as rows from {table} group by 1 order by 1") == [
+        (second, 1),
+        (again, 8),
+    ]
+    assert first not in range(second, again + 1)
+    assert world.is_exact(pipeline)
+
+
 # What a target must be
 
 

@@ -10,6 +10,7 @@ from exactbatch.sinks import SINKS, Sink
 EXAMPLES: tuple[Sink, ...] = (
     Append("public.t"),
     Append("public.t", lineage="batch"),
+    Append("public.t", layout="by_batch"),
     Upsert("public.t", key=("id",)),
     Upsert("public.t", key=("id",), version="at"),
     Aggregate("public.t", ("id",), {"n": Count()}),
@@ -38,6 +39,20 @@ def test_a_sink_satisfies_the_protocol(sink):
 def test_the_ledger_knows_all_tables_of_a_sink(sink):
     pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz"), sink=sink)
     assert {table.name for table in sink.tables} <= definition_of(pipeline).tables
+
+
+def test_a_target_that_is_partitioned_by_batch_takes_whole_batches():
+    sink = Append("public.t", layout="by_batch")
+    with pytest.raises(
+        ConfigurationError, match="found layout='by_batch', where a batch becomes visible as a whole"
+    ):
+        Pipeline(name="p", topics=("t",), value=Json("id int"), sink=sink, commit="partition")
+    with pytest.raises(ConfigurationError, match="smallest_partition to be 0 or more, found -1"):
+        Append("public.t", layout="by_batch", smallest_partition=-1)
+    with pytest.raises(ConfigurationError, match="expected layout to be"):
+        Append("public.t", layout="by_topic")  # type: ignore[arg-type]
+    assert (sink.drops_batches, sink.inserts_in_parts, sink.merger is None) == (True, False, False)
+    assert Append("public.t").merger is None
 
 
 def test_a_class_is_no_sink():
