@@ -409,7 +409,7 @@ def test_rows_of_a_transform_are_inserted_into_a_partition(world, topic, make_pi
 
 def test_rows_that_name_only_their_batch_become_partitions(world, topic, make_pipeline):
     pipeline = make_pipeline(topic, sink=by_batch(topic.name, lineage="batch"))
-    first = world.run(pipeline).batch.batch_id
+    world.run(pipeline)
     topic.produce(record(9))
     second = world.run(pipeline).batch.batch_id
     again = plan_replay(world, pipeline, ranges=(RequestedRange(topic.name, 0, 1, 2),))
@@ -420,7 +420,6 @@ def test_rows_that_name_only_their_batch_become_partitions(world, topic, make_pi
         (second, 1),
         (again, 8),
     ]
-    assert first not in range(second, again + 1)
     assert world.is_exact(pipeline)
 
 
