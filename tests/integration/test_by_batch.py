@@ -580,7 +580,7 @@ def test_an_open_partition_of_another_pipeline_that_covers_the_batch_fails_the_t
         with pytest.raises(StagedRowsDiffer, match=f"now covers batch {batch_id}"):
             world.process(one, batch_id)
     world.process(one, batch_id)
-    assert bounds(world, one) == [(first, first + 100)]
+    assert bounds(world, one) == [(first, batch_id), (batch_id, batch_id + 1)], "the open partition ends"
     assert exact(world, one)
     assert exact(world, other)
 

@@ -93,7 +93,7 @@ class StagedPartition:
         if obstacle is not None:
             raise StagedRowsDiffer(
                 f"target {self.target.spec} was changed while the batch ran: {obstacle}. Nothing was written; the "
-                f"retry inserts the rows.",
+                f"retry reads the same ranges again.",
                 batch_id=self.batch_id,
             )
         move(cursor, self.target, table, partition)
