@@ -409,14 +409,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an upsert does not delete",
-        "sinks/upsert/latest_changes.py",
+        "sinks/upsert/latest_rows.py",
         "on commit drop as select {key} from {staged} where deleted ",
         "on commit drop as select {key} from {staged} where false ",
         ("tests/integration/test_upsert.py::test_a_null_value_deletes_the_row_of_its_key",),
     ),
     Mutant(
         "a key whose changes are all retracted keeps its row",
-        "sinks/upsert/latest_changes.py",
+        "sinks/upsert/latest_rows.py",
         '"where not exists (select from {staged} l where {same_key}) "',
         '"where false and not exists (select from {staged} l where {same_key}) "',
         (
@@ -432,7 +432,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "an earlier delete that is the latest change again leaves the row",
-        "sinks/upsert/latest_changes.py",
+        "sinks/upsert/latest_rows.py",
         "union all select {key} from {kept} where deleted ",
         "union all select {key} from {kept} where false ",
         ("tests/integration/test_latest_changes.py::test_an_earlier_delete_that_is_the_latest_change_again",),

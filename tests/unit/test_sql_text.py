@@ -19,7 +19,7 @@ TAKEN: Final = {
     "sinks/tables/check_stored_rows.py": {"cast.type"},
     "sinks/tables/constraint_errors.py": {"row[0]"},
     "sinks/values/exact_values.py": {"target.sql_name"},
-    "sinks/upsert/latest_changes.py": {"cast.type", "types[name]"},
+    "sinks/upsert/latest_rows.py": {"cast.type"},
     "sinks/aggregate/merged_groups.py": {"column.type"},
     "sinks/aggregate/partial_results.py": {"column.type", "type_"},
     "sinks/tables/target_definition.py": {"column.type", "partition_by"},

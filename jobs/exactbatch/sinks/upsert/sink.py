@@ -21,6 +21,7 @@ from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
 from exactbatch.sinks.upsert.audit import compare_with_changes
 from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
 from exactbatch.sinks.upsert.latest_changes import LatestChanges
+from exactbatch.sinks.upsert.latest_rows import LatestRows
 from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
 
 DELETED: Final = Column("deleted", "boolean")
@@ -186,7 +187,7 @@ class Upsert(SinkDefaults):
         self._latest_changes.find(cursor, staged, columns)
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
             inserted = self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
-        self._latest_changes.write(cursor, staged, columns)
+        LatestRows(self._target, self.lineage_table, self.key).write(cursor, staged, columns)
         return inserted
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
