@@ -27,6 +27,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
 from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic
 from support.faults.held import Held, held
+from support.faults.worker_failpoints import Acting
 from support.held_tasks import HeldPartition
 from support.topics import record
 from support.waiting import wait_for
@@ -348,6 +349,19 @@ def test_rows_of_an_attempt_that_spark_has_replaced_in_the_end_do_not_count(scen
     with scene.staging() as batch, pytest.raises(StagedRowsDiffer, match="in the end another one"):
         batch.result()
     assert scene.count() == 0
+
+
+def test_rows_of_a_task_attempt_that_died_after_its_copy_do_not_count(scene, monkeypatch, tmp_path):
+    """Spark has not accepted it, and tries the task again, which stages into the same table."""
+    scene = scene()
+    scene.produce()
+    killed = tmp_path / "killed"
+    work = Acting(direct.stage, "stage.after_copy_commit", f"kill:{killed}", tmp_path / "came")
+    monkeypatch.setattr(direct, "stage", work)
+    assert scene.world.run(scene.pipeline).batch.rows == 12
+    assert killed.exists()
+    assert scene.count() == 12
+    assert scene.world.is_exact(scene.pipeline)
 
 
 def test_staged_rows_of_a_part_that_are_gone_fail_the_batch(scene):

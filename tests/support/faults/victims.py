@@ -390,7 +390,7 @@ class Victims:
                     str(combination),
                 )
                 self._another_launch(play, batch_id)
-                driver.signal(signal.SIGCONT)
+                wait_for(lambda: _continued_to_its_end(driver), str(combination))
             status = driver.wait()
         finally:
             driver.close()
@@ -488,6 +488,14 @@ def _in_parts(moment: str) -> Iterator[None]:
     """Insert the rows of a small batch in parts, if the moment comes only then."""
     with patch.object(direct, "IN_PARTS_FROM", 1 if moment == IN_PARTS else direct.IN_PARTS_FROM):
         yield
+
+
+def _continued_to_its_end(driver: drivers.Driver) -> bool:
+    """Continue a driver that is stopped, again if the moment comes again; return whether it has ended."""
+    status = psutil.Process(driver.pid).status()
+    if status == psutil.STATUS_STOPPED:
+        driver.signal(signal.SIGCONT)
+    return bool(status == psutil.STATUS_ZOMBIE)
 
 
 def _connect(settings: Settings, application: str) -> Any:
