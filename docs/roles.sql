@@ -1,7 +1,7 @@
 -- The roles of a deployment. Run this script as a superuser in the database: once before the first
 -- `exactbatch init`, and again after each `exactbatch init` that migrates the ledger. Repeated runs are harmless.
 --
---   exactbatch_owner   owns the ledger; runs `exactbatch init`, `compact` and `boundaries --forget`
+--   exactbatch_owner   owns the ledger; runs `exactbatch init`, `compact`, `prune` and `boundaries --forget`
 --   exactbatch_job     plans, processes and replays; for the login of Airflow's connection postgres_default
 --   exactbatch_reader  reads status, rejects and audits; writes nothing
 --
@@ -46,7 +46,7 @@ begin
         exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life
         to exactbatch_job;
     grant update (next_offset, leader_epoch, updated_at) on exactbatch.stored_offset to exactbatch_job;
-    grant update (status, committed_at, announced_at, records, rows, rejected, tombstones, dropped)
+    grant update (status, committed_at, announced_at, pruned, records, rows, rejected, tombstones, dropped)
         on exactbatch.batch to exactbatch_job;
     grant update (failures, failed_at, error, message, retryable) on exactbatch.batch_failure to exactbatch_job;
     grant update (records, rows, rejected, tombstones) on exactbatch.batch_range to exactbatch_job;

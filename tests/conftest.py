@@ -34,7 +34,7 @@ signal.signal(signal.SIGTERM, signal.default_int_handler)
 os.environ.setdefault("AIRFLOW_HOME", str(HOME / "airflow"))
 
 # `make test` tries the same examples each time, `make test-long` new ones.
-hypothesis.settings.register_profile("exactbatch", derandomize=not LONG)
+hypothesis.settings.register_profile("exactbatch", derandomize=not LONG, deadline=None)
 # tests/mutants.py only needs to know that a test fails: it does not shrink the example.
 hypothesis.settings.register_profile(
     "unshrunk",

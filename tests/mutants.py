@@ -25,6 +25,7 @@ _UNSHRUNK: Final = "--hypothesis-profile", "unshrunk"
 _BATCH: Final = "tests/integration/test_batch.py"
 _WRITES: Final = "tests/integration/test_target_writes.py"
 _REPLAY: Final = "tests/integration/test_replay.py"
+_PRUNE: Final = "tests/integration/test_prune.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
 _AUDIT_WORKERS: Final = "tests/integration/test_audit_workers.py"
 _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
@@ -207,7 +208,7 @@ MUTANTS: Final = (
     Mutant(
         "an older replay overwrites a newer one",
         "batch/fences.py",
-        "        if covered.batch_id is not None and covered.batch_id > batch.batch_id:\n",
+        "        if newest is not None and newest > batch.batch_id:\n",
         "        if False:\n",
         (f"{_REPLAY}::test_an_older_replay_cannot_overwrite_a_newer_ones_result",),
     ),
@@ -514,7 +515,7 @@ MUTANTS: Final = (
     Mutant(
         "the auditor does not look which batch a row is of",
         "audit/offset_sets.py",
-        "        self._misplaced.append(at[batches != self._covering.at(at)])\n",
+        "        self._misplaced.append(at[is_misplaced])\n",
         "",
         (_OFFSETS,),
     ),
@@ -1102,6 +1103,83 @@ MUTANTS: Final = (
         'f"{spark} {java} {java.stat().st_mtime_ns}"',
         'f"{spark}"',
         ("tests/unit/test_class_archive.py",),
+    ),
+    Mutant(
+        "the auditor takes any batch for a folded one",
+        "audit/offset_sets.py",
+        "            is_misplaced[suspects] = ~self._is_folded(batches[suspects])\n",
+        "            is_misplaced[suspects] = False\n",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a replay that is planned between two portions does not stop a prune",
+        "operations/prune.py",
+        "    if folded.ranges and (replay := ledger.planned_replay_over(pipeline, folded.ranges)) is not None:\n",
+        "    if (replay := ledger.planned_replay_over(pipeline, ())) is not None:\n",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a prune does not compare the offsets that are covered before and after",
+        "operations/prune.py",
+        "    if folded.before != folded.after or deleted != sum(portion.values()):\n",
+        "    if deleted != sum(portion.values()):\n",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "folded results do not fence a replay that was planned before the newest of them",
+        "batch/fences.py",
+        "        newest = covered.batch_id or covered.newest_batch_id\n",
+        "        newest = covered.batch_id\n",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a replay of whole batches publishes over folded ones",
+        "batch/publish.py",
+        "    _check_not_pruned(pipeline, batch, covered)\n",
+        "",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a replay of whole batches is planned over folded ones",
+        "planning/replay.py",
+        "        _check_not_pruned(wanted, coverage)\n",
+        "",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a replay leaves folded batches whole",
+        "ledger/queries/pruning.sql",
+        "and pruned = 'whole';",
+        "and pruned = 'none';",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a replay takes back rows of another pipeline's folded batches",
+        "ledger/queries/pruning.sql",
+        "where batch_id = any(:batch_ids::bigint[]) and pipeline = :pipeline and pruned is not null",
+        "where batch_id = any(:batch_ids::bigint[]) and :pipeline is not null and pruned is not null",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a batch that an asset event is still to announce is folded",
+        "ledger/queries/pruning.sql",
+        "  and (b.announced_at is not null or b.dag_id is null)\n",
+        "",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a prune leaves an overtaken replay planned",
+        "operations/prune.py",
+        "                ledger.supersede_overtaken(replay)\n",
+        "                pass\n",
+        (_PRUNE,),
+    ),
+    Mutant(
+        "a replay of whole batches leaves out what they cover elsewhere",
+        "ledger/covered_offsets.py",
+        "        rows = {*touched, *read_rows(Covered, of_batches)}\n",
+        "        rows = {*touched}\n",
+        (_REPLAY,),
     ),
 )
 

@@ -40,6 +40,9 @@ DriverFailpoint = Literal[
     "merge.after_copy",
     "merge.before_commit",
     "merge.after_commit",
+    "prune.after_fold",
+    "prune.before_commit",
+    "prune.after_commit",
 ]
 ExecutorFailpoint = Literal[
     "read.after_records",

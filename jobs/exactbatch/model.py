@@ -81,7 +81,8 @@ class StoredOffset:
 class Covered:
     """A row of exactbatch.coverage: who accounts for offsets [from_offset, until_offset) of a partition.
 
-    `batch_id` is None for the kind "loss".
+    `batch_id` is None for the kinds "loss" and "pruned". A row of the kind "pruned" stands for the results of several
+    batches that exactbatch prune has folded, of which `newest_batch_id` is the newest; it is None for other kinds.
     """
 
     topic: str
@@ -89,8 +90,9 @@ class Covered:
     partition: int
     from_offset: int
     until_offset: int
-    kind: Literal["batch", "loss"]
+    kind: Literal["batch", "loss", "pruned"]
     batch_id: int | None
+    newest_batch_id: int | None = None
 
     @property
     def topic_partition(self) -> TopicPartition:

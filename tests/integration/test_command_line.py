@@ -77,8 +77,8 @@ def test_names_are_no_markup(pipeline, command, connection, monkeypatch, table):
 def test_json_is_printed_of_nothing_too(pipeline, command, connection):
     with transaction(connection) as cursor:
         cursor.execute(
-            "insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, topic_id) "
-            "select %s, %s, 0, 2, %s",
+            "insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, topic_id, first_offset) "
+            "select %s, %s, 0, 2, %s, 0",
             (pipeline.name, pipeline.topics[0], str(_topic_id(command, pipeline))),
         )
     early = ("--start", "2020-01-01", "--end", "2020-01-02")

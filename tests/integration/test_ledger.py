@@ -313,3 +313,86 @@ def test_what_libpq_reports_without_servers_sqlstate_is_lost_connection(connecti
         raise psycopg2.DatabaseError("server closed the connection")
     with pytest.raises(psycopg2.ProgrammingError), transaction(connection) as cursor:
         cursor.fetchall()
+
+
+def old_ledger(connection: Any, folder: Path) -> None:
+    """A ledger of version 9: a pipeline that began at 5, lost offsets, and replayed what lies below."""
+    for version, text in migrations():
+        if version < 10:
+            (folder / f"{version:04d}_old.sql").write_text(text)
+    assert migrate(connection, folder)[-1] == 9
+    with transaction(connection) as cursor:
+        cursor.execute(
+            """
+            insert into exactbatch.pipeline (name, target, sink, lineage)
+            values ('p', 'public.p', 'append', 'record');
+            insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, topic_id)
+            select 'p', 't', p, 20, %(id)s from generate_series(0, 2) p;
+            insert into exactbatch.batch (pipeline, kind, origin)
+            values ('p', 'advance', 'cli'), ('p', 'replay', 'cli');
+            insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, topic_id) values
+                (1, 't', 0, 5, 20, %(id)s), (1, 't', 1, 9, 20, %(id)s), (2, 't', 0, 0, 5, %(id)s);
+            insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind, batch_id) values
+                ('p', 't', %(id)s, 0, '[5,20)', 'batch', 1), ('p', 't', %(id)s, 0, '[0,5)', 'batch', 2),
+                ('p', 't', %(id)s, 1, '[9,20)', 'batch', 1), ('p', 't', %(id)s, 1, '[7,9)', 'loss', null);
+            update exactbatch.batch set status = 'committed', committed_at = now(), records = 0, rows = 0, rejected = 0,
+                tombstones = 0, dropped = 0;
+            """,
+            {"id": str(ID)},
+        )
+
+
+NEWEST = "select version from exactbatch.schema_version order by 1 desc limit 1"
+
+
+def test_an_old_ledger_keeps_its_coverage_and_learns_where_its_pipelines_began(empty, tmp_path):
+    old_ledger(empty, tmp_path)
+    before = query(empty, "select * from exactbatch.coverage order by partition, offsets")
+    steps: list[str] = []
+    assert migrate(empty, progress=steps.append)[0] == 10
+    assert steps[0].startswith("Upgrading the ledger to version 10; it has about ")
+    after = query(empty, "select * from exactbatch.coverage order by partition, offsets")
+    assert after == [(*row, None) for row in before]
+    began = "select partition, first_offset from exactbatch.stored_offset order by 1"
+    assert query(empty, began) == [(0, 5), (1, 7), (2, 20)]
+    with pytest.raises(StatementRefused, match="coverage_counts_once"), transaction(empty) as cursor:
+        cursor.execute(
+            "insert into exactbatch.coverage (pipeline, topic, topic_id, partition, offsets, kind) "
+            "values ('p', 't', %s, 0, '[19,21)', 'loss')",
+            (str(ID),),
+        )
+
+
+def test_a_migration_that_is_killed_leaves_the_old_ledger(empty, database, tmp_path):
+    old_ledger(empty, tmp_path)
+    before = query(empty, "select * from exactbatch.coverage order by partition, offsets")
+    other = connect(database, application="tests", timeout=10)
+    # A batch that is about to commit: the migration has changed other tables by now, and waits.
+    with transaction(other) as cursor:
+        cursor.execute("lock table exactbatch.coverage in row exclusive mode")
+        errors: list[Exception] = []
+
+        def run() -> None:
+            try:
+                migrate(empty)
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        waiting = (
+            "select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        )
+        for _ in range(200):
+            cursor.execute(waiting)
+            if (found := cursor.fetchone()) is not None:
+                break
+            time.sleep(0.05)
+        cursor.execute("select pg_terminate_backend(%s)", (found.pid,))
+        thread.join(30)
+    assert [type(error) for error in errors] == [PostgresUnavailable]
+    assert query(other, NEWEST) == [(9,)]
+    assert query(other, "select * from exactbatch.coverage order by partition, offsets") == before
+    assert migrate(other)[0] == 10
+    assert query(other, "select count(*) from exactbatch.coverage") == [(4,)]
+    other.close()

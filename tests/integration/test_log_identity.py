@@ -88,13 +88,13 @@ def test_the_transactions_that_hold_the_log_back_are_named(
     topic.transaction(b"committed")  # 1, marker 2
     producers = [topic.transaction(b"open", end="stay open") for _ in range(2)]
     [partition] = kafka_log.partitions([topic.name])
-    found = kafka_log.open_transactions(partition)
+    found = kafka_log.open_transactions([partition])[partition.topic_partition]
     for producer in producers:
         topic.end_transaction(producer, "abort")
     assert [offset for _, offset in sorted(found, key=lambda each: each[1])] == [3, 4]
     assert len({producer_id for producer_id, _ in found}) == 2
     assert partition.last_stable == 3
-    assert kafka_log.open_transactions(partition) == []
+    assert kafka_log.open_transactions([partition]) == {partition.topic_partition: []}
 
 
 def test_a_topic_that_is_created_again_has_another_id(

@@ -30,7 +30,17 @@ left join (
 ) p using (batch_id)
 """
 # Batches that no replay has cut and whose changes were not compacted, and batches that cover nothing any more.
-_WHOLE: Final = "and coalesce(l.covered, p.span) = p.span and p.is_compacted is not true"
+_WHOLE: Final = """
+and case b.pruned
+    when 'none' then true
+    when 'part' then false
+    when 'whole' then b.status = 'committed'
+        and not exists (select from exactbatch.replay_horizon h where h.pipeline = $1)
+    else coalesce(l.covered, p.span) = p.span and p.is_compacted is not true
+end
+"""
+# A batch that covers any offsets: its own rows of coverage say so, or it was folded.
+_COVERS: Final = "(c.batch_id is not null or coalesce(b.pruned <> 'none', false))"
 
 
 def compare_batches(
@@ -101,14 +111,15 @@ def counts_of_batches(pipeline: Pipeline) -> sql.Composable:
     these should come from and do."""
     by_record = pipeline.sink.lineage == "record"
     return sql.SQL(
-        "select b.batch_id, case when c.batch_id is null then 0 else b.rows end, coalesce(t.rows, 0), "
-        "case when c.batch_id is null then 0 else {expected_records} end, coalesce(t.records, 0) "
+        "select b.batch_id, case when {covers} then b.rows else 0 end, coalesce(t.rows, 0), "
+        "case when {covers} then {expected_records} else 0 end, coalesce(t.records, 0) "
         "from exactbatch.batch b "
         "left join (select distinct batch_id from exactbatch.coverage where pipeline = $1) c using (batch_id) "
         "left join (select batch_id, {rows}::bigint as rows, {records}::bigint as records from {lineage_table} "
         "group by batch_id) t using (batch_id) {left} "
-        "where b.pipeline = $1 and (c.batch_id is not null or t.rows > 0) {whole}"
+        "where b.pipeline = $1 and ({covers} or t.rows > 0) {whole}"
     ).format(
+        covers=sql.SQL(_COVERS),
         rows=pipeline.sink.staged_row_count,
         records=sql.SQL(_RECORDS if by_record else "0"),
         expected_records=sql.SQL("b.records - b.rejected - b.tombstones - b.dropped" if by_record else "0"),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from exactbatch.audit.report import Offsets
 
 NOT_COVERED: Final = -2  # in place of the ID of a batch: no batch covers the offset
+FOLDED: Final = 0  # in place of the ID of a batch: exactbatch prune has folded it
 
 
 @dataclass(frozen=True, slots=True)

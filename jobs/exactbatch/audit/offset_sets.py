@@ -1,13 +1,13 @@
 """The offsets at which a window has records, rows and rejects, one byte each, and how they differ. Pure."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from exactbatch.audit.covering import NOT_COVERED, Covering
+from exactbatch.audit.covering import FOLDED, NOT_COVERED, Covering
 from exactbatch.audit.report import Finding, Offsets, PartitionAudit
 from exactbatch.audit.units import Slice
 
@@ -41,8 +41,13 @@ class FoundOffsets:
     """The rows and rejects in a window: where they are, which offsets have several, and which have another batch than
     the one that covers the offset."""
 
-    def __init__(self, positions: Positions, coverings: Sequence[Covering]) -> None:
-        self._positions = positions
+    def __init__(
+        self,
+        positions: Positions,
+        coverings: Sequence[Covering],
+        is_folded: Callable[[Offsets], Flags] = lambda batches: np.zeros(len(batches), bool),
+    ) -> None:
+        self._positions, self._is_folded = positions, is_folded
         self._covering = Covering.joined(
             (covering, slice_.start, slice_.end, int(base))
             for covering, slice_, base in zip(coverings, positions.slices, positions.bases[:-1], strict=True)
@@ -73,7 +78,12 @@ class FoundOffsets:
             different, times = np.unique(at, return_counts=True)
             self._repeated.append(different[times > 1])
         self._is_found[at] = True
-        self._misplaced.append(at[batches != self._covering.at(at)])
+        covering = self._covering.at(at)
+        is_misplaced = batches != covering
+        suspects = np.flatnonzero(is_misplaced & (covering == FOLDED))
+        if len(suspects):
+            is_misplaced[suspects] = ~self._is_folded(batches[suspects])
+        self._misplaced.append(at[is_misplaced])
 
     def _add_outside(self, kind: str, number: Offsets, offsets: Offsets, batches: Offsets) -> None:
         for index in np.unique(number).tolist():

@@ -15,12 +15,19 @@ from exactbatch.audit.snapshot import Snapshot
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks.tables.target import TargetTable
 
-# For each batch of the pipeline: how many offsets it covers, how many of its planned offsets are committed, and
-# whether a horizon cuts it.
+# For each batch of the pipeline: whether it covers any offsets, and whether it covers all that it committed and no
+# horizon cuts it. For a folded batch, the ledger knows both from when it was folded.
 _BATCHES: Final = """
 batches as (
-    select b.batch_id, coalesce(b.rows, r.rows) as rows, coalesce(b.rejected, r.rejected) as rejected, c.covered,
-           c.covered is null or c.covered = r.span and not r.is_cut as is_whole
+    select b.batch_id, coalesce(b.rows, r.rows) as rows, coalesce(b.rejected, r.rejected) as rejected,
+           case when b.pruned is null then c.covered when b.pruned <> 'none' then 1 end as covered,
+           case b.pruned
+               when 'none' then true
+               when 'part' then false
+               when 'whole' then b.status = 'committed'
+                   and not exists (select from exactbatch.replay_horizon h where h.pipeline = $1)
+               else c.covered is null or c.covered = r.span and not r.is_cut
+           end as is_whole
     from exactbatch.batch b
     left join (
         select batch_id, sum(upper(offsets) - lower(offsets)) as covered
@@ -43,9 +50,9 @@ _DOUBLED: Final = """
 select o.pipeline, c.topic, c.partition, min(lower(c.offsets * o.offsets)),
        sum(upper(c.offsets * o.offsets) - lower(c.offsets * o.offsets))::bigint,
        (select bool_or(p.shares_topics) from exactbatch.pipeline p where p.name in ($1, o.pipeline))
-from exactbatch.coverage c join exactbatch.coverage o on o.pipeline = any({}::text[]) and o.kind = 'batch'
+from exactbatch.coverage c join exactbatch.coverage o on o.pipeline = any({}::text[]) and o.kind <> 'loss'
     and o.topic_id = c.topic_id and o.partition = c.partition and o.offsets && c.offsets
-where c.pipeline = $1 and c.kind = 'batch'
+where c.pipeline = $1 and c.kind <> 'loss'
 group by o.pipeline, c.topic, c.partition order by 1, 2, 3
 """
 _CONTRADICTIONS: Final = """
@@ -67,7 +74,7 @@ from (
 union all
 select format('batch %s has %s records, and its ranges have %s', b.batch_id, b.records, sum(r.records))
 from exactbatch.batch b left join exactbatch.batch_range r using (batch_id)
-where b.pipeline = $1 and b.status = 'committed'
+where b.pipeline = $1 and b.status = 'committed' and b.pruned is null
 group by b.batch_id having b.records is distinct from sum(r.records)::bigint
 union all
 select format('batch %s has %s records, of which %s were rejected, %s tombstones and %s dropped', batch_id,
@@ -219,7 +226,10 @@ def _not_ours(pipeline: Pipeline) -> sql.Composable:
 
 
 def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Composable:
-    """Return a condition for groups whose rows are all within the ranges of their batch."""
+    """Return a condition for groups whose rows are all within the ranges of their batch.
+
+    The ranges of a folded batch are not known: its rows are within what its pipeline has processed.
+    """
     by_batch = [name for name, lineage in sharing if lineage == "batch"]
     by_record = [name for name, lineage in sharing if lineage == "record"]
     (by_batch if pipeline.sink.lineage == "batch" else by_record).append(pipeline.name)
@@ -229,7 +239,10 @@ def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Compo
         "or coalesce((select min(r.from_offset) <= found.low and max(r.until_offset) > found.high "
         "from exactbatch.batch b join exactbatch.batch_range r using (batch_id) "
         "where r.batch_id = found.batch_id and b.pipeline = any({by_record}::text[]) "
-        "and r.topic = found.topic and r.partition = found.partition), false))"
+        "and r.topic = found.topic and r.partition = found.partition), false) "
+        "or exists (select from exactbatch.batch b join exactbatch.stored_offset s using (pipeline) "
+        "where b.batch_id = found.batch_id and b.pipeline = any({by_record}::text[]) and b.pruned is not null "
+        "and s.topic = found.topic and s.partition = found.partition and found.high < s.next_offset))"
     ).format(by_batch=sql.Literal(by_batch), by_record=sql.Literal(by_record))
 
 
@@ -263,7 +276,10 @@ def _misplaced_rejects(audited: Collection[tuple[str, int]]) -> sql.Composable:
         'j."offset" as low from exactbatch.rejected_record j where j.pipeline = $1 and not exists ('
         "select from exactbatch.batch b join exactbatch.batch_range r using (batch_id) "
         "where b.batch_id = j.batch_id and b.pipeline = $1 and r.topic = j.topic and r.topic_id = j.topic_id "
-        'and r.partition = j.partition and j."offset" >= r.from_offset and j."offset" < r.until_offset)) found '
+        'and r.partition = j.partition and j."offset" >= r.from_offset and j."offset" < r.until_offset) '
+        "and not exists (select from exactbatch.batch b join exactbatch.stored_offset s using (pipeline) "
+        "where b.batch_id = j.batch_id and b.pipeline = $1 and b.pruned is not null and s.topic = j.topic "
+        'and s.topic_id = j.topic_id and s.partition = j.partition and j."offset" < s.next_offset)) found '
         "where ({seen} and low >= 0) is not true group by 2, 3, 4 order by 5 desc limit 10"
     ).format(seen=_seen(audited))
 
@@ -276,7 +292,9 @@ def _misplaced_times(
         "select 'event times', batch_id, topic, partition, count(*), null::bigint, null::bigint, "
         "sum(count(*)) over ()::bigint from {event_times} w where not exists (select from exactbatch.coverage c "
         "where c.batch_id = w.batch_id and c.topic = w.topic and c.partition = w.partition "
-        "and c.pipeline = any({pipelines}::text[])) group by 2, 3, 4 order by 5 desc limit 10"
+        "and c.pipeline = any({pipelines}::text[])) and not exists (select from exactbatch.batch b "
+        "where b.batch_id = w.batch_id and b.pipeline = any({pipelines}::text[]) and b.pruned in ('whole', 'part')) "
+        "group by 2, 3, 4 order by 5 desc limit 10"
     ).format(
         event_times=event_times.identifier,
         pipelines=sql.Literal([pipeline.name, *(name for name, _ in sharing)]),

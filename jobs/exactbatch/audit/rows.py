@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from psycopg2 import sql
 
-from exactbatch.audit.covering import NOT_COVERED, Covering
+from exactbatch.audit.covering import FOLDED, NOT_COVERED, Covering
+from exactbatch.audit.folded import has_folded, is_folded
 from exactbatch.audit.report import Offsets
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import Slice, Unit
@@ -33,6 +34,9 @@ class LocatedRows:
         self._snapshot, self._pipeline, self._unit = snapshot, pipeline, unit
         self._others = self._other_ranges(sharing) if is_shared else {}
         self._other_batches = np.unique([batch for _, batch in self._others])
+        # Rows of folded batches of other pipelines, whose ranges are not known: none of them is ours.
+        self._folded_sharing = sharing if sharing and has_folded(snapshot, sharing) else ()
+        self._folded = self._folded_batches() if has_folded(snapshot, [pipeline.name]) else None
 
     def rows(self, slices: Sequence[Slice]) -> Iterator[Located]:
         """Yield the rows of some slices; none if rows do not carry offsets."""
@@ -46,6 +50,12 @@ class LocatedRows:
         """Yield the records that this pipeline rejected in this incarnation of the topic."""
         return map(_located, self._snapshot.batches(self._rejects_query(slices)))
 
+    def is_folded(self, batches: Offsets) -> npt.NDArray[np.bool_]:
+        """Return which of the batches belong to the pipeline and are folded."""
+        if self._folded is None:
+            return np.zeros(len(batches), bool)
+        return np.isin(batches, self._folded)
+
     def first_from(self, partition: int, start: int, end: int) -> int:
         """Return the offset of the first row or reject of a partition in [start, end); `end` if there is none."""
         part = [Slice(partition, start, end, is_first=False, is_last=False)]
@@ -58,10 +68,12 @@ class LocatedRows:
     def covering(self, slice_: Slice) -> Covering:
         """Return the coverage of a slice, according to the ledger."""
         query = sql.SQL(
-            "select lower(offsets), upper(offsets), coalesce(batch_id, {not_covered})::bigint, kind = 'loss' "
+            "select lower(offsets), upper(offsets), "
+            "case kind when 'pruned' then {folded} else coalesce(batch_id, {not_covered}) end::bigint, kind = 'loss' "
             "from exactbatch.coverage where pipeline = {pipeline} and topic_id = {topic_id}::uuid "
             "and partition = {partition} and offsets && int8range({start}, {end}) order by lower(offsets)"
         ).format(
+            folded=sql.Literal(FOLDED),
             not_covered=sql.Literal(NOT_COVERED),
             pipeline=sql.Literal(self._pipeline.name),
             topic_id=sql.Literal(str(self._unit.topic_id)),
@@ -78,11 +90,15 @@ class LocatedRows:
         self, slices: Sequence[Slice], select: Literal["located", "min"] = "located"
     ) -> sql.Composable:
         partition, offset = sql.Identifier("t", "kafka_partition"), sql.Identifier("t", "kafka_offset")
-        return sql.SQL("select {} from {} t where t.kafka_topic = {} and {}").format(
+        batch = sql.Identifier("t", "batch_id")
+        return sql.SQL("select {} from {} t where t.kafka_topic = {} and {}{}").format(
             _selected(select, partition, offset),
             self._pipeline.sink.lineage_table.in_snapshot,
             sql.Literal(self._unit.topic),
             _is_in(slices, partition, offset),
+            sql.SQL(" and not {}").format(is_folded(batch, self._folded_sharing))
+            if self._folded_sharing
+            else sql.SQL(""),
         )
 
     def _rejects_query(
@@ -97,6 +113,13 @@ class LocatedRows:
             sql.Literal(str(self._unit.topic_id)),
             _is_in(slices, partition, offset),
         )
+
+    def _folded_batches(self) -> Offsets:
+        query = sql.SQL(
+            "select batch_id from exactbatch.batch where pipeline = {} and pruned is not null order by 1"
+        ).format(sql.Literal(self._pipeline.name))
+        batches: Offsets = self._snapshot.table(query).column(0).to_numpy()
+        return batches
 
     def _other_ranges(self, sharing: Sequence[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
         """Return the ranges of batches whose rows are not compared, by partition and batch."""

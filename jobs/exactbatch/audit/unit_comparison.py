@@ -127,7 +127,7 @@ class _UnitComparison:
                 log.check_cluster()
 
     def _found(self, slices: Sequence[Slice], coverings: Sequence[Covering]) -> FoundOffsets:
-        found = FoundOffsets(Positions(slices), coverings)
+        found = FoundOffsets(Positions(slices), coverings, self._located.is_folded)
         for located in self._located.rows(slices):
             found.add("rows", *located)
         for located in self._located.rejects(slices):

@@ -18,6 +18,7 @@ from psycopg2 import sql
 
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
+from exactbatch.audit.folded import covering_batch, has_folded
 from exactbatch.audit.report import Finding, Offsets
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.errors import ConfigurationError
@@ -84,6 +85,9 @@ class ExpectedValues:
         self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
         self._decoded: list[pa.RecordBatch] = []  # of the window
         self._types = snapshot.types_of(sink.lineage_table.identifier)
+        batch = sql.Identifier("t", "batch_id")
+        folded = has_folded(snapshot, [pipeline.name])
+        self._row_batch = covering_batch(batch, pipeline.name) if folded else batch
         # True if every decoded value has the type of its column.
         self._is_plain = not conditions and all(
             column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
@@ -161,8 +165,11 @@ class ExpectedValues:
     def _is_unequal(self, decoded: pa.Table, window: "_Window") -> pa.BooleanArray:
         """Return which decoded records of the window may differ from their rows."""
         names = [column.name for column in (*self._columns, _TIMESTAMP)]
-        query = sql.SQL("select t.kafka_offset::bigint, t.batch_id::bigint, {} from {} t where {}").format(
-            column_list(names, of="t"), self._pipeline.sink.lineage_table.in_snapshot, window.has("t")
+        query = sql.SQL("select t.kafka_offset::bigint, {}::bigint, {} from {} t where {}").format(
+            self._row_batch,
+            column_list(names, of="t"),
+            self._pipeline.sink.lineage_table.in_snapshot,
+            window.has("t"),
         )
         actual = self._snapshot.table(query).rename_columns(["kafka_offset", _BATCH, *names])
         return unequal_records(decoded.select(actual.column_names), actual, by=("kafka_offset", _BATCH))
@@ -180,7 +187,7 @@ class ExpectedValues:
             "with e as materialized "
             "(select *, {is_unstorable} as {unstorable} from {expected} e where {not_rejected}) "
             "select e.kafka_offset from e join {lineage_table} t on t.kafka_offset = e.kafka_offset "
-            "and t.batch_id = e.{batch} where {in_window} "
+            "and {row_batch} = e.{batch} where {in_window} "
             "and case when e.{unstorable} then true "
             "else record_image_ne(row({expected_values}), row({actual_values})) end "
             "{refused}"
@@ -191,6 +198,7 @@ class ExpectedValues:
             not_rejected=_NOT_REJECTED,
             lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
+            row_batch=self._row_batch,
             in_window=window.has("t"),
             expected_values=sql.SQL(", ").join(
                 sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
@@ -243,8 +251,9 @@ class ExpectedValues:
         offsets, batches = zip(*self._refused, strict=True)
         return sql.SQL(
             "union all select t.kafka_offset from {lineage_table} t where {in_window} "
-            "and (t.kafka_offset, t.batch_id) in (select * from unnest({offsets}::bigint[], {batches}::bigint[]))"
+            "and (t.kafka_offset, {row_batch}) in (select * from unnest({offsets}::bigint[], {batches}::bigint[]))"
         ).format(
+            row_batch=self._row_batch,
             lineage_table=lineage_table,
             in_window=window.has("t"),
             offsets=sql.Literal(list(offsets)),

@@ -51,11 +51,13 @@ def check_publishable(ledger: Ledger, pipeline: Pipeline, batch: Batch) -> bool:
 def _check_not_overtaken(batch: Batch, coverage: Sequence[Covered]) -> None:
     """An older program must not overwrite the corrected result of a later replay."""
     for covered in coverage:
-        if covered.batch_id is not None and covered.batch_id > batch.batch_id:
+        # Folded rows do not name their batches: a replay that was planned before the newest of them may be older.
+        newest = covered.batch_id or covered.newest_batch_id
+        if newest is not None and newest > batch.batch_id:
             raise Fenced(
                 f"batch {batch.batch_id} of pipeline {batch.pipeline!r}: the results in {covered.topic}"
                 f"[{covered.partition}] {covered.from_offset}..{covered.until_offset} are those of batch "
-                f"{covered.batch_id}, which was planned after this replay and has committed. Nothing was written, "
+                f"{newest}, which was planned after this replay and has committed. Nothing was written, "
                 f"and the later result stays. To replace it, plan the replay again.",
                 batch_id=batch.batch_id,
                 topic=covered.topic,

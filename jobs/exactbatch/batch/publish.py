@@ -12,10 +12,10 @@ from exactbatch.batch.staged_pieces import publish_partition
 from exactbatch.batch.staging_tables import StagingTables, identifier
 from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.columns import Column
-from exactbatch.coverage import covered_parts
 from exactbatch.errors import Fenced, StagedRowsDiffer, TargetMismatch
 from exactbatch.failpoints import failpoint
 from exactbatch.ledger import Batch, Ledger
+from exactbatch.model import Covered
 from exactbatch.offsets import OffsetRange, merge
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import Fact
@@ -140,7 +140,10 @@ def _retract(
     Returns the batches that have no results left, and whose rows the sink has yet to drop.
     """
     covered = ledger.coverage_of(batch)
-    parts = [*covered_parts(ranges, covered)]
+    _check_not_pruned(pipeline, batch, covered)
+    parts = ledger.parts(cursor, pipeline, ranges, covered)
+    if any(row.kind == "pruned" for row in covered):
+        ledger.mark_partly({batch_id for _, batch_ids in parts for batch_id in batch_ids})
     replaced = sorted({row.batch_id for row in covered if row.batch_id is not None})
     pipeline.sink.check_replay(cursor)
     ledger.delete_rejects(pipeline, parts)
@@ -159,6 +162,22 @@ def _retract(
             batch_id=batch.batch_id,
         )
     return dropped
+
+
+def _check_not_pruned(pipeline: Pipeline, batch: Batch, covered: Sequence[Covered]) -> None:
+    """Raise Fenced if whole batches were to be replaced, and some of them were folded since: it is not known which."""
+    for row in covered:
+        if row.kind == "pruned" and pipeline.sink.lineage == "batch":
+            raise Fenced(
+                f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, but "
+                f"exactbatch prune has folded those of {row.topic}[{row.partition}] {row.from_offset}.."
+                f"{row.until_offset} since. Nothing was written, and the previous results stay.",
+                batch_id=batch.batch_id,
+                topic=row.topic,
+                partition=row.partition,
+                from_offset=row.from_offset,
+                until_offset=row.until_offset,
+            )
 
 
 def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) -> None:

@@ -11,6 +11,7 @@ from exactbatch.cli.inspect import audit, boundaries, status
 from exactbatch.cli.local import run_local
 from exactbatch.cli.merge import merge
 from exactbatch.cli.process import plan, rejects, replay, run
+from exactbatch.cli.prune import prune
 
 app = typer.Typer(
     help="Exactly-once batches from Kafka to Postgres.",
@@ -27,6 +28,7 @@ for _command in (
     boundaries,
     compact,
     merge,
+    prune,
     status,
     audit,
     connect,

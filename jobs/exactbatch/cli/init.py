@@ -6,7 +6,7 @@ import typer
 from rich.markup import escape
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.planning.freeze_replay import missing_index
@@ -34,7 +34,8 @@ def init(
     """Create or upgrade the ledger, and register a pipeline in it."""
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline, may_be_new=True) as connection:
-        versions = migrate(connection)
+        with err.status("Creating or upgrading the ledger …") as status:
+            versions = migrate(connection, progress=lambda step: status.update(step))
         with transaction(connection):
             registered = Ledger(connection).register(
                 pipeline, accept_identity=accept_identity, share_topics=share_topics, rename=rename

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from exactbatch.audit.report import AuditReport, Finding
     from exactbatch.operations.compact import Compaction
     from exactbatch.operations.merge import MergedPartition
+    from exactbatch.operations.prune import Pruning
     from exactbatch.planning.freeze_replay import Preview
 
 _BATCHES_SHOWN = 4
@@ -143,6 +144,26 @@ def merge_table(pipeline: Pipeline, merged: "Sequence[MergedPartition]", *, dry_
             rows,
         )
     return table
+
+
+def pruning_lines(pipeline: Pipeline, pruning: "Pruning") -> list[str]:
+    """Say how many batches are folded, and what is not possible afterwards."""
+    before = f"{pruning.before.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    if not pruning.batches:
+        return [f"{pipeline.name}: no batch from before {before} is left to fold."]
+    replays = (
+        "Replays of any of their offsets: they need whole batches (lineage='batch')."
+        if pipeline.sink.lineage == "batch"
+        else "Replays by --batch, and by clearing their DAG runs. Replays by offsets and by time stay possible."
+    )
+    return [
+        f"{pipeline.name}: {pruning.batches} batches with {pruning.ranges} ranges committed before {before}, up to "
+        f"batch {pruning.newest}.",
+        "Not possible after they are folded:",
+        f"- {replays}",
+        "- To find in the ledger which of these batches covers an offset, and the ranges of each.",
+        "Their counts, rejects and resolved times stay, and audits compare their offsets as before.",
+    ]
 
 
 def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:

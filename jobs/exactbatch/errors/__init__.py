@@ -112,6 +112,10 @@ class ReplayRefused(ExactbatchError):
     """The requested offsets cannot be processed again."""
 
 
+class PruneRefused(ExactbatchError):
+    """Old batches cannot be folded while a replay of their offsets is planned."""
+
+
 class TargetMismatch(ExactbatchError):
     """The target's columns do not match the pipeline, or the target refuses or alters its rows."""
 

@@ -179,21 +179,28 @@ class KafkaBroker:
             )
         return offsets
 
-    def open_transactions(self, partition: LogPartition) -> list[tuple[int, int]]:
-        """Return the transactions that hold back a partition's last stable offset, as (producer ID, first offset)."""
+    def open_transactions(
+        self, partitions: Sequence[LogPartition]
+    ) -> dict[TopicPartition, list[tuple[int, int]]]:
+        """Return the transactions that hold back last stable offsets, as (producer ID, first offset), by partition."""
         from kafka import TopicPartition as KafkaPartition
 
-        kafka_partition = KafkaPartition(*partition.topic_partition)
-        with (
-            admin_client(self._properties) as client,
-            needs_acl("Read", "topic", partition.topic, "naming the producers of open transactions"),
-        ):
-            producers = client.describe_producers([kafka_partition])[kafka_partition].active_producers
-        return sorted(
-            (producer.producer_id, producer.current_transaction_start_offset)
-            for producer in producers
-            if producer.current_transaction_start_offset >= 0
-        )
+        if not partitions:
+            return {}
+        states = {}
+        with admin_client(self._properties) as client:
+            for topic in sorted({partition.topic for partition in partitions}):
+                wanted = [KafkaPartition(topic, each.partition) for each in partitions if each.topic == topic]
+                with needs_acl("Read", "topic", topic, "naming the producers of open transactions"):
+                    states.update(client.describe_producers(wanted))
+        return {
+            (partition.topic, partition.partition): sorted(
+                (producer.producer_id, producer.current_transaction_start_offset)
+                for producer in state.active_producers
+                if producer.current_transaction_start_offset >= 0
+            )
+            for partition, state in states.items()
+        }
 
     def compacted(self, topics: Sequence[str]) -> set[str]:
         """Return those of the topics whose cleanup.policy lets the broker remove records in the middle of the log.

@@ -2,6 +2,7 @@
 
 from exactbatch.ledger.batches import batch_lost
 from exactbatch.ledger.ledger import Ledger
+from exactbatch.ledger.pruning import PlannedReplay
 from exactbatch.ledger.rows import (
     Batch,
     Failing,
@@ -24,6 +25,7 @@ __all__ = [
     "NearbyTimeBoundaries",
     "Origin",
     "PartlyCommitted",
+    "PlannedReplay",
     "Reject",
     "RejectReason",
     "RejectReasons",

@@ -1,7 +1,7 @@
 """Read and change which batch's results stand for which offsets, and which offsets are beyond replay."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 from exactbatch.coverage import Coverage
@@ -14,14 +14,14 @@ from exactbatch.pipeline import Pipeline
 
 _QUERIES: Final = load_queries("covered_offsets")
 _RANGE: Final = ("topic_id", "partition", "from_offset", "until_offset")
-_COVERED: Final = ("topic", *_RANGE, "kind", "batch_id")
+_COVERED: Final = ("topic", *_RANGE, "kind", "batch_id", "newest_batch_id")
 
 
 class CoveredOffsets(Batches):
     """The rows of exactbatch.coverage and replay_horizon."""
 
     def coverage(self, pipeline: Pipeline) -> list[Covered]:
-        """Return the offsets that the pipeline accounts for, by topic, partition and offset."""
+        """Return the offsets that the pipeline accounts for, by topic, partition and offset: all of its history."""
         return read_rows(Covered, _QUERIES.coverage(self._connection, pipeline=pipeline.name))
 
     def coverage_of(self, batch: Batch) -> list[Covered]:
@@ -30,9 +30,30 @@ class CoveredOffsets(Batches):
 
     def coverage_of_ranges(self, pipeline: str, ranges: Sequence[OffsetRange]) -> list[Covered]:
         """Return the coverage of ranges, each row cut to a range."""
-        rows = _QUERIES.coverage_of_ranges(self._connection, pipeline=pipeline, **columns(ranges, *_RANGE))
-        coverage = Coverage(read_rows(Covered, rows))
+        coverage = Coverage(self._overlapping(pipeline, ranges))
         return [part for range_ in ranges for part in coverage.cut(range_)]
+
+    def coverage_touched(self, pipeline: Pipeline, ranges: Sequence[OffsetRange]) -> list[Covered]:
+        """Return the rows that overlap ranges and all other rows of the batches that these name, in order."""
+        touched = self._overlapping(pipeline.name, ranges)
+        batch_ids = sorted({row.batch_id for row in touched if row.batch_id is not None})
+        of_batches = _QUERIES.coverage_of_batches(
+            self._connection, pipeline=pipeline.name, batch_ids=batch_ids
+        )
+        rows = {*touched, *read_rows(Covered, of_batches)}
+        return sorted(rows, key=lambda row: (row.topic, row.topic_id, row.partition, row.from_offset))
+
+    def results_outside(self, pipeline: Pipeline, ranges: Sequence[OffsetRange]) -> list[Covered]:
+        """Return, for each partition, one row with results below the last of the ranges and outside of all.
+
+        It is the first such row if that begins where the pipeline began, or below.
+        """
+        rows = _QUERIES.results_outside(self._connection, pipeline=pipeline.name, **columns(ranges, *_RANGE))
+        return read_rows(Covered, rows)
+
+    def _overlapping(self, pipeline: str, ranges: Sequence[OffsetRange]) -> list[Covered]:
+        rows = _QUERIES.coverage_of_ranges(self._connection, pipeline=pipeline, **columns(ranges, *_RANGE))
+        return read_rows(Covered, rows)
 
     def add_coverage(self, batch: Batch) -> None:
         """Let the batch's results stand for its ranges."""
@@ -49,10 +70,10 @@ class CoveredOffsets(Batches):
 
     def batches_with_coverage(self, pipeline: Pipeline, batch_ids: Sequence[int]) -> list[int]:
         """Return those of the batches whose results stand for any offset."""
-        rows = _QUERIES.batches_with_coverage(
+        rows = _QUERIES.coverage_of_batches(
             self._connection, pipeline=pipeline.name, batch_ids=list(batch_ids)
         )
-        return [row.batch_id for row in rows]
+        return sorted({row.batch_id for row in rows})
 
     def overtaken_by(self, batch: Batch) -> int | None:
         """Return the newest of the later batches whose results stand for all offsets of an uncommitted replay.
@@ -61,14 +82,13 @@ class CoveredOffsets(Batches):
         """
         if batch.kind != "replay" or batch.status == "committed":
             return None
-        later = [row for row in self.coverage_of(batch) if (row.batch_id or 0) > batch.batch_id]
-        covered = sum(row.until_offset - row.from_offset for row in later)
-        if not later or covered < sum(map(len, self.ranges(batch.batch_id))):
-            return None
-        return max(row.batch_id for row in later if row.batch_id is not None)
+        overtaken_by = _QUERIES.overtaken_by(
+            self._connection, pipeline=batch.pipeline, batch_id=batch.batch_id
+        )
+        return cast("int | None", overtaken_by)
 
     def has_results(self, pipeline: Pipeline) -> bool:
-        """True if any committed batch has results that still count."""
+        """True if the pipeline has committed any batch, or a range of one."""
         return bool(_QUERIES.has_results(self._connection, pipeline=pipeline.name))
 
     def first_advanced(self, pipeline: Pipeline) -> dict[tuple[UUID, int], int]:

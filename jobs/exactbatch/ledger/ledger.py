@@ -1,12 +1,12 @@
 """All calls on the ledger, in one class."""
 
-from exactbatch.ledger.covered_offsets import CoveredOffsets
 from exactbatch.ledger.launches import Launches
 from exactbatch.ledger.plans import Plans
+from exactbatch.ledger.pruning import Pruning
 from exactbatch.ledger.registration import Registration
 from exactbatch.ledger.rejects import Rejects
 from exactbatch.ledger.time_boundaries import TimeBoundaries
 
 
-class Ledger(Registration, Plans, CoveredOffsets, Rejects, TimeBoundaries, Launches):
+class Ledger(Registration, Plans, Pruning, Rejects, TimeBoundaries, Launches):
     """Reads and writes the ledger through one psycopg2 connection; the caller owns the transaction."""

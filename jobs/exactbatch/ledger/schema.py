@@ -1,5 +1,6 @@
 """Check the version of the ledger's tables, and migrate them from an older one."""
 
+from collections.abc import Callable
 from importlib import resources
 from importlib.resources.abc import Traversable
 
@@ -18,8 +19,15 @@ def migrations(folder: Traversable = _MIGRATIONS) -> list[tuple[int, str]]:
     return sorted((int(file.name.split("_")[0]), file.read_text(encoding="utf-8")) for file in files)
 
 
-def migrate(connection: Connection, folder: Traversable = _MIGRATIONS) -> list[int]:
+def migrate(
+    connection: Connection,
+    folder: Traversable = _MIGRATIONS,
+    *,
+    progress: Callable[[str], None] = lambda _step: None,
+) -> list[int]:
     """Migrate the ledger to the newest version, in one transaction; return the versions that were applied.
+
+    `progress` receives a sentence before each version that changes an existing ledger.
 
     Raises ConfigurationError for Postgres older than 16, and NotRegistered for a ledger of a newer program.
     """
@@ -42,6 +50,11 @@ def migrate(connection: Connection, folder: Traversable = _MIGRATIONS) -> list[i
             raise _newer(known[-1][0], current)
         for version, statements in known:
             if version > current:
+                if current:
+                    progress(
+                        f"Upgrading the ledger to version {version}; it has about {_coverage_rows(cursor):,} rows of "
+                        f"coverage. Batches wait meanwhile …"
+                    )
                 cursor.execute(statements)
                 cursor.execute("insert into exactbatch.schema_version (version) values (%s)", (version,))
                 applied.append(version)
@@ -72,6 +85,14 @@ def _newer(expected: int, version: int) -> NotRegistered:
     return NotRegistered(
         f"expected version {expected} of the ledger, found the newer version {version}. Upgrade exactbatch."
     )
+
+
+def _coverage_rows(cursor: Cursor) -> int:
+    """Return the number of rows of coverage as Postgres estimates it; 0 if it was never analyzed."""
+    cursor.execute(
+        "select greatest(reltuples, 0)::bigint from pg_class where oid = 'exactbatch.coverage'::regclass"
+    )
+    return int(cursor.fetchone()[0])
 
 
 def _version(cursor: Cursor) -> int:

@@ -14,15 +14,20 @@ from exactbatch.postgres.connection import Connection
 
 Row = TypeVar("Row")
 
-# In a query, the name of one of these classes in braces stands for the columns that are its fields.
-_ROWS: Final = (Batch, Definition, OffsetRange)
+# In a query, the name of a class in braces stands for the columns that are its fields.
+_COLUMNS: Final = {
+    row.__name__: ", ".join(field.name for field in fields(row)) for row in (Batch, Definition, OffsetRange)
+} | {
+    "Covered": "c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, "
+    "upper(c.offsets) as until_offset, c.kind, c.batch_id, c.newest_batch_id"
+}
 
 
 def load_queries(name: str) -> Any:
     """Load the statements of queries/<name>.sql, as an object with a method for each."""
     text = (resources.files("exactbatch.ledger") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
-    for row in _ROWS:
-        text = text.replace(f"{{{row.__name__}}}", ", ".join(field.name for field in fields(row)))
+    for row, names in _COLUMNS.items():
+        text = text.replace(f"{{{row}}}", names)
     return aiosql.from_str(text, "psycopg2", mandatory_parameters=False)
 
 

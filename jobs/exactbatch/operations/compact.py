@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from exactbatch.coverage import covered_parts
 from exactbatch.errors import ConfigurationError
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -146,7 +145,7 @@ def _below(
     changes_since: Mapping[TopicPartition, int] = {}
     if situation.before is not None:
         heads = {offset.key: offset.next_offset for offset in situation.stored}
-        processed = covered_parts(_ranges(heads), coverage)
+        processed = ledger.parts(cursor, pipeline, _ranges(heads), coverage)
         changes_since = compactor.first_since(cursor, processed, situation.before)
     horizons = {
         offset.key: horizon_of(
@@ -157,7 +156,7 @@ def _below(
         )
         for offset in situation.stored
     }
-    return [*covered_parts(_ranges(horizons), coverage)]
+    return ledger.parts(cursor, pipeline, _ranges(horizons), coverage)
 
 
 def _ranges(ends: Mapping[PartitionKey, int]) -> list[OffsetRange]:

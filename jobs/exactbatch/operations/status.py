@@ -150,17 +150,18 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
             if ledger.overtaken_by(replay) is None
         )
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
+    logs = broker.partitions(pipeline.topics)
+    held_back = [log for log in logs if log.last_stable < log.high_watermark]
+    open_transactions = broker.open_transactions(held_back)
     partitions = tuple(
         PartitionStatus(
             log=log,
             stored=stored.get(log.topic_partition),
             committed_at=moved.get(log.topic_partition),
             horizon=horizons.get(log.key),
-            open_transactions=tuple(
-                broker.open_transactions(log) if log.last_stable < log.high_watermark else ()
-            ),
+            open_transactions=tuple(open_transactions.get(log.topic_partition, ())),
         )
-        for log in broker.partitions(pipeline.topics)
+        for log in logs
     )
     return Status(
         pipeline,

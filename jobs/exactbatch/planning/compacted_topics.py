@@ -38,7 +38,7 @@ def check_from_the_beginning(planned: ReplayPlan, compacted: Set[str], coverage:
                 below, from_offset=row.from_offset, until_offset=min(row.until_offset, below.until_offset)
             )
             for row in rows.overlapping(below)
-            if row.kind == "batch"
+            if row.kind != "loss"
         ]
         for replayed in planned.ranges:
             kept = [part for piece in kept for part in piece.without(replayed)]

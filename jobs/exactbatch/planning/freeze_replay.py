@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exactbatch.coverage import covered_parts
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Origin, Run
+from exactbatch.model import Covered
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.compacted_topics import check_from_the_beginning, check_not_compacted
@@ -75,10 +75,11 @@ def preview_replay(
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, situation, pin=False)
-        parts = covered_parts(planned.ranges, ledger.coverage_of_ranges(pipeline.name, planned.ranges))
+        covered = ledger.coverage_of_ranges(pipeline.name, planned.ranges)
+        parts = ledger.parts(cursor, pipeline, planned.ranges, covered)
         counts = pipeline.sink.count_retracted_by_part(cursor, parts)
         taken_back = tuple(
-            TakenBack(range_, batch_ids, count, rejects)
+            TakenBack(range_, tuple(batch_ids), count, rejects)
             for (range_, batch_ids), count, rejects in zip(
                 parts, counts, ledger.count_rejects(pipeline, parts), strict=True
             )
@@ -135,7 +136,7 @@ def _plan(
         requested,
         situation.stored,
         situation.partitions,
-        coverage=ledger.coverage(pipeline) if pipeline.sink.lineage == "batch" else (),
+        coverage=_touched(ledger, pipeline, requested, situation) if pipeline.sink.lineage == "batch" else (),
         horizons=ledger.horizons(pipeline),
         lineage=pipeline.sink.lineage,
         available_only=request.available_only,
@@ -145,8 +146,28 @@ def _plan(
     if situation.compacted:
         if not _last_records_restore_all_rows(pipeline):
             check_not_compacted(planned, situation.compacted)
-        check_from_the_beginning(planned, situation.compacted, ledger.coverage(pipeline))
+        in_compacted = [range_ for range_ in planned.ranges if range_.topic in situation.compacted]
+        outside = ledger.results_outside(pipeline, in_compacted) if in_compacted else ()
+        check_from_the_beginning(planned, situation.compacted, outside)
     return planned
+
+
+def _touched(
+    ledger: Ledger, pipeline: Pipeline, requested: Sequence[RequestedRange], situation: Situation
+) -> list[Covered]:
+    """Return the coverage of the requested ranges and of all batches in them. plan_replay() refuses invalid ranges."""
+    topic_ids = {offset.topic_partition: offset.topic_id for offset in situation.stored}
+    ranges = [
+        OffsetRange(
+            *range_.topic_partition,
+            range_.from_offset,
+            range_.until_offset,
+            topic_ids[range_.topic_partition],
+        )
+        for range_ in requested
+        if range_.topic_partition in topic_ids and 0 <= range_.from_offset < range_.until_offset
+    ]
+    return ledger.coverage_touched(pipeline, ranges) if ranges else []
 
 
 def _last_records_restore_all_rows(pipeline: Pipeline) -> bool:

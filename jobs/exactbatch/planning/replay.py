@@ -75,7 +75,10 @@ def plan_replay(
     check_same_logs([offset for offset in stored if offset.topic in topics], partitions)
     by_partition = {partition.topic_partition: partition for partition in partitions}
     wanted = [by_partition[r.topic_partition].range(r.from_offset, r.until_offset) for r in requested]
-    widened = _widen(wanted, coverage, by_partition) if lineage == "batch" else []
+    widened: list[Widening] = []
+    if lineage == "batch":
+        _check_not_pruned(wanted, coverage)
+        widened = _widen(wanted, coverage, by_partition)
     compacted, above = _cut_at_horizons(union([*wanted, *(w.range for w in widened)]), horizons)
     if compacted and not available_only:
         raise ReplayRefused(_compacted_message(compacted[0], above, horizons), **compacted[0].place)
@@ -188,6 +191,22 @@ def _widen(
             pieces = [part for piece in pieces for part in piece.without(range_)]
         widened += [Widening(row.batch_id, piece) for piece in pieces]
     return widened
+
+
+def _check_not_pruned(wanted: Sequence[OffsetRange], coverage: Sequence[Covered]) -> None:
+    """Raise ReplayRefused for offsets whose batches were folded: it is not known which batches are to be replaced."""
+    folded = Coverage(row for row in coverage if row.kind == "pruned")
+    for range_ in wanted:
+        for row in folded.cut(range_):
+            raise ReplayRefused(
+                f"{range_}: exactbatch prune has folded the batches of offsets {row.from_offset} to "
+                f"{row.until_offset}, and only whole batches can be replayed (lineage='batch'). Replay offsets that "
+                f"were not folded, from {row.until_offset} on.",
+                topic=row.topic,
+                partition=row.partition,
+                from_offset=row.from_offset,
+                until_offset=row.until_offset,
+            )
 
 
 def _check_in_no_batch(lost: OffsetRange, batches: Coverage, earliest: int) -> None:

@@ -84,6 +84,12 @@ def _of_batches(ledger: Ledger, pipeline: Pipeline, batch_ids: Sequence[int]) ->
         batch = ledger.batch(batch_id)
         # With commit="partition", some ranges of a superseded batch may be committed.
         committed = ledger.committed_ranges(batch_id)
+        if batch.pipeline == pipeline.name and ledger.folded_batches(pipeline, [batch_id]):
+            raise ReplayRefused(
+                f"batch {batch_id}: exactbatch prune has folded it, so its ranges are not known any more. Replay by "
+                f"offsets (--range) or by time (--start, --end) instead.",
+                batch_id=batch_id,
+            )
         if batch.pipeline != pipeline.name or batch.status == "planned" or not committed:
             raise ReplayRefused(
                 f"batch {batch_id}: expected a committed batch of pipeline {pipeline.name!r}, found a "

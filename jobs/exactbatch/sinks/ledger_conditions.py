@@ -25,12 +25,11 @@ def earlier_reason(batch_id: int, prefix: str) -> sql.Composable:
     Only rejects of the batch's pipeline count, from the same topic under the same topic ID. Null if there is none.
     """
     return sql.SQL(
-        "(select r.reason from exactbatch.rejected_record r "
-        "join exactbatch.batch b on b.pipeline = r.pipeline "
-        "where b.batch_id = {} and r.topic = kafka_topic and r.partition = kafka_partition "
-        'and r."offset" = kafka_offset and starts_with(r.reason, {}) '
-        "and exists (select from exactbatch.batch_range g where g.batch_id = b.batch_id "
-        "and g.topic = r.topic and g.topic_id = r.topic_id))"
+        "(select r.reason from exactbatch.batch b join exactbatch.batch_range g using (batch_id) "
+        "join exactbatch.rejected_record r on r.pipeline = b.pipeline and r.topic_id = g.topic_id "
+        'and r.partition = g.partition and r."offset" = kafka_offset '
+        "where b.batch_id = {} and g.topic = kafka_topic and g.partition = kafka_partition "
+        "and g.from_offset <= kafka_offset and kafka_offset < g.until_offset and starts_with(r.reason, {}))"
     ).format(sql.Literal(batch_id), sql.Literal(prefix))
 
 

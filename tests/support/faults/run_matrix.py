@@ -140,9 +140,11 @@ Combinations whose result cannot differ are not generated:
 A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same
 batch.
 
-Three failpoints are tested elsewhere:
+Six failpoints are tested elsewhere:
 
 - `compact.before_commit` belongs to no batch: `tests/integration/test_compact.py` kills the process there.
+- `prune.after_fold`, `prune.before_commit` and `prune.after_commit` belong to no batch either:
+  `tests/integration/test_prune.py` kills the process there.
 - At `read.after_records` and `transform.after_read` a cluster loses a machine: `tests/faults/test_lost_executors.py`
   and `test_three_brokers.py`.
 

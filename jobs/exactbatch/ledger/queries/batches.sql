@@ -127,17 +127,32 @@ set failures = f.failures + 1, failed_at = clock_timestamp(),
 -- name: failures
 -- Planned batches that fail: the advance, including the failures of those that it superseded since an advance was
 -- last committed, and some replays.
-select o.batch_id, o.kind, sum(f.failures)::bigint as failures, min(f.first_failed_at) as since,
-       (array_agg(f.failed_at order by f.failed_at desc))[1] as failed_at,
-       (array_agg(f.error order by f.failed_at desc))[1] as error,
-       (array_agg(f.message order by f.failed_at desc))[1] as message,
-       (array_agg(f.retryable order by f.failed_at desc))[1] as retryable
-from exactbatch.batch o
-join exactbatch.batch b on b.pipeline = o.pipeline and b.kind = o.kind
-    and (b.batch_id = o.batch_id or o.kind = 'advance' and b.batch_id > coalesce((
-        select max(c.batch_id) from exactbatch.batch c
-        where c.pipeline = o.pipeline and c.kind = 'advance' and c.status = 'committed'), 0))
-join exactbatch.batch_failure f on f.batch_id = b.batch_id
-where o.pipeline = :pipeline and o.status = 'planned' and (o.kind = 'advance' or o.batch_id = any(:batch_ids))
-group by o.batch_id
-order by o.batch_id;
+with planned as (
+    select batch_id, kind from exactbatch.batch
+    where pipeline = :pipeline and kind = 'advance' and status = 'planned'
+    union all
+    select batch_id, kind from exactbatch.batch
+    where pipeline = :pipeline and kind = 'replay' and status = 'planned' and batch_id = any(:batch_ids)
+), failing as (
+    select o.batch_id, o.kind, f.*
+    from planned o cross join lateral (
+        select f.failures, f.first_failed_at, f.failed_at, f.error, f.message, f.retryable
+        from exactbatch.batch_failure f cross join lateral (
+            select b.pipeline, b.kind from exactbatch.batch b where b.batch_id = f.batch_id offset 0
+        ) b
+        where b.pipeline = :pipeline and b.kind = o.kind
+          and f.batch_id > case when o.kind = 'replay' then o.batch_id - 1 else coalesce((
+              select c.batch_id from exactbatch.batch c
+              where c.pipeline = :pipeline and c.kind = 'advance' and c.status = 'committed'
+              order by c.batch_id desc limit 1), 0) end
+          and (o.kind = 'advance' or f.batch_id = o.batch_id)
+    ) f
+)
+select batch_id, kind, sum(failures)::bigint as failures, min(first_failed_at) as since,
+       (array_agg(failed_at order by failed_at desc))[1] as failed_at,
+       (array_agg(error order by failed_at desc))[1] as error,
+       (array_agg(message order by failed_at desc))[1] as message,
+       (array_agg(retryable order by failed_at desc))[1] as retryable
+from failing
+group by batch_id, kind
+order by batch_id;

@@ -8,10 +8,11 @@ order by topic, partition;
 
 -- name: insert_stored_offsets!
 -- Start partitions that have no stored offset.
-insert into exactbatch.stored_offset (pipeline, topic, partition, next_offset, leader_epoch, topic_id)
-select :pipeline, s.*
+insert into exactbatch.stored_offset
+    (pipeline, topic, partition, next_offset, leader_epoch, topic_id, first_offset)
+select :pipeline, s.*, s.next_offset
 from unnest(:topic::text[], :partition::integer[], :next_offset::bigint[], :leader_epoch::integer[],
-            :topic_id::uuid[]) s;
+            :topic_id::uuid[]) s (topic, partition, next_offset, leader_epoch, topic_id);
 
 -- name: record_losses!
 -- Account as lost for offsets that retention removed before they were processed.

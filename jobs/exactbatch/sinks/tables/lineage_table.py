@@ -180,28 +180,48 @@ class LineageTable:
         if (rows := self.rows_of(parts)) is None or not self.table.exists(cursor):
             return counts
         source, condition = rows
-        # By partition: where its ranges start, in order, and their positions in `parts`.
-        starts_of: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-        for position, (range_, ids) in sorted(enumerate(parts), key=lambda part: part[1][0].from_offset):
-            if ids:
-                starts_of[range_.topic_partition].append((range_.from_offset, position))
-        values = [
-            sql.SQL("({}, {}, {}::bigint[])").format(
-                sql.Literal(topic), sql.Literal(partition), sql.Literal([start for start, _ in starts])
-            )
-            for (topic, partition), starts in starts_of.items()
-        ]
+        starts = _Starts([(position, range_) for position, (range_, ids) in enumerate(parts) if ids])
         cursor.execute(
             sql.SQL(
-                "select s.topic, s.partition, width_bucket(t.kafka_offset, s.starts), count(*) from {} t, {}, "
-                "(values {}) s (topic, partition, starts) where {} and s.topic = p.topic "
-                "and s.partition = p.partition group by 1, 2, 3"
-            ).format(self.identifier, source, sql.SQL(", ").join(values), condition)
+                "select s.topic, s.partition, {number}, count(*) from {table} t, {source}, {starts} "
+                "where {condition} and s.topic = p.topic and s.partition = p.partition group by 1, 2, 3"
+            ).format(
+                number=_NUMBER,
+                table=self.identifier,
+                source=source,
+                starts=starts.values,
+                condition=condition,
+            )
         )
-        for topic, partition, range_number, count in cursor.fetchall():
-            _, position = starts_of[topic, partition][range_number - 1]
-            counts[position] = count
+        for topic, partition, number, count in cursor.fetchall():
+            counts[starts.position(topic, partition, number)] = count
         return counts
+
+    def batches_in(self, cursor: Cursor, ranges: Sequence[OffsetRange]) -> list[set[int]]:
+        """Return the IDs of the batches that have rows in each range; rows must name their records.
+
+        The sets are empty if the table does not exist yet.
+        """
+        found: list[set[int]] = [set() for _ in ranges]
+        if not ranges or not self.table.exists(cursor):
+            return found
+        source, condition = _within(ranges)
+        starts = _Starts(list(enumerate(ranges)))
+        cursor.execute(
+            sql.SQL(
+                "select distinct s.topic, s.partition, {number}, t.batch_id from {table} t, {source}, {starts} "
+                "where {condition} and s.topic = p.topic and s.partition = p.partition and t.batch_id is not null"
+            ).format(
+                number=_NUMBER,
+                table=self.identifier,
+                source=source,
+                starts=starts.values,
+                condition=condition,
+            )
+        )
+        for topic, partition, number, batch_id in cursor.fetchall():
+            found[starts.position(topic, partition, number)].add(batch_id)
+        return found
 
     def rows_of(self, parts: Sequence[Part]) -> tuple[sql.Composable, sql.Composable] | None:
         """Return a relation to join and a condition that find the rows `t` that batches have written for ranges.
@@ -214,29 +234,8 @@ class LineageTable:
         by_batch = sql.SQL("t.batch_id = any({}::bigint[])").format(sql.Literal(batch_ids))
         if self.lineage == "batch":
             return sql.SQL("(values (true)) p (all_ranges)"), by_batch
-        ranges_of: dict[tuple[str, int], list[OffsetRange]] = defaultdict(list)
-        for range_, ids in parts:
-            if ids:
-                ranges_of[range_.topic_partition].append(range_)
-        values = [
-            sql.SQL("({}, {}, {}::bigint, {}::bigint, {}::int8multirange)").format(
-                sql.Literal(topic),
-                sql.Literal(partition),
-                sql.Literal(min(range_.from_offset for range_ in ranges)),
-                sql.Literal(max(range_.until_offset for range_ in ranges)),
-                sql.Literal("{{{}}}".format(",".join(f"[{r.from_offset},{r.until_offset})" for r in ranges))),
-            )
-            for (topic, partition), ranges in ranges_of.items()
-        ]
-        return (
-            sql.SQL("(values {}) p (topic, partition, first, until, offsets)").format(
-                sql.SQL(", ").join(values)
-            ),
-            sql.SQL(
-                "t.kafka_topic = p.topic and t.kafka_partition = p.partition and t.kafka_offset >= p.first "
-                "and t.kafka_offset < p.until and t.kafka_offset <@ p.offsets and {}"
-            ).format(by_batch),
-        )
+        source, condition = _within([range_ for range_, ids in parts if ids])
+        return source, sql.SQL("{} and {}").format(condition, by_batch)
 
     def conditions(self, parts: Sequence[Part]) -> Iterator[sql.Composable]:
         """Yield one condition for each part with batches: true of the rows that these have written for its range.
@@ -256,3 +255,57 @@ class LineageTable:
                     sql.Literal(range_.until_offset),
                     sql.Literal(list(ids)),
                 )
+
+
+# The number, from 1, of the range of a row `t` among the ranges of its partition, which the relation `s` names.
+_NUMBER: Final = sql.SQL("width_bucket(t.kafka_offset, s.starts)")
+
+
+class _Starts:
+    """Where ranges start, as a relation `s` (topic, partition, starts); each range has a position in some list."""
+
+    def __init__(self, ranges: Sequence[tuple[int, OffsetRange]]) -> None:
+        self._by_partition: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+        for position, range_ in sorted(ranges, key=lambda positioned: positioned[1].from_offset):
+            self._by_partition[range_.topic_partition].append((range_.from_offset, position))
+
+    @property
+    def values(self) -> sql.Composable:
+        """The relation."""
+        rows = [
+            sql.SQL("({}, {}, {}::bigint[])").format(
+                sql.Literal(topic), sql.Literal(partition), sql.Literal([start for start, _ in starts])
+            )
+            for (topic, partition), starts in self._by_partition.items()
+        ]
+        return sql.SQL("(values {}) s (topic, partition, starts)").format(sql.SQL(", ").join(rows))
+
+    def position(self, topic: str, partition: int, number: int) -> int:
+        """Return the position of a range from its number, counted from 1, in its partition."""
+        return self._by_partition[topic, partition][number - 1][1]
+
+
+def _within(ranges: Sequence[OffsetRange]) -> tuple[sql.Composable, sql.Composable]:
+    """Return a relation `p` and a condition that find the rows `t` of ranges, at least one of them."""
+    by_partition: dict[tuple[str, int], list[OffsetRange]] = defaultdict(list)
+    for range_ in ranges:
+        by_partition[range_.topic_partition].append(range_)
+    values = [
+        sql.SQL("({}, {}, {}::bigint, {}::bigint, {}::int8multirange)").format(
+            sql.Literal(topic),
+            sql.Literal(partition),
+            sql.Literal(min(range_.from_offset for range_ in of_partition)),
+            sql.Literal(max(range_.until_offset for range_ in of_partition)),
+            sql.Literal(
+                "{{{}}}".format(",".join(f"[{r.from_offset},{r.until_offset})" for r in of_partition))
+            ),
+        )
+        for (topic, partition), of_partition in by_partition.items()
+    ]
+    return (
+        sql.SQL("(values {}) p (topic, partition, first, until, offsets)").format(sql.SQL(", ").join(values)),
+        sql.SQL(
+            "t.kafka_topic = p.topic and t.kafka_partition = p.partition and t.kafka_offset >= p.first "
+            "and t.kafka_offset < p.until and t.kafka_offset <@ p.offsets"
+        ),
+    )

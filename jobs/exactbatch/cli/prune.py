@@ -1,0 +1,66 @@
+"""`exactbatch prune`."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from exactbatch.cli import render
+from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.errors import ConfigurationError
+from exactbatch.operations.prune import preview_pruning, prune_history
+from exactbatch.planning.request import parse_age, parse_time
+
+
+def prune(
+    reference: Reference,
+    before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Batches that committed before this time.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="AGE", help="As --before, this long ago: 90d, 12h or 90m.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All batches that have committed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show how many batches would be folded, and stop.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fold the ledger's history of old batches. Their offsets stay accounted for, without naming the batch."""
+    given = [name for name, value in (("--before", before), ("--keep", keep), ("--all", everything)) if value]
+    if len(given) != 1:
+        raise ConfigurationError(
+            f"expected one of --before, --keep and --all, found {' and '.join(given) or 'none of them'}"
+        )
+    until = parse_time(before, "--before") if before else datetime.now(UTC)
+    if keep:
+        until -= parse_age(keep)
+    pipeline, settings = load(reference)
+    with ledger_connection(settings, pipeline) as connection:
+        with err.status("Counting batches …"):
+            pruning = preview_pruning(connection, pipeline, before=until)
+        if not as_json:
+            for line in render.pruning_lines(pipeline, pruning):
+                out.print(escape(line))
+        if not dry_run and pruning.batches:
+            if not yes:
+                confirm("Fold these batches?")
+            with err.status("Folding batches …") as status:
+                pruning = prune_history(
+                    connection,
+                    pipeline,
+                    before=until,
+                    progress=lambda batches: status.update(
+                        f"Folded {batches} of {pruning.batches} batches …"
+                    ),
+                )
+            if not as_json:
+                out.print(
+                    f"Folded {pruning.batches} batches. Autovacuum frees the space of {pruning.ranges} ranges."
+                )
+        if as_json:
+            print_json({"pipeline": pipeline.name, **asdict(pruning)})

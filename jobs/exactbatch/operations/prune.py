@@ -1,0 +1,130 @@
+"""Fold the history of old batches: which batch covers an offset is forgotten, and that a batch does is not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from exactbatch.errors import PruneRefused, TargetMismatch
+from exactbatch.failpoints import failpoint
+from exactbatch.ledger import Ledger, PlannedReplay
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+
+# One transaction folds at most this many ranges, for which it holds the pipeline's lock: less than a second.
+_RANGES: Final = 10_000
+_BATCHES: Final = 1_000
+_COUNTED: Final = 20_000  # batches that a preview counts at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """The result of prune_history(), or its preview: how many batches are folded, and how many ranges they had.
+
+    `newest` is the newest of these batches, None if there is none; batches were folded that committed before `before`.
+    """
+
+    before: datetime
+    batches: int
+    ranges: int
+    newest: int | None
+
+
+def preview_pruning(connection: Connection, pipeline: Pipeline, *, before: datetime) -> Pruning:
+    """Return what prune_history() would do, without writing or locking anything. Raises what it raises."""
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.check_registered(pipeline)
+        for replay in ledger.blocking_replays(pipeline, before):
+            if ledger.overtaken_by(ledger.batch(replay.batch_id)) is None:
+                raise _blocked(replay, done=0)
+        pruning = Pruning(before, 0, 0, None)
+        while batches := ledger.prunable(pipeline, before, after=pruning.newest or 0, limit=_COUNTED):
+            pruning = _plus(pruning, {batch.batch_id: batch.ranges for batch in batches})
+    return pruning
+
+
+def prune_history(
+    connection: Connection,
+    pipeline: Pipeline,
+    *,
+    before: datetime,
+    progress: Callable[[int], None] = lambda _batches: None,
+) -> Pruning:
+    """Fold all batches of a pipeline that committed before a time, or were superseded and planned before it.
+
+    The rows of coverage of these batches are merged into few, and their ranges and failures are deleted; the batches
+    themselves, rejects, resolved times and the target stay. Each transaction folds a portion, and whatever ends the
+    program leaves the rest for the next call. `progress` receives the number of batches that are folded so far.
+
+    Raises PruneRefused if a planned replay would take back folded results, TargetMismatch if the ledger does not hold
+    what was written into it, NotRegistered, IdentityChanged and PostgresUnavailable.
+    """
+    ledger, pruning = Ledger(connection), Pruning(before, 0, 0, None)
+    with transaction(connection):
+        ledger.lock(pipeline)
+        for replay in ledger.planned_replays(pipeline):
+            if ledger.overtaken_by(replay) is not None:
+                ledger.supersede_overtaken(replay)
+        if blocking := ledger.blocking_replays(pipeline, before):
+            raise _blocked(blocking[0], done=0)
+    while True:
+        with transaction(connection):
+            ledger.lock(pipeline)
+            portion = _portion(ledger, pipeline, before, after=pruning.newest or 0)
+            if not portion:
+                return pruning
+            _fold(ledger, pipeline, portion, done=pruning.batches)
+            failpoint("prune.before_commit")
+        failpoint("prune.after_commit")
+        pruning = _plus(pruning, portion)
+        progress(pruning.batches)
+
+
+# Batches that one transaction folds, oldest first, and the number of ranges of each.
+_Portion = dict[int, int]
+
+
+def _portion(ledger: Ledger, pipeline: Pipeline, before: datetime, *, after: int) -> _Portion:
+    """Return the oldest batches that may be folded, for one transaction; none if all are."""
+    portion: _Portion = {}
+    for batch in ledger.prunable(pipeline, before, after=after, limit=_BATCHES):
+        if portion and sum(portion.values()) + batch.ranges > _RANGES:
+            break
+        portion[batch.batch_id] = batch.ranges
+    return portion
+
+
+def _plus(pruning: Pruning, portion: _Portion) -> Pruning:
+    return Pruning(
+        pruning.before,
+        pruning.batches + len(portion),
+        pruning.ranges + sum(portion.values()),
+        max(portion),
+    )
+
+
+def _fold(ledger: Ledger, pipeline: Pipeline, portion: _Portion, *, done: int) -> None:
+    """Fold one portion, in the caller's transaction, which holds the pipeline's lock."""
+    folded = ledger.fold(pipeline, list(portion))
+    failpoint("prune.after_fold")
+    if folded.ranges and (replay := ledger.planned_replay_over(pipeline, folded.ranges)) is not None:
+        raise _blocked(replay, done=done)
+    deleted = ledger.delete_ranges(list(portion))
+    if folded.before != folded.after or deleted != sum(portion.values()):
+        raise TargetMismatch(
+            f"batches {min(portion)} to {max(portion)}: {folded.before} offsets were covered, and {folded.after} are "
+            f"after folding; of {sum(portion.values())} ranges, {deleted} were deleted. A trigger, a rule or a "
+            f"policy on the ledger's tables alters what is written. This transaction wrote nothing; {done} batches "
+            f"were folded before it. Drop it."
+        )
+
+
+def _blocked(replay: PlannedReplay, *, done: int) -> PruneRefused:
+    before = f"{done} batches were folded before this and stay folded" if done else "Nothing was folded"
+    return PruneRefused(
+        f"batch {replay.batch_id} (replay) was planned at {replay.planned_at:%Y-%m-%d %H:%M:%S} UTC and has not "
+        f"committed: it would take back results of batches that are to be folded. {before}. Let the replay commit; or, "
+        f"if nothing processes it any more, plan its ranges again and let that replay commit. Then prune again.",
+        batch_id=replay.batch_id,
+    )

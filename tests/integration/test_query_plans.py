@@ -1,0 +1,184 @@
+"""On a ledger with years of history, no statement of a plan, a batch, a replay or a status reads all of it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, Final
+
+import psycopg2
+import pytest
+from psycopg2.extensions import make_dsn
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.batch.fences import check_results_exist
+from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger.partition_commit import ACCOUNT_RANGE, LOCK_STORED_OFFSET, RANGE_STATE, SHARE_BATCH
+from exactbatch.operations import report
+from exactbatch.operations.status import load_status
+from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
+from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
+from exactbatch.planning.request import ReplayRequest, RequestedRange
+from exactbatch.planning.run import plan_run
+from exactbatch.postgres.connection import connect, transaction
+from support.environment import LONG
+from support.large_ledger import History, fill
+from support.query_plans import executed_plans
+from support.staged_batches import Batches
+
+BATCHES: Final = 1_000_000 if LONG else 20_000
+# Of history, a statement may read a few rows for each of its ranges, and a few blocks for each of these.
+ROWS: Final = 400
+BLOCKS: Final = 4_000
+
+
+class _Numbers(dict[int, Any]):
+    """A log of one row for each offset, however far it goes."""
+
+    def __missing__(self, partition: int) -> "_Numbers":
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, slice):
+            return [(offset,) for offset in range(key.start, key.stop)]
+        return self
+
+
+@pytest.fixture(scope="module")
+def large(stack, ledger_template) -> Iterator[str]:
+    """The connection string of a database with a large ledger."""
+    name = "large_ledger"
+    admin = psycopg2.connect(stack.postgres_dsn)
+    admin.autocommit = True
+    with admin.cursor() as cursor:
+        cursor.execute(f"create database {name} template {ledger_template}")
+    dsn = make_dsn(stack.postgres_dsn, dbname=name)
+    connection = connect(dsn, application="tests", timeout=60)
+    for history in HISTORIES.values():
+        fill(connection, history)
+    connection.close()
+    yield dsn
+    with admin.cursor() as cursor:
+        cursor.execute(f"drop database {name} with (force)")
+    admin.close()
+
+
+def pipeline(name: str, **sink: Any) -> Pipeline:
+    return Pipeline(name=name, topics=(name,), value=Json("id int"), sink=Append(f"public.{name}", **sink))
+
+
+HISTORIES: Final = {
+    "records": History(pipeline("records"), BATCHES),
+    "wholes": History(pipeline("wholes", lineage="batch"), BATCHES // 10),
+    # Its history ended before that of the others began.
+    "idle": History(pipeline("idle"), 50),
+}
+
+
+@pytest.fixture
+def bounded(large) -> Iterator[Callable[..., Any]]:
+    """A block whose statements must read a bounded part of the history."""
+    connection = connect(large, application="tests", timeout=60)
+
+    @contextmanager
+    def block(rows: int = ROWS, blocks: int = BLOCKS) -> Iterator[Any]:
+        with executed_plans(connection) as plans:
+            yield connection
+        assert plans, "no statement was explained"
+        for plan in plans:
+            assert not plan.scanned, f"reads all of {plan.scanned}: {plan.statement}"
+            assert plan.rows_read <= rows, f"reads {plan.rows_read} rows: {plan.statement}"
+            assert plan.blocks <= blocks, f"reads {plan.blocks} blocks: {plan.statement}"
+
+    yield block
+    connection.close()
+
+
+@pytest.fixture(params=HISTORIES)
+def history(request) -> History:
+    return HISTORIES[request.param]
+
+
+def requests(history: History) -> list[ReplayRequest]:
+    middle = history.end // 2
+    at = history.time_of(middle)
+    oldest = 1 + sum(
+        each.batches for each in list(HISTORIES.values())[: list(HISTORIES.values()).index(history)]
+    )
+    return [
+        ReplayRequest(ranges=(RequestedRange(history.topic, 3, middle, middle + 100),)),
+        ReplayRequest(batch_ids=(oldest + history.batches // 3,)),
+        ReplayRequest(window=(at, at + timedelta(minutes=30))),
+    ]
+
+
+def test_plans_and_replays_read_a_bounded_part_of_the_history(bounded, history):
+    log, pipeline = history.log(60), history.pipeline
+    with bounded() as connection:
+        preview_advance(connection, log, pipeline)
+        freeze_advance(connection, log, pipeline, origin="cli")
+        for request in requests(history):
+            assert preview_replay(connection, log, pipeline, request).plan.ranges
+            freeze_replay(connection, log, pipeline, request, origin="cli")
+        for number in range(2):
+            run = Run("records", f"manual__{number}", clear_number=number)
+            assert plan_run(connection, log, pipeline, run, None, origin="manual").batch is not None
+
+
+def test_batches_read_a_bounded_part_of_the_history(bounded, history):
+    with bounded() as connection:
+        batches = Batches(connection, history.pipeline, log=_Numbers())
+        for plan in (
+            lambda: freeze_advance(connection, history.log(12), history.pipeline, origin="cli"),
+            lambda: (
+                freeze_replay(
+                    connection, history.log(12), history.pipeline, requests(history)[0], origin="cli"
+                ).batch_id
+            ),
+        ):
+            batch_id = plan()
+            assert batch_id is not None
+            assert batches.process(batch_id).wrote
+            assert not batches.process(batch_id).wrote
+
+
+def test_ranges_that_commit_one_by_one_read_a_bounded_part_of_the_history(bounded, history):
+    with bounded() as connection, connection.cursor() as cursor:
+        batch_id = freeze_advance(connection, history.log(30), history.pipeline, origin="cli")
+        with transaction(connection):
+            first = Ledger(connection).ranges(batch_id)[0]
+        place = (batch_id, first.topic, first.partition, first.from_offset)
+        for number, (statement, parameters) in enumerate(
+            (
+                (RANGE_STATE, place),
+                (SHARE_BATCH, place[:1]),
+                (LOCK_STORED_OFFSET, (history.pipeline.name, *place[1:3])),
+                (ACCOUNT_RANGE, (*place, 1, 1, 0, 0)),
+            )
+        ):
+            cursor.execute(f"prepare statement{number} as {statement}")
+            cursor.execute(f"execute statement{number} ({', '.join(['%s'] * len(parameters))})", parameters)
+            assert cursor.rowcount == 1
+        connection.rollback()
+
+
+def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, monkeypatch):
+    with bounded() as connection:
+        monkeypatch.setattr(report, "ledger_session", lambda *_: nullcontext(connection))
+        batch_id = freeze_advance(connection, history.log(50), history.pipeline, origin="cli")
+        with transaction(connection):
+            ledger = Ledger(connection)
+            batch = ledger.batch(batch_id)
+            ledger.record_failure(batch, ValueError("x"))
+            connection.cursor().execute(
+                "update exactbatch.batch set planned_at = '2020-01-01' "
+                "where status = 'planned' and kind = 'replay' and pipeline = %s",
+                (history.pipeline.name,),
+            )
+        status = load_status(connection, history.log(50), history.pipeline)
+        assert [failing.batch_id for failing in status.failing] == [batch_id]
+        newest = next(each for each in status.batches if each.status == "committed")
+        assert len(report.load_report("", history.log(50), history.pipeline, newest.batch_id).ranges) > 0
+        with transaction(connection) as cursor:
+            check_results_exist(cursor, ledger, history.pipeline, batch)
+            ledger.batches_of_plans(history.pipeline, [newest.plan_id])
+            ledger.announce([newest.plan_id])
