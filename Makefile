@@ -12,7 +12,7 @@ SOURCES := jobs tests dags plugins
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer demo test test-long faults soak mutants bench lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer demo test test-long faults soak mutants bench bench-page lint format requirements clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ mutants: java ## break a copy of the program in one place at a time, and check t
 
 bench: java ## compare speed and memory with other ways to load a topic
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+
+bench-page: $(STAMP) ## write docs/evidence/benchmark.md from the numbers of the benchmarks
+	@$(BIN)/python tests/benchmarks/page.py
 
 lint: $(STAMP) ## check style, types and the direction of imports
 	$(BIN)/ruff check $(SOURCES)

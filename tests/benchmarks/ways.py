@@ -258,7 +258,7 @@ def one_transaction(place: Place) -> Pipeline:
         topics=(place.topic,),
         value=place.shape.value,
         sink=Append(str(EXACTBATCH.target)),
-        max_rejects=2 * place.shape.bad,
+        max_rejects=2 * place.shape.bad or 0,
     )
 
 
