@@ -19,7 +19,7 @@ from exactbatch.columns import Column
 from exactbatch.local.java import find_java
 from exactbatch.local.ports import HOST, find_port
 
-START_TIMEOUT = 120.0  # seconds
+START_TIMEOUT = 300.0  # seconds
 _POLL = 0.2  # seconds between two looks at the offsets
 # Types of Connect's schemas; Postgres parses what is sent as text (stringtype=unspecified).
 _TYPES = {
@@ -50,6 +50,7 @@ class Worker:
             "offset.storage.file.filename": folder / "offsets",
             "offset.flush.interval.ms": "500",
             "plugin.path": plugins,
+            "plugin.discovery": "service_load",  # to look into every class of the plugin takes a minute
             "listeners": f"http://{HOST}:{port}",
             "connector.client.config.override.policy": "All",
         }
