@@ -126,6 +126,8 @@ def sink_config(
         "collection.name.format": target,
         "schema.evolution": "none",
         "batch.size": "10000",
+        # A worker's own converter would not see the connector's settings of it.
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
         "value.converter.schemas.enable": "true",
         "value.converter.schema.content": json.dumps(schema),
         "consumer.override.auto.offset.reset": "earliest",
