@@ -115,22 +115,21 @@ def group_small(ranges: Sequence[OffsetRange], *, small: int, together: int) -> 
     Returns the indexes of the ranges in each group. A larger range is a group by itself.
     """
     groups: list[list[int]] = []
-    open_groups: list[tuple[list[int], set[TopicPartition], int]] = []
+    sizes: list[int] = []
+    first_without: dict[TopicPartition, int] = {}  # the first group that may take a range of a partition
     for index, range_ in enumerate(ranges):
         if len(range_) > small:
-            groups.append([index])
             continue
-        size = len(range_)
-        if open_groups:
-            group, partitions, total = open_groups[-1]
-            if total + size <= together and range_.topic_partition not in partitions:
-                group.append(index)
-                partitions.add(range_.topic_partition)
-                open_groups[-1] = group, partitions, total + size
-                continue
-        open_groups.append(([index], {range_.topic_partition}, size))
-        groups.append(open_groups[-1][0])
-    return groups
+        at = first_without.get(range_.topic_partition, 0)
+        while at < len(groups) and sizes[at] + len(range_) > together:
+            at += 1
+        if at == len(groups):
+            groups.append([])
+            sizes.append(0)
+        groups[at].append(index)
+        sizes[at] += len(range_)
+        first_without[range_.topic_partition] = at + 1
+    return groups + [[index] for index, range_ in enumerate(ranges) if len(range_) > small]
 
 
 def merge(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:

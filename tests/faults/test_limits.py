@@ -18,8 +18,9 @@ from confluent_kafka import Producer
 
 from exactbatch import Json, Pipeline
 from exactbatch.batch.fences import facts_of
-from exactbatch.batch.partition_commit import commit_range
+from exactbatch.batch.partition_commit import commit_ranges
 from exactbatch.batch.range_copy import RangeTask
+from exactbatch.batch.shares import grouped
 from exactbatch.batch.stage import stage
 from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
@@ -159,7 +160,7 @@ def work_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, Any]:
 
 
 def works_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, list[Any]]:
-    """What an executor does for each range of a new batch, and the tasks."""
+    """What an executor does for each group of ranges of a new batch, and its tasks: a range is a group by itself."""
     batch_id = world.plan(pipeline)
     tables = StagingTables(batch_id, 1)
     with transaction(world.connection) as cursor:
@@ -171,10 +172,10 @@ def works_of(world: BatchLauncher, pipeline: Pipeline) -> tuple[Any, list[Any]]:
     with transaction(world.connection) as cursor:
         seen = facts_of(cursor, pipeline.sink)
     if pipeline.commit == "batch":
-        return stage, stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
+        return stage, [[task] for task in stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)]
     kafka, postgres = world.settings.kafka, world.settings.postgres
-    return commit_range, [
-        RangeTask(each, None, batch_id, plan_id, pipeline, kafka, postgres, seen) for each in ranges
+    return commit_ranges, [
+        [RangeTask(each, None, batch_id, plan_id, pipeline, kafka, postgres, seen)] for each in ranges
     ]
 
 
@@ -192,7 +193,7 @@ def test_a_worker_holds_few_rejects_however_many_there_are(world, make_topic, ma
                 assert topic._producer.flush(60) == 0
         assert topic._producer.flush(60) == 0
         pipeline = make_pipeline(topic, commit=commit, max_rejects=1.0)
-        outcome, peaks[megabytes] = peak_of(*work_of(world, pipeline))
+        (outcome,), peaks[megabytes] = peak_of(*work_of(world, pipeline))
         assert not isinstance(outcome, Exception), outcome
     log.info("peaks of a worker, in MB, by MB of rejects: %s", peaks)
     small, large = peaks.values()
@@ -287,10 +288,11 @@ def test_the_memory_of_a_worker_has_a_bound(
     work, tasks = works_of(world, pipeline)
     assert len(tasks) == partitions
     if values is few:
-        tasks = [piece for task in tasks for piece in cut(task, 20)]
-        assert len(tasks) == 5_000
+        pieces = [piece for (task,) in tasks for piece in cut(task, 20)]
+        assert len(pieces) == 5_000
+        tasks = grouped(pieces)
     started = time.monotonic()
     outcome, peak_mb = peak_of(partial(each_in_turn, work), tasks)
-    log.info("%d ranges: %.0f MB in %.0f s", len(tasks), peak_mb, time.monotonic() - started)
+    log.info("%d groups: %.0f MB in %.0f s", len(tasks), peak_mb, time.monotonic() - started)
     assert not isinstance(outcome, Exception), outcome
     assert peak_mb < bound

@@ -430,7 +430,7 @@ RIGHTS: Final = [
 
 def here(_spark: Any, tasks: Any, do: Callable[..., Any], **_: Any) -> list[Any]:
     """The tasks of a batch, in this process: Spark would take a second for each."""
-    return loaded([dump(do(task, number)) for number, task in enumerate(tasks)])
+    return loaded([dump(do([task], number)) for number, task in enumerate(tasks)])
 
 
 def test_each_right_that_is_missing_is_named(

@@ -282,7 +282,7 @@ def test_executors_that_reach_another_cluster_than_planner_write_nothing(
 
     def here(_spark: Any, tasks: Any, do: Callable[..., Any], **_: Any) -> list[Any]:
         tasks = [replace(task, kafka=kafka) for task in tasks]
-        return loaded([dump(do(task, number)) for number, task in enumerate(tasks)])
+        return loaded([dump(do([task], number)) for number, task in enumerate(tasks)])
 
     monkeypatch.setattr(driver_engine, "on_executors", here)
     monkeypatch.setattr(driver_engine, "batch_session", lambda spark, _pipeline: nullcontext(spark))

@@ -65,7 +65,7 @@ def staged(world: BatchRunner, task: StageTask, table: str) -> list[tuple[Any, .
 
 
 def test_one_connection_takes_rows_and_rejects_by_turns(world, task, turns, monkeypatch):
-    assert stage(task, 5) == Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)
+    assert stage([task], 5) == [Staged(task.range, 5, GOOD + BAD, GOOD, BAD, 0)]
     assert turns["stage.after_rejects"] >= 6
     assert staged(world, task, task.tables.rows) == [(5, GOOD)]
     assert staged(world, task, task.tables.rejects) == [(5, BAD)]
@@ -80,7 +80,7 @@ def test_one_connection_takes_rows_and_rejects_by_turns(world, task, turns, monk
     turns.clear()
     monkeypatch.setattr(stage_module, "failpoint", third)
     with pytest.raises(RuntimeError):
-        stage(task, 6)
+        stage([task], 6)
     assert staged(world, task, task.tables.rejects) == [(5, BAD)]
 
 

@@ -18,10 +18,10 @@ class HeldPartition:
     partition: int
     gate: Path
 
-    def __call__(self, task: Any, attempt: int) -> Any:
-        """Work on a task, after the wait."""
-        if task.range.partition == self.partition:
+    def __call__(self, tasks: Any, attempt: int) -> Any:
+        """Work on a group of tasks, after the wait."""
+        if any(task.range.partition == self.partition for task in tasks):
             Path(f"{self.gate}.held").touch()
             while not self.gate.exists():
                 time.sleep(0.05)
-        return self.work(task, attempt)
+        return self.work(tasks, attempt)

@@ -9,7 +9,12 @@ from typing import Any, Final
 import pytest
 
 from exactbatch.errors import ConfigurationError
-from exactbatch.kafka.client_properties import admin_properties, check_properties, reader_properties
+from exactbatch.kafka.client_properties import (
+    admin_properties,
+    check_properties,
+    limit_fetches,
+    reader_properties,
+)
 from exactbatch.kafka.properties import FIXED, READING, REFUSED, SHARED, UNUSED, is_number, is_security
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "kafka.md"
@@ -332,3 +337,16 @@ def test_properties_of_a_schema_registry_are_not_for_the_clients() -> None:
     assert "unsupported property of the schema registry: schema.registry.user." in refusal(
         {**given, "schema.registry.user": "me"}
     )
+
+
+@pytest.mark.parametrize(
+    ("properties", "limited"),
+    [
+        ({}, {"fetch.message.max.bytes": 100}),
+        ({"fetch.message.max.bytes": "5000"}, {"fetch.message.max.bytes": 100}),
+        ({"fetch.message.max.bytes": 50}, {"fetch.message.max.bytes": 50}),
+        ({"max.partition.fetch.bytes": 5000}, {"max.partition.fetch.bytes": 100}),
+    ],
+)
+def test_fetches_are_limited_under_the_name_that_the_connection_uses(properties, limited):
+    assert limit_fetches({"client.id": "x", **properties}, 100) == {"client.id": "x", **limited}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.offsets import fill_bins, merge, split
+from exactbatch.offsets import fill_bins, group_small, merge, split
 
 LIVES = (UUID(int=1), UUID(int=2))
 
@@ -111,3 +111,22 @@ def test_large_items_go_to_different_bins():
     assert fill_bins([1, 90, 2, 80, 3, 70], 3) == [[1], [3], [5, 4, 2, 0]]
     assert fill_bins([5, 7], 9) == [[1], [0]]
     assert fill_bins([], 3) == []
+
+
+@given(disjoint_ranges(), st.integers(0, 10**6), st.integers(1, 10**6))
+def test_every_range_is_in_one_group_and_no_group_is_too_large_or_has_a_partition_twice(
+    ranges, small, together
+):
+    groups = group_small(ranges, small=min(small, together), together=together)
+    assert sorted(index for group in groups for index in group) == list(range(len(ranges)))
+    for group in groups:
+        grouped = [ranges[index] for index in group]
+        assert len({each.topic_partition for each in grouped}) == len(grouped)
+        assert len(grouped) == 1 or all(len(each) <= small for each in grouped)
+        assert len(grouped) == 1 or sum(map(len, grouped)) <= together
+
+
+def test_several_small_ranges_of_each_partition_give_as_many_groups():
+    ranges = [range_(each, each + 10, partition=number) for number in range(50) for each in range(0, 100, 20)]
+    groups = group_small(ranges, small=10, together=10_000)
+    assert list(map(len, groups)) == [50] * 5

@@ -120,7 +120,7 @@ class ConnectExecutors:
     def run(
         self,
         tasks: Sequence[Task],
-        work: Callable[[Task, int], Outcome | ExactbatchError],
+        work: Callable[[Sequence[Task], int], Sequence[Outcome | ExactbatchError]],
         *,
         limit: int,
         verb: str,

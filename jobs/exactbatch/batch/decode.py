@@ -1,7 +1,7 @@
 """Read one range and decode it into Arrow batches of rows."""
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,6 +15,7 @@ from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
+from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 
 if TYPE_CHECKING:
@@ -68,12 +69,23 @@ class RangeReader:
     schema: the columns of the batches
     """
 
-    def __init__(self, task: ReadTask, attempt: int, schema: pa.Schema, constants: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        task: ReadTask,
+        attempt: int,
+        schema: pa.Schema,
+        constants: Mapping[str, int],
+        *,
+        reads: SharedReads | None = None,
+        pending: PendingRejects | None = None,
+    ) -> None:
         """`schema` has the columns of a row and any of those of its lineage, and `constants` the values of others
-        that are the same for all rows. `attempt` is the task attempt that the rejects carry."""
+        that are the same for all rows. `attempt` is the task attempt that the rejects carry. `reads` and `pending`
+        are those that the task shares with others, if it does."""
         self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
+        self._reads = reads
         self.records = self.rows = self.taken = self.rejects = self.tombstones = 0
-        self.pending = PendingRejects()
+        self.pending = PendingRejects() if pending is None else pending
         self.first: list[str] = []
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -120,6 +132,8 @@ class RangeReader:
 
     def _read(self) -> Iterator[Records]:
         task = self._task
+        if self._reads is not None:
+            return self._reads.read(task.range)
         return read_range(
             task.range,
             task.kafka,
@@ -163,6 +177,15 @@ class RangeReader:
         # Not with schema=…, which would cast: RecordBatchReader.from_batches() refuses a column of another type.
         names = self.schema.names
         return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+
+def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:
+    """Return what reads the ranges of several tasks of one batch together; None for a single one."""
+    if len(tasks) == 1:
+        return None
+    task = tasks[0]
+    ranges = {each.range: each.leader_epoch for each in tasks}
+    return SharedReads(ranges, task.kafka, timeout=task.read_timeout, cluster_id=task.cluster_id)
 
 
 def _decode(value: Format | WithMessage, changes: Changes | None, records: Records) -> Decoded:

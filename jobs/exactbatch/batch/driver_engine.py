@@ -47,7 +47,7 @@ class DriverExecutors:
     def run(
         self,
         tasks: Sequence[Task],
-        work: Callable[[Task, int], Outcome | ExactbatchError],
+        work: Callable[[Sequence[Task], int], Sequence[Outcome | ExactbatchError]],
         *,
         limit: int,
         verb: str,

@@ -23,13 +23,13 @@ _CANCELLED_WITHIN: Final = 30.0  # seconds in which Spark reports that a cancell
 def on_executors(
     spark: SparkSession,
     tasks: Sequence[Task],
-    work: Callable[[Task, int], Outcome | ExactbatchError],
+    work: Callable[[Sequence[Task], int], Sequence[Outcome | ExactbatchError]],
     *,
     limit: int,
     verb: str,
     finished: Callable[[list[Outcome]], None] | None = None,
 ) -> list[Outcome]:
-    """Run `work` over each task and its Spark task attempt, at most `limit` at a time; return the outcomes.
+    """Run `work` over groups of tasks and their Spark task attempt, at most `limit` at a time; return the outcomes.
 
     `finished` is called several times a second while Spark works, with the outcomes of the Spark tasks that Spark
     has accepted since the last call; it need not have received all outcomes at the end. What it raises, and an

@@ -19,7 +19,7 @@ from exactbatch.batch.fences import (
     check_topic_ids,
     facts_of,
 )
-from exactbatch.batch.partition_commit import commit_batch, commit_range
+from exactbatch.batch.partition_commit import commit_batch, commit_ranges
 from exactbatch.batch.publish import Published, publish
 from exactbatch.batch.range_copy import RangeTask
 from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
@@ -329,6 +329,6 @@ def _process_ranges(
             for range_ in ranges
         ]
         failpoint("job.before_ranges")
-        executors.run(tasks, commit_range, limit=pipeline.max_connections, verb="commit")
+        executors.run(tasks, commit_ranges, limit=pipeline.max_connections, verb="commit")
         failpoint("job.after_ranges")
     return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)

@@ -6,11 +6,12 @@ the batch, shared, and then the stored offset of its partition, never the pipeli
 for each other, and a newer plan waits for the ranges that are about to commit and supersedes the others.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from exactbatch.batch.arrow_copy import PostgresAccess
-from exactbatch.batch.decode import pause_garbage_collector
+from exactbatch.batch.decode import pause_garbage_collector, shared_reads
 from exactbatch.batch.fences import check_publishable, check_topic_ids
 from exactbatch.batch.publish import Published
 from exactbatch.batch.range_copy import REJECTS, RangeTask, copy_range, one_row, range_reader
@@ -18,6 +19,7 @@ from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.ledger import Ledger, batch_lost
 from exactbatch.ledger.partition_commit import (
     ACCOUNT_RANGE,
@@ -35,19 +37,26 @@ if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
 _SERVER: Final = "select current_database(), pg_is_in_recovery()"
 
 
-def commit_range(task: RangeTask, attempt: int) -> ExactbatchError | None:
+def commit_ranges(tasks: Sequence[RangeTask], attempt: int) -> list[ExactbatchError | None]:
+    """Read ranges, on an executor, and commit each of them, as commit_range() does."""
+    reads = shared_reads(tasks)
+    return [commit_range(task, attempt, reads) for task in tasks]
+
+
+def commit_range(task: RangeTask, attempt: int, reads: SharedReads | None = None) -> ExactbatchError | None:
     """Read, decode and commit one range, on an executor; do nothing if this batch has committed it before.
 
-    Returns a terminal error, so that Spark does not retry what cannot succeed and the other ranges go on. Returns
-    StagedRowsDiffer as well, since only the next try of the batch checks the target again. Raises any other
-    retryable error.
+    `reads` are those that the range shares with others. Returns a terminal error, so that Spark does not retry what
+    cannot succeed and the other ranges go on. Returns StagedRowsDiffer as well, since only the next try of the batch
+    checks the target again. Raises any other retryable error.
     """
     pipeline = task.pipeline
     postgres = PostgresAccess(task.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
     try:
         with pause_garbage_collector():
             postgres.run(
-                lambda connection, timeout: _commit(connection, task, attempt, timeout), where=str(task)
+                lambda connection, timeout: _commit(connection, task, attempt, timeout, reads),
+                where=str(task),
             )
     except ExactbatchError as error:
         if error.retryable and not isinstance(error, StagedRowsDiffer):
@@ -81,14 +90,20 @@ def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan
         return Published(ledger.batch(batch_id, plan_id), wrote=True)
 
 
-def _commit(connection: "ArrowConnection", task: RangeTask, attempt: int, timeout: StallTimeout) -> None:
+def _commit(
+    connection: "ArrowConnection",
+    task: RangeTask,
+    attempt: int,
+    timeout: StallTimeout,
+    reads: SharedReads | None,
+) -> None:
     """Commit the range. If it turns out to be committed already, return without a commit and so without a
     trace."""
     with connection.cursor() as cursor:
         if _is_committed(cursor, task):
             return
         connection.rollback()  # that query needs no longer transaction: what follows may take long
-        reader = range_reader(task, attempt)
+        reader = range_reader(task, attempt, reads)
         copy_range(cursor, task, reader, timeout)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
         with timeout.paused():

@@ -17,6 +17,7 @@ from exactbatch.errors.sqlstates import is_refusal
 from exactbatch.errors.translation import adbc_message
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format, WithMessage, with_registry
+from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, triggers_of
@@ -78,11 +79,11 @@ class RangeTask:
         return f"batch {self.batch_id} of pipeline {self.pipeline.name!r}, {self.range}"
 
 
-def range_reader(task: RangeTask, attempt: int) -> RangeReader:
-    """Return a reader of the range whose rows have the columns of the target."""
+def range_reader(task: RangeTask, attempt: int, reads: SharedReads | None) -> RangeReader:
+    """Return a reader of the range whose rows have the columns of the target; `reads` are shared with others."""
     columns = (*task.pipeline.value.columns, *LINEAGE)
     schema = pa.schema([(column.name, column.arrow_type) for column in columns])
-    return RangeReader(task, attempt, schema, {"batch_id": task.batch_id})
+    return RangeReader(task, attempt, schema, {"batch_id": task.batch_id}, reads=reads)
 
 
 def copy_range(cursor: "ArrowCursor", task: RangeTask, reader: RangeReader, timeout: StallTimeout) -> None:

@@ -1,13 +1,17 @@
 """How the tasks of a batch are shared among Spark tasks, and what these return to the driver."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from pyspark import TaskContext
 
 from exactbatch.batch.task import dump, load
 from exactbatch.errors import ExactbatchError
-from exactbatch.offsets import OffsetRange, fill_bins
+from exactbatch.offsets import OffsetRange, fill_bins, group_small
+
+# Offsets: ranges of up to _SMALL are read together, up to _TOGETHER, because their records are held meanwhile.
+_SMALL: Final = 10_000
+_TOGETHER: Final = 50_000
 
 
 class HasRange(Protocol):
@@ -30,10 +34,16 @@ def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
     ]
 
 
-def run_share(work: Callable[[Task, int], Any], share: Sequence[Task]) -> Iterator[bytes]:
-    """Run one Spark task's share of a batch, on an executor; yield each outcome."""
-    for task in share:
-        yield dump(work(task, attempt_id()))
+def run_share(work: Callable[[Sequence[Task], int], Any], share: Sequence[Task]) -> Iterator[bytes]:
+    """Run one Spark task's share of a batch, on an executor; yield the outcomes of each group."""
+    for group in grouped(share):
+        yield dump(work(group, attempt_id()))
+
+
+def grouped(share: Sequence[Task]) -> list[list[Task]]:
+    """Return the tasks of a share in groups: those over small ranges of different partitions are read together."""
+    groups = group_small([task.range for task in share], small=_SMALL, together=_TOGETHER)
+    return [[share[index] for index in group] for group in groups]
 
 
 def attempt_id() -> int:
@@ -51,10 +61,11 @@ def partition_id() -> int:
 
 
 def loaded(outcomes: Iterable[bytes]) -> list[Any]:
-    """Return the outcomes that tasks have returned. Raises the first error among them."""
+    """Return the outcomes that tasks have returned, one by one or in lists. Raises the first error among them."""
     results = []
-    for outcome in map(load, outcomes):
-        if isinstance(outcome, ExactbatchError):
-            raise outcome
-        results.append(outcome)
+    for several in map(load, outcomes):
+        for outcome in several if isinstance(several, list) else [several]:
+            if isinstance(outcome, ExactbatchError):
+                raise outcome
+            results.append(outcome)
     return results

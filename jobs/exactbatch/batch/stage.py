@@ -8,7 +8,7 @@ from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.batch.arrow_copy import PostgresAccess, copy_batches, copy_in_turns
 from exactbatch.batch.binary_copy import EncodedRows, copy_encoded
-from exactbatch.batch.decode import RangeReader, pause_garbage_collector
+from exactbatch.batch.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.fast_path import encoder_for
 from exactbatch.batch.rejects import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.staging_tables import (
@@ -25,6 +25,7 @@ from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.failpoints import failpoint
+from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.postgres.connection import Connection
 
 if TYPE_CHECKING:
@@ -32,45 +33,50 @@ if TYPE_CHECKING:
     from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
 
 
-def stage(task: StageTask, attempt: int) -> Staged | ExactbatchError:
-    """Read, decode and stage one range, in one pass.
+def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchError]:
+    """Read, decode and stage the ranges of some tasks of a batch, in one pass and one transaction.
 
-    Returns a terminal error, so that Spark does not retry what cannot succeed; raises a retryable one. Reading
-    stops once there are more rejects than the batch may have: the batch has then failed.
+    Returns a terminal error alone, so that Spark does not retry what cannot succeed; raises a retryable one. Reading
+    a range stops once it has more rejects than the batch may have: the batch has then failed.
     """
-    constants = {"task_attempt": attempt}
-    reader = RangeReader(task, attempt, row_schema(task.columns), constants)
-    encoder = encoder_for(task, reader.schema, constants)
+    schema, constants = row_schema(tasks[0].columns), {"task_attempt": attempt}
+    reads, pending = shared_reads(tasks), PendingRejects()
+    readers = [RangeReader(task, attempt, schema, constants, reads=reads, pending=pending) for task in tasks]
+    encoder = encoder_for(tasks[0], schema, constants) if len(tasks) == 1 else None
     try:
         with pause_garbage_collector():
             if encoder is None:
-                _stage_batches(task, reader)
+                _stage_batches(tasks, readers, pending)
             else:
-                _stage_encoded(task, reader, encoder)
+                _stage_encoded(tasks[0], readers[0], encoder)
     except Exception as error:
-        return _terminal(error)
-    return _staged(task, attempt, reader)
+        return [_terminal(error)]
+    return [_staged(task, attempt, reader) for task, reader in zip(tasks, readers, strict=True)]
 
 
-def _stage_batches(task: StageTask, reader: RangeReader) -> None:
-    """Stage Arrow batches, which ADBC encodes."""
+def _stage_batches(
+    tasks: Sequence[StageTask], readers: Sequence[RangeReader], pending: PendingRejects
+) -> None:
+    """Stage Arrow batches, which ADBC encodes, and the pending rejects of all readers."""
+    tables, schema = tasks[0].tables, readers[0].schema
 
     def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
         def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
-            _copy(connection, task.tables.rejects, REJECT_SCHEMA, iter(rejects))
+            _copy(connection, tables.rejects, REJECT_SCHEMA, iter(rejects))
             failpoint("stage.after_rejects")
 
         copy_in_turns(
-            timeout.watch(reader.batches()),
-            reader.pending,
-            lambda rows: _copy(connection, task.tables.rows, reader.schema, rows),
+            timeout.watch(batch for reader in readers for batch in reader.batches()),
+            pending,
+            lambda rows: _copy(connection, tables.rows, schema, rows),
             copy_rejects,
         )
         failpoint("stage.before_copy_commit")
         connection.commit()
         failpoint("stage.after_copy_commit")
 
-    task.postgres.run(copy, where=f"{task.range}, staging its rows")
+    others = f" and {len(tasks) - 1} other ranges" if len(tasks) > 1 else ""
+    tasks[0].postgres.run(copy, where=f"{tasks[0].range}{others}, staging its rows")
 
 
 def _stage_encoded(task: StageTask, reader: RangeReader, encoder: "RowEncoder") -> None:
@@ -96,13 +102,18 @@ def _stage_encoded(task: StageTask, reader: RangeReader, encoder: "RowEncoder") 
 
 
 def decode_range(
-    task: StageTask, attempt: int, keep: Callable[[list[pa.RecordBatch]], None] | None = None
+    task: StageTask,
+    attempt: int,
+    keep: Callable[[list[pa.RecordBatch]], None] | None = None,
+    reads: SharedReads | None = None,
 ) -> Iterator[pa.RecordBatch | Staged | ExactbatchError]:
     """Read and decode one range, for a transform, and stage its rejects, or hand them to `keep`.
 
+    `reads` are those that the range shares with others, if it does.
+
     Yields the rows, with the columns of decoded_schema(), and then what was done; or, last, a terminal error.
     """
-    reader = RangeReader(task, attempt, decoded_schema(task.columns), {})
+    reader = RangeReader(task, attempt, decoded_schema(task.columns), {}, reads=reads)
 
     def copy_rejects() -> None:
         if not (rejects := reader.pending.take()):

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
+from exactbatch.batch.decode import shared_reads
 from exactbatch.batch.executors import tasks_failed
 from exactbatch.batch.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.one_pass import (
@@ -29,7 +30,7 @@ from exactbatch.batch.one_pass import (
     all_pieces,
     passed,
 )
-from exactbatch.batch.shares import attempt_id, distribute, loaded, partition_id
+from exactbatch.batch.shares import attempt_id, distribute, grouped, loaded, partition_id
 from exactbatch.batch.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.batch.stage import decode_range, stage_lineage, stage_rows
@@ -46,6 +47,7 @@ from exactbatch.errors import (
     TransformRefused,
 )
 from exactbatch.failpoints import failpoint
+from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.transforms.lineage import passes_lineage_through
@@ -321,8 +323,8 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 if one_pass is None or hand_over is None:
-                    for task in bins[index]:
-                        for decoded in decode_range(task, attempt):
+                    for task, reads in _with_reads(bins[index]):
+                        for decoded in decode_range(task, attempt, reads=reads):
                             yield _with_outcome(decoded, schema)
                     continue
                 for rows in decoded_rows(bins[index], attempt, one_pass, hand_over):
@@ -333,8 +335,8 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
     ) -> Iterator[pa.RecordBatch]:
         """Yield decoded rows, and hand over everything else."""
         outcomes: list[Staged | ExactbatchError] = []
-        for task in tasks:
-            for decoded in decode_range(task, attempt, hand_over.keep):
+        for task, reads in _with_reads(tasks):
+            for decoded in decode_range(task, attempt, hand_over.keep, reads):
                 if not isinstance(decoded, pa.RecordBatch):
                     outcomes.append(decoded)
                 elif len(decoded):
@@ -345,6 +347,14 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
 
     spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, spark_schema)
+
+
+def _with_reads(tasks: Sequence[StageTask]) -> Iterator[tuple[StageTask, SharedReads | None]]:
+    """Yield the tasks with the reads that they share with others, if they do."""
+    for group in grouped(tasks):
+        reads = shared_reads(group)
+        for task in group:
+            yield task, reads
 
 
 def _with_outcome(decoded: pa.RecordBatch | Staged | ExactbatchError, schema: pa.Schema) -> pa.RecordBatch:

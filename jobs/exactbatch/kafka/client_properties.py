@@ -111,6 +111,17 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def limit_fetches(properties: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """Return properties for librdkafka with which it fetches at most so many bytes of a partition at a time, or one
+    batch of records."""
+    default = {} if "max.partition.fetch.bytes" in properties else {"fetch.message.max.bytes": most}
+    limited = {**default, **properties}
+    for name in ("fetch.message.max.bytes", "max.partition.fetch.bytes"):  # two names of one property
+        if name in limited:
+            limited[name] = min(int(limited[name]), most)
+    return limited
+
+
 def _of_clients(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that clients use, without those of the schema registry."""
     return allowed(

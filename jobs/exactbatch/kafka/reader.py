@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from exactbatch.errors import (
     StoredOffsetBeyondLog,
 )
 from exactbatch.failpoints import failpoint
-from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, reader_properties
+from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, limit_fetches, reader_properties
 from exactbatch.kafka.consumer import (
     POLL,
     Signals,
@@ -39,6 +39,8 @@ _BATCH_BYTES: Final = 16 * 1024 * 1024
 _BATCH_RECORDS: Final = 10_000
 _FIRST_RECORDS: Final = 16
 _GROWTH: Final = 16
+# Bytes that a broker sends of a partition at a time where several are read: most of those ranges are short.
+_FETCHED_BYTES: Final = 128 * 1024
 
 
 def read_range(
@@ -67,7 +69,7 @@ def read_together(
     *,
     timeout: float,
     cluster_id: str | None,
-) -> Iterator[tuple[OffsetRange, Records]]:
+) -> Generator[tuple[OffsetRange, Records]]:
     """Read ranges of different partitions through one consumer, each exactly; yield records with their range.
 
     `ranges` maps each range to the leader epoch up to which its log was known at from_offset. The records of a
@@ -86,6 +88,8 @@ def read_together(
     first, offsets = next(iter(ranges)), sum(map(len, ranges))
     signals = Signals()
     config = reader_properties(properties)
+    if len(ranges) > 1:
+        config = limit_fetches(config, _FETCHED_BYTES)
     config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, offsets))
     try:
         with closing(open_consumer(config, signals, records=offsets, partitions=len(ranges))) as consumer:

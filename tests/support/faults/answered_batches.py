@@ -48,7 +48,7 @@ def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str
     outcomes = []
     for attempt, task in enumerate(tasks):
         try:
-            outcomes.append(dump(work(task, attempt)))
+            outcomes.append(dump(work([task], attempt)))
         except Exception as error:
             name = f"{type(error).__module__}.{type(error).__name__}"
             raise TasksFailed(f"a task failed to {verb} its range: {name}: {error}.") from error

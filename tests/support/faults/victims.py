@@ -73,9 +73,9 @@ _WORK: Final = {
     ("stage", "append"): (direct, "stage"),
     ("stage", "transform"): (transform, "stage_rows"),
     ("stage", "shuffle"): (transform, "stage_rows"),
-    ("stage", "by_batch"): (stage_partition, "stage_piece"),
+    ("stage", "by_batch"): (stage_partition, "stage_pieces"),
     ("stage.after_rejects", "shuffle"): (transform, "decode_range"),
-    ("partition", "partition"): (batch_job, "commit_range"),
+    ("partition", "partition"): (batch_job, "commit_ranges"),
 }
 
 

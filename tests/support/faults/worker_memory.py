@@ -27,11 +27,11 @@ def peak_of(work: Any, task: Any) -> tuple[Any, float]:
 
 
 def each_in_turn(work: Any, tasks: Any, attempt: int) -> Any:
-    """Process ranges as a Spark task does; return the first error, or the outcome of the last range."""
+    """Process groups of ranges as a Spark task does; return the first error, or the outcome of the last range."""
     for task in tasks:
-        outcome = work(task, attempt)
-        if isinstance(outcome, Exception):
-            return outcome
+        for outcome in work(task, attempt):
+            if isinstance(outcome, Exception):
+                return outcome
     return outcome
 
 

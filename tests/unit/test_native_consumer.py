@@ -1,0 +1,188 @@
+"""The consumer without an object for each record: it frees all that it is handed, and fails as the other one does.
+
+librdkafka's mock broker runs in this process. tests/integration/test_read.py reads from Kafka, with both consumers.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+from uuid import UUID, uuid4
+
+import numpy as np
+import psutil
+import pytest
+from confluent_kafka import KafkaException, Producer
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka import open_consumer
+from exactbatch.kafka.client_properties import reader_properties
+from exactbatch.kafka.consumer import Signals
+from exactbatch.kafka.reader import read_range
+from exactbatch.offsets import OffsetRange
+from support.environment import LONG
+from support.topics import Topic
+
+MakeTopic = Callable[[], Topic]
+MB = 1024 * 1024
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    """The address of a broker that creates topics when they are first named."""
+    mock = Producer({"bootstrap.servers": "-", "test.mock.num.brokers": 1, "log_level": 0})
+    [broker] = mock.list_topics(timeout=10).brokers.values()
+    yield f"{broker.host}:{broker.port}"
+    del mock
+
+
+@pytest.fixture
+def make_topic(broker: str) -> MakeTopic:
+    return lambda: Topic(f"t-{uuid4().hex[:8]}", {"bootstrap.servers": broker})
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_consumer, "_NATIVE_FROM", 0)
+    assert open_consumer._native() is not None
+
+
+@pytest.fixture
+def balance(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many messages were handed over, and how many were destroyed."""
+    from exactbatch.kafka import native_consumer, native_gather, native_records
+
+    balance = {"taken": 0, "destroyed": 0}
+
+    class Counted(native_records.NativeMessages):
+        def __init__(self, library: Any, addresses: Any) -> None:
+            balance["taken"] += len(addresses)
+            super().__init__(library, addresses)
+
+    destroy = native_gather.destroy
+
+    def counted(addresses: Any, function: Any) -> None:
+        balance["destroyed"] += len(addresses)
+        destroy(addresses, function)
+
+    monkeypatch.setattr(native_gather, "destroy", counted)
+    monkeypatch.setattr(native_consumer, "NativeMessages", Counted)
+    return balance
+
+
+def range_of(topic: Topic, until_offset: int) -> OffsetRange:
+    return OffsetRange(topic.name, 0, 0, until_offset, UUID(int=0))
+
+
+def read(topic: Topic, until_offset: int, **extra: Any) -> Any:
+    properties = {**topic.properties, **extra}
+    return read_range(range_of(topic, until_offset), properties, leader_epoch=None, timeout=10)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_records_of_every_compression(make_topic: MakeTopic, compression: str) -> None:
+    topic = make_topic()
+    packed = Topic(topic.name, {**topic.properties, "compression.type": compression})
+    values = [None if number % 50 == 7 else b"%d" % number * (number % 9) for number in range(2000)]
+    packed.produce(*values[:1000], key=b"k", headers=[("h", b"1")])
+    packed.produce(*values[1000:])
+    found: list[bytes | None] = []
+    keys: list[bytes | None] = []
+    for records in read(topic, 2000):
+        part = records.values()
+        part.validate(full=True)
+        found += part.to_pylist()
+        keys += records.keys().to_pylist()
+        block = records.block()
+        for index, (start, end) in enumerate(zip(block.starts, block.ends, strict=True)):
+            assert block.data[start:end].tobytes() == (part[index].as_py() or b"")
+        assert block.present.tolist() == [value is not None for value in part.to_pylist()]
+    assert found == values
+    assert keys == [b"k"] * 1000 + [None] * 1000
+
+
+def test_all_messages_are_destroyed_however_a_read_ends(
+    make_topic: MakeTopic, balance: dict[str, int]
+) -> None:
+    topic = make_topic()
+    topic.produce(*(b"%d" % number for number in range(5000)))
+    assert sum(map(len, read(topic, 5000))) == 5000
+    assert balance["taken"] == balance["destroyed"] >= 5000
+    with closing(read(topic, 5000)) as reading:  # left early, with records that are still held
+        held = [next(reading), next(reading)]
+    assert balance["taken"] == balance["destroyed"]
+    assert held[0].values().to_pylist() == [b"%d" % number for number in range(len(held[0]))]
+    for part_of in (held[1].keys, held[1].headers, lambda: held[1].record(0)):
+        with pytest.raises(ValueError, match="until the consumer is closed"):
+            part_of()
+
+    def fail() -> None:
+        for _ in read(topic, 5000):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert balance["taken"] == balance["destroyed"]
+
+
+def test_what_a_callback_raises_ends_the_read(
+    make_topic: MakeTopic, balance: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic()
+    topic.produce(b"v")
+
+    def broken(_self: Any, _statistics: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("exactbatch.kafka.consumer.FetchPositions.__call__", broken)
+    with pytest.raises(ZeroDivisionError):  # statistics come once a second, and the range does not end before
+        list(read(topic, 2))
+    assert balance["taken"] == balance["destroyed"]
+
+
+def test_a_property_that_librdkafka_refuses_is_named() -> None:
+    native_consumer = open_consumer._native()
+    assert native_consumer is not None
+    config = {**reader_properties({"bootstrap.servers": ""}), "no.such.property": 1}
+    with pytest.raises(KafkaException, match="No such configuration property"):
+        native_consumer(config, Signals())
+    servers = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "ssl"}
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
+        list(read(Topic("t", servers), 1, **{"ssl.ca.location": "/no/such/file"}))
+
+
+def test_readers_in_several_threads_do_not_meet(make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    topic.produce(*(b"%d" % number for number in range(3000)))
+    found: list[list[bytes]] = []
+
+    def work() -> None:
+        found.append([value for records in read(topic, 3000) for value in records.values().to_pylist()])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [[b"%d" % number for number in range(3000)]] * 4
+
+
+@pytest.mark.timeout(4_200)
+def test_memory_does_not_grow_with_the_number_of_reads(make_topic: MakeTopic) -> None:
+    """For an hour with EXACTBATCH_LONG=1."""
+    topic = make_topic()
+    value = os.urandom(1000)
+    topic.produce(*[value] * 2000, key=b"k", headers=[("h", b"1")])
+    process = psutil.Process()
+    sizes: list[float] = []
+    until = time.monotonic() + 3600
+    while len(sizes) < 25 or (LONG and time.monotonic() < until):
+        for records in read(topic, 2000):
+            assert records.values().nbytes >= 1000 * len(records)
+            records.keys(), records.headers(), records.record(0)
+        sizes.append(process.memory_info().rss / MB)
+    half = len(sizes) // 2
+    assert np.median(sizes[-half:]) < np.median(sizes[2 : 2 + half]) + 12  # of 2 MB for each read
