@@ -24,6 +24,7 @@ from exactbatch.audit.log_windows import LogWindows
 from exactbatch.audit.values import _MessageParts
 from exactbatch.batch.decode import rejects_of
 from exactbatch.batch.rejects import reject_batch
+from exactbatch.compiled.availability import VARIABLE, is_available
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -53,8 +54,9 @@ MakeTopic = Callable[..., Topic]
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which of the two consumers reads."""
     way: str = request.param
-    monkeypatch.setattr(open_consumer, "_NATIVE_FROM", 0 if way == "native" else 2**63)
-    assert way == "messages" or open_consumer._native() is not None
+    monkeypatch.setenv(VARIABLE, "0" if way == "native" else "off")
+    assert is_available()
+    assert open_consumer._native() is not None
     return way
 
 

@@ -16,6 +16,8 @@ import psutil
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from exactbatch.compiled import messages
+from exactbatch.compiled.availability import VARIABLE, is_available
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka import open_consumer
 from exactbatch.kafka.client_properties import reader_properties
@@ -46,14 +48,15 @@ def make_topic(broker: str) -> MakeTopic:
 
 @pytest.fixture(autouse=True)
 def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_consumer, "_NATIVE_FROM", 0)
+    monkeypatch.setenv(VARIABLE, "0")
+    assert is_available()
     assert open_consumer._native() is not None
 
 
 @pytest.fixture
 def balance(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many messages were handed over, and how many were destroyed."""
-    from exactbatch.kafka import native_consumer, native_gather, native_records
+    from exactbatch.kafka import native_consumer, native_records
 
     balance = {"taken": 0, "destroyed": 0}
 
@@ -62,13 +65,13 @@ def balance(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
             balance["taken"] += len(addresses)
             super().__init__(library, addresses)
 
-    destroy = native_gather.destroy
+    destroy = messages.destroy
 
     def counted(addresses: Any, function: Any) -> None:
         balance["destroyed"] += len(addresses)
         destroy(addresses, function)
 
-    monkeypatch.setattr(native_gather, "destroy", counted)
+    monkeypatch.setattr(messages, "destroy", counted)
     monkeypatch.setattr(native_consumer, "NativeMessages", Counted)
     return balance
 

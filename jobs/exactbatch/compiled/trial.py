@@ -1,11 +1,13 @@
 """A trial of the machine code before any record is entrusted to it. It also makes numba load or compile it."""
 
-from typing import Final
+import ctypes as c
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from exactbatch.columns import Column
+from exactbatch.compiled import messages
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel
 from exactbatch.compiled.row_frame import row_frame
@@ -24,7 +26,7 @@ _CELLS: Final = b"\x00\x01\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x01\xff\xff\xff\x
 
 
 def check_machine_code() -> None:
-    """Raise RuntimeError unless both loops give the rows that they should."""
+    """Raise RuntimeError unless the loops give what they should."""
     kernel = JsonKernel([Column("a", "integer"), Column("b", "text")], {}, row_frame(6, "t", 2, {}))
     data, sizes = b"".join(_VALUES), np.array([len(value) for value in _VALUES], np.uint64)
     ends = np.cumsum(sizes, dtype=np.uint64)
@@ -39,5 +41,49 @@ def check_machine_code() -> None:
     cells = ArrowRows(pa.schema([("a", pa.int32())])).write(
         pa.record_batch({"a": pa.array([-7, None], pa.int32())})
     )
-    if (taken.data, taken.declined.tolist(), cells) != (_ROW, [1], _CELLS):
-        raise RuntimeError("the compiled code does not give the rows that it should")
+    if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells) != (_ROW, [1], _CELLS):
+        raise RuntimeError("the compiled code does not give what it should")
+
+
+def _gathers_messages() -> bool:
+    """True if the loops over librdkafka's messages read two that are built here, one of them without a value."""
+    text = np.frombuffer(b"keyvalue", np.uint8)
+    key = text.ctypes.data
+    # err, rkt, partition, payload, len, key, key_len, offset, _private
+    words = np.array([[0, 0, 0, key + 3, 5, key, 3, 41, 0], [0, 0, 0, 0, 0, 0, 0, 42, 0]], np.uint64)
+    addresses = np.uint64(words.ctypes.data) + np.array([0, words.itemsize * 9], np.uint64)
+    errors, offsets = np.empty(2, np.int32), np.empty(2, np.int64)
+    sizes, values = np.empty(2, np.int64), np.empty(2, np.uint64)
+    events = messages.read_fields(addresses, errors, offsets, sizes, values)
+    keys, key_sizes = np.empty(2, np.uint64), np.empty(2, np.int64)
+    messages.read_keys(addresses, keys, key_sizes)
+    data, ends = np.empty(8, np.uint8), np.empty(4, np.int64)
+    parts, part_sizes = np.concatenate([keys, values]), np.concatenate([key_sizes, sizes])
+    messages.gather(parts, part_sizes, np.uint64(data.ctypes.data), ends)
+    destroyed: list[int] = []
+    destroy = c.CFUNCTYPE(None, c.c_uint64)(destroyed.append)
+    messages.destroy(addresses, _address_of(destroy))
+    timestamp = c.CFUNCTYPE(c.c_int64, c.c_uint64, c.POINTER(c.c_int32))(_timestamp)
+    times, kind = np.empty(2, np.int64), np.zeros(1, np.int32)
+    messages.read_timestamps(
+        addresses, _address_of(timestamp), times, kind, np.uint64(kind.ctypes.data), np.int64(-1)
+    )
+    return (events, offsets.tolist(), bytes(data), ends.tolist(), destroyed, times.tolist()) == (
+        0,
+        [41, 42],
+        b"keyvalue",
+        [3, 3, 8, 8],
+        addresses.tolist(),
+        [1_700_000_000_041, -1],
+    )
+
+
+def _timestamp(message: int, kind: Any) -> int:
+    """As rd_kafka_message_timestamp(): the second message has no time."""
+    offset = c.c_int64.from_address(message + 7 * 8).value
+    kind[0] = 1 if offset == 41 else 0
+    return 1_700_000_000_000 + offset
+
+
+def _address_of(function: Any) -> np.uint64:
+    return np.uint64(c.cast(function, c.c_void_p).value or 0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from confluent_kafka import KafkaError, TopicPartition
 
-from exactbatch.kafka import native_gather
+from exactbatch.compiled import messages as compiled
 from exactbatch.kafka.consumer import Signals, concerns_reading
 from exactbatch.kafka.native_client import Addresses, NativeClient, NativeEvent
 from exactbatch.kafka.native_records import NativeMessages, NativeRecords
@@ -34,7 +34,7 @@ class NativeConsumer(NativeClient):
         found = len(addresses)
         errors, offsets = np.empty(found, np.int32), np.empty(found, np.int64)
         sizes, values = np.empty(found, np.int64), np.empty(found, np.uint64)
-        events = native_gather.read_fields(addresses, errors, offsets, sizes, values)
+        events = compiled.read_fields(addresses, errors, offsets, sizes, values)
         if not events:
             return Fetched(
                 self._partition, NativeRecords(self._library, messages, addresses, offsets, sizes, values)

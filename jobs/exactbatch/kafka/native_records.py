@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from exactbatch.compiled import messages as compiled
 from exactbatch.formats.message import Unreadable
-from exactbatch.kafka import native_gather
 from exactbatch.kafka.native_client import Addresses
 from exactbatch.kafka.native_library import MessageStruct, address_of
 from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record, Records
@@ -26,7 +26,7 @@ class NativeMessages:
         """Free them: what was not gathered until then cannot be read any more."""
         if not self._is_destroyed:
             self._is_destroyed = True
-            native_gather.destroy(self._addresses, np.uint64(address_of(self._library.message_destroy)))
+            compiled.destroy(self._addresses, np.uint64(address_of(self._library.message_destroy)))
 
     def __del__(self) -> None:
         self.destroy()
@@ -70,8 +70,8 @@ class NativeRecords(Records):
     def _milliseconds(self) -> Int64s:
         times, kind = np.empty(len(self), np.int64), np.zeros(1, np.int32)
         function = np.uint64(address_of(self._library.message_timestamp))
-        native_gather.read_timestamps(
-            self._addresses, function, times, kind, np.uint64(kind.ctypes.data), NO_TIMESTAMP
+        compiled.read_timestamps(
+            self._addresses, function, times, kind, np.uint64(kind.ctypes.data), np.int64(NO_TIMESTAMP)
         )
         return times
 
@@ -95,7 +95,7 @@ class NativeRecords(Records):
     def keys(self) -> pa.BinaryArray:
         """See Records."""
         keys, sizes = np.empty(len(self), np.uint64), np.empty(len(self), np.int64)
-        native_gather.read_keys(self._addresses, keys, sizes)
+        compiled.read_keys(self._addresses, keys, sizes)
         return _binary(*_gather(keys, sizes), keys)
 
     def headers(self) -> list[Any]:
@@ -143,7 +143,7 @@ def _gather(addresses: Addresses, sizes: Int64s) -> tuple[Bytes, Int64s]:
     """Return the bytes, one after the other, and where each begins; the last item is where they end."""
     ends = np.zeros(len(sizes) + 1, np.int64)
     data = np.empty(int(sizes.sum()), np.uint8)
-    native_gather.gather(addresses, sizes, np.uint64(data.ctypes.data), ends[1:])
+    compiled.gather(addresses, sizes, np.uint64(data.ctypes.data), ends[1:])
     return data, ends
 
 

@@ -3,38 +3,36 @@
 import logging
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
+from exactbatch.compiled.availability import is_available, pays
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.range_consumer import MessageConsumer, RangeConsumer
 
 logger = logging.getLogger(__name__)
 
-# Records: below, loading the compiled loops takes a fresh worker longer than the objects.
-_NATIVE_FROM: Final = 100_000
-
 
 def open_consumer(
-    config: Mapping[str, Any], signals: Signals, *, records: int, partitions: int
+    config: Mapping[str, Any], signals: Signals, *, offsets: int, partitions: int
 ) -> RangeConsumer:
-    """Open a consumer that is to read so many records of so many partitions; `signals` get its callbacks.
+    """Open a consumer that is to read so many offsets of so many partitions; `signals` get its callbacks.
 
     Raises KafkaException for properties that librdkafka refuses.
     """
-    if partitions == 1 and records >= _NATIVE_FROM and (native := _native()) is not None:
+    if partitions == 1 and pays(offsets) and is_available() and (native := _native()) is not None:
         return native(config, signals)
     return MessageConsumer({**config, **signals.callbacks()})
 
 
 @cache
 def _native() -> Callable[[Mapping[str, Any], Signals], RangeConsumer] | None:
-    """Return what opens a NativeConsumer; None, and a line in the log, if that does not work here."""
-    try:
-        from exactbatch.kafka.native_consumer import NativeConsumer
-        from exactbatch.kafka.native_library import load_library
+    """Return what opens a NativeConsumer; None, and a line in the log, if librdkafka cannot be called here."""
+    from exactbatch.kafka.native_consumer import NativeConsumer  # imports numba
+    from exactbatch.kafka.native_library import LibraryUnusable, load_library
 
+    try:
         library = load_library()
-    except Exception as error:
+    except LibraryUnusable as error:
         logger.warning("records are read through objects, which is slower: %s", error)
         return None
     return lambda config, signals: NativeConsumer(library, config, signals)

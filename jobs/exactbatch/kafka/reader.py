@@ -92,7 +92,7 @@ def read_together(
         config = limit_fetches(config, _FETCHED_BYTES)
     config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, offsets))
     try:
-        with closing(open_consumer(config, signals, records=offsets, partitions=len(ranges))) as consumer:
+        with closing(open_consumer(config, signals, offsets=offsets, partitions=len(ranges))) as consumer:
             check_cluster = partial(is_cluster, consumer, first, first.topic, cluster_id)
             consumer.assign([_assignment(range_, epoch) for range_, epoch in ranges.items()])
             # After assign(): the lookup of the topic then also reports a missing partition.

@@ -1,17 +1,18 @@
-"""Compiled loops over librdkafka's messages: their fields, their bytes in one buffer, and their destruction.
+"""Loops over librdkafka's messages: their fields, their bytes in one buffer, and their destruction.
 
-Importing this module loads numba, and compiles the loops unless numba has cached them. Addresses are numbers; the
-functions of librdkafka are called through theirs, so that no library has to become visible to others.
+Addresses are numbers; the functions of librdkafka are called through theirs, so that no library has to become visible
+to others.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+
+from exactbatch.compiled.compiler import entry
 
 # Fields of rd_kafka_message_t, in words of 8 bytes. The first is of 4 bytes.
 _ERR: Final = 0
@@ -23,24 +24,13 @@ _OFFSET: Final = 7
 _LOW_32_BITS: Final = 0xFFFFFFFF
 _WORD: Final = ir.IntType(64)
 _copy_memory: Any = cgutils.raw_memcpy
-_OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "boundscheck": False, "error_model": "numpy"}
 
 Codegen = Callable[[Any, Any, Any, Any], Any]
-Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
 def _intrinsic(function: Callable[..., Any]) -> Any:
     """Mark a function that generates code; compiled loops call it without its first argument."""
     return intrinsic(function)
-
-
-def _compiled(signature: str) -> Callable[[Loop], Loop]:
-    def compiled(loop: Loop) -> Loop:
-        function: Any = numba.njit(signature, **_OPTIONS)(loop)
-        typed: Loop = function
-        return typed
-
-    return compiled
 
 
 @_intrinsic
@@ -90,7 +80,7 @@ def _destroy(typing: Any, function: Any, message: Any) -> tuple[Any, Codegen]:
     return types.void(types.uint64, types.uint64), codegen
 
 
-@_compiled("int64(uint64[::1], int32[::1], int64[::1], int64[::1], uint64[::1])")
+@entry
 def read_fields(messages: Any, errors: Any, offsets: Any, sizes: Any, values: Any) -> int:
     """Read the error codes, offsets, and sizes and addresses of values; address 0 for a null value.
 
@@ -108,7 +98,7 @@ def read_fields(messages: Any, errors: Any, offsets: Any, sizes: Any, values: An
     return events
 
 
-@_compiled("void(uint64[::1], uint64[::1], int64[::1])")
+@entry
 def read_keys(messages: Any, keys: Any, sizes: Any) -> None:
     """Read the addresses of keys and their sizes; address 0 for a null key."""
     for i in range(len(messages)):
@@ -116,7 +106,7 @@ def read_keys(messages: Any, keys: Any, sizes: Any) -> None:
         sizes[i] = np.int64(_load(messages[i], _KEY_LEN)) if keys[i] != 0 else 0
 
 
-@_compiled("void(uint64[::1], uint64, int64[::1], int32[::1], uint64, int64)")
+@entry
 def read_timestamps(
     messages: Any, function: Any, times: Any, kind: Any, kind_address: Any, none: Any
 ) -> None:
@@ -130,7 +120,7 @@ def read_timestamps(
         times[i] = time if kind[0] != 0 else none
 
 
-@_compiled("void(uint64[::1], int64[::1], uint64, int64[::1])")
+@entry
 def gather(addresses: Any, sizes: Any, target: Any, ends: Any) -> None:
     """Copy bytes one after the other to the address `target`; `ends` gets where each ends there."""
     end = np.int64(0)
@@ -140,7 +130,7 @@ def gather(addresses: Any, sizes: Any, target: Any, ends: Any) -> None:
         ends[i] = end
 
 
-@_compiled("void(uint64[::1], uint64)")
+@entry
 def destroy(messages: Any, function: Any) -> None:
     """Destroy messages; `function` is the address of rd_kafka_message_destroy()."""
     for i in range(len(messages)):
