@@ -5,7 +5,9 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pyspark.cloudpickle import dumps
@@ -15,6 +17,7 @@ from exactbatch.batch.code_identity import code_identity
 from exactbatch.batch.connect_task import run_pickled, shipped
 from exactbatch.batch.shares import loaded
 from exactbatch.errors import ConfigurationError
+from exactbatch.offsets import OffsetRange
 
 VARIABLES = {"TZ": "Asia/Tokyo", "PYTHONHASHSEED": "0"}
 
@@ -30,17 +33,26 @@ def _worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-def hour_of_epoch(task: int, attempt: int) -> tuple[int, int, int]:
-    return task, attempt, time.localtime(0).tm_hour
+@dataclass(frozen=True)
+class Task:
+    """A task over a range that is large enough to be read alone, or a small one."""
+
+    range: OffsetRange
+
+
+def hour_of_epoch(tasks: list[Task], attempt: int) -> list[tuple[list[int], int, int]]:
+    return [([task.range.partition for task in tasks], attempt, time.localtime(0).tm_hour)]
 
 
 def outcomes(identity: str = "") -> list[Any]:
-    share = pickle.dumps((hour_of_epoch, [1, 2]))
+    sizes = (10, 20, 1_000_000)
+    ranges = [OffsetRange("t", partition, 0, size, UUID(int=0)) for partition, size in enumerate(sizes)]
+    share = pickle.dumps((hour_of_epoch, list(map(Task, ranges))))
     return loaded(run_pickled(share, identity or code_identity(), VARIABLES))
 
 
 def test_tasks_run_in_the_time_zone_of_the_pipeline():
-    assert outcomes() == [(1, 7, 9), (2, 7, 9)]
+    assert outcomes() == [([0, 1], 7, 9), ([2], 7, 9)]
 
 
 def test_a_worker_with_other_code_runs_nothing():
