@@ -14,7 +14,12 @@ import grpc
 import pyarrow as pa
 import pyspark
 from pyspark.cloudpickle import dumps
-from pyspark.errors import PySparkAssertionError, PySparkException
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+)
 from pyspark.sql.connect.client.core import DefaultChannelBuilder
 from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
@@ -104,11 +109,17 @@ class ConnectExecutors:
         self._session, self._address, self._most = session, address, pipeline.max_connections
         self._variables: Mapping[str, str] = variables_of(pipeline)
         self._now = Progress()
-        with self._errors("be reached"):
+        with self._errors("the session on the server failed"):
             # Before anything else: Spark reads _SHARED_WORKERS once. Without a transform, the settings that decide what
             # SQL returns do not matter. The answer names the server's life, which every later request repeats: after a
             # restart, the server refuses them, so that no job runs a second time.
-            session.conf._set_all({**_SHARED_WORKERS, **pipeline.spark_conf}, silent=False)
+            try:
+                session.conf._set_all({**_SHARED_WORKERS, **pipeline.spark_conf}, silent=False)
+            except (AnalysisException, IllegalArgumentException) as error:
+                raise ConfigurationError(
+                    f"pipeline {pipeline.name!r}: the server of Spark Connect refuses its spark_conf: "
+                    f"{_reason(error)}. Nothing was written. Correct it."
+                ) from error
             if (version := session.version) != pyspark.__version__:
                 raise ConfigurationError(
                     f"the server of Spark Connect at {address} is Spark {version}, and this client is PySpark "
@@ -129,25 +140,30 @@ class ConnectExecutors:
         """Run the tasks on the server. Raises the errors of Executors.run()."""
         shares = [dumps((work, share)) for share in distribute(tasks, limit)]  # type: ignore[no-untyped-call]
         function = shipped(shares, code_identity(), self._variables)
-        rows: Any = self._session.range(0, len(shares), 1, len(shares)).mapInArrow(function, _OUTCOME)
         outcomes: list[Outcome] = []
         self._now = Progress((verb,))
         try:
-            for accepted in map(loaded, self._accepted(rows, verb)):
+            for accepted in map(
+                loaded, self._accepted(function, len(shares), f"a task failed to {verb} its range")
+            ):
                 outcomes += accepted
                 if finished is not None:
+                    self._now = Progress()  # reports are read again afterwards
                     finished(accepted)
+                    self._now = Progress((verb,))
         finally:
             self._now = Progress()
         return outcomes
 
-    def _accepted(self, rows: Any, verb: str) -> Iterator[list[bytes]]:
-        """Yield the outcomes of the Spark tasks, which the server sends when Spark has accepted them."""
-        with self._errors(f"{verb} its range"):
+    def _accepted(self, function: Any, number: int, failed: str) -> Iterator[list[bytes]]:
+        """Run a function over that many partitions; yield outcomes, which the server sends when Spark has accepted
+        them."""
+        with self._errors(failed):
             client = self._session.client
+            rows: Any = self._session.range(0, number, 1, number).mapInArrow(function, _OUTCOME)
             answers = client.to_table_as_iterator(rows._plan.to_proto(client), rows._plan.observations)
         while True:
-            with self._errors(f"{verb} its range"):
+            with self._errors(failed):
                 answer = next(answers, None)
             if answer is None:
                 return
@@ -183,16 +199,17 @@ class ConnectExecutors:
         return int(known) if known else self._most
 
     @contextmanager
-    def _errors(self, doing: str) -> Iterator[None]:
-        """Raise TasksFailed, or ConfigurationError for a setting, instead of an error of the client."""
+    def _errors(self, failed: str) -> Iterator[None]:
+        """Raise TasksFailed, or ConfigurationError for a setting, instead of an error of the client; `failed` is
+        what the message begins with if nothing more is known."""
         try:
             yield
         except ExactbatchError:
             raise
         except (PySparkException, grpc.RpcError) as error:
-            raise self._error(doing, error) from error
+            raise self._error(failed, error) from error
 
-    def _error(self, doing: str, error: Exception) -> ExactbatchError:
+    def _error(self, failed: str, error: Exception) -> ExactbatchError:
         code = _status(error)
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return ConfigurationError(
@@ -213,7 +230,7 @@ class ConnectExecutors:
         if isinstance(error, PySparkException) and (refused := setting_refused(error, {})) is not None:
             return refused
         return TasksFailed(
-            f"a task failed to {doing}: {_reason(error)}. The next try reads the same ranges; the log of the server "
+            f"{failed}: {_reason(error)}. The next try reads the same ranges; the log of the server "
             f"has the traceback."
         )
 
