@@ -156,3 +156,12 @@ def test_every_type_of_the_other_fuzzer_but_arrays_is_read():
         "varchar(5)",
         "timestamp",
     } <= set(_TYPES.values())
+
+
+@pytest.mark.parametrize(
+    ("written", "is_certain"),
+    [("16777217", False), ("16777217.5", True), ("8388608.5", False), ("8388608.75", True)],
+)
+def test_a_number_between_two_reals_is_declined_only_in_their_middle(written, is_certain):
+    """The middle itself may be what a number was rounded to."""
+    assert compare(_FORMAT, [b'{"r":%s}' % written.encode()], by_field=True).taken == is_certain

@@ -1,0 +1,166 @@
+"""What compiled code stages is what ADBC stages, whatever is left to the strict decoder and wherever it is killed."""
+
+import logging
+from typing import Any
+
+import pytest
+from psycopg2 import sql
+
+from exactbatch import Append, Json, Pipeline, Upsert
+from exactbatch.batch import stage as stage_module
+from exactbatch.batch.stage import stage
+from exactbatch.batch.stager import stage_tasks
+from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.task import Staged, StageTask
+from exactbatch.compiled.availability import VARIABLE
+from exactbatch.errors import StagedRowsDiffer
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
+from support.batch_runner import BatchRunner
+from support.fuzzed_values import Fuzzer
+from support.plausible_values import PlausibleValues
+from support.topics import Topic
+
+_SCHEMA = (
+    "i int, b bigint, s smallint, f float8, r real, d numeric(10,2), n numeric, t boolean, name text, v varchar(5), "
+    "day date, at timestamptz, local timestamp, u uuid, j jsonb, raw bytea"
+)
+
+
+@pytest.fixture
+def topic(make_topic: Any) -> Topic:
+    """Good and bad values, null values, and a record whose time Postgres cannot hold."""
+    topic = make_topic()
+    columns = Json(_SCHEMA).columns
+    values = [*PlausibleValues(columns, {}, 1).values(1500), *Fuzzer(2).values(500, fuzzed=0.3, long=2)]
+    topic.produce(*values, key=b'{"i":1}')
+    topic.produce(b'{"i":1,"name":"no time"}', key=b'{"i":1}', timestamp=2**62)
+    return topic
+
+
+def staged_by(world: BatchRunner, pipeline: Pipeline, monkeypatch: Any) -> tuple[StageTask, Staged, Staged]:
+    """The task of the topic's range, and what its attempts 1, with ADBC, and 2, with compiled code, did."""
+    batch_id = world.plan(pipeline)
+    tables = StagingTables(batch_id, 7)
+    with transaction(world.connection) as cursor:
+        ranges = Ledger(world.connection).ranges(batch_id)
+        create_rejects(cursor, tables)
+        create_rows(cursor, tables, pipeline.sink.staged_columns(pipeline.value.columns))
+    (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
+    outcomes = []
+    for attempt, value in ((1, "off"), (2, "0")):
+        monkeypatch.setenv(VARIABLE, value)
+        outcome = stage(task, attempt)
+        assert isinstance(outcome, Staged)
+        outcomes.append(outcome)
+    return task, outcomes[0], outcomes[1]
+
+
+def differences(world: BatchRunner, table: str) -> int:
+    """How many rows of one attempt the other one does not have, but for the attempt itself."""
+    columns = [
+        row[0]
+        for row in world.rows(
+            "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0 order by attnum",
+            f'exactbatch_staging."{table}"',
+        )
+        if row[0] != "task_attempt"
+    ]
+    query = sql.SQL(
+        "with a as (select {columns} from {table} where task_attempt = 1), "
+        "b as (select {columns} from {table} where task_attempt = 2) "
+        "select (select count(*) from (select * from a except all select * from b) x) "
+        "+ (select count(*) from (select * from b except all select * from a) y)"
+    ).format(
+        columns=sql.SQL(", ").join(map(sql.Identifier, columns)),
+        table=sql.Identifier("exactbatch_staging", table),
+    )
+    with transaction(world.connection) as cursor:
+        cursor.execute(query)
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize("sink", ["append", "upsert"])
+def test_both_paths_stage_the_same_rows_and_rejects(world, topic, make_pipeline, monkeypatch, sink):
+    changes: dict[str, Any] = {"sink": Append(f'public."{topic.name}"')}
+    if sink == "upsert":
+        changes = {"sink": Upsert(f'public."{topic.name}"', key=("i",)), "key": Json("i int")}
+    pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_rejects=1.0, **changes)
+    task, by_adbc, by_compiled = staged_by(world, pipeline, monkeypatch)
+    assert (by_adbc.records, by_adbc.rows, by_adbc.rejects, by_adbc.tombstones) == (
+        by_compiled.records,
+        by_compiled.rows,
+        by_compiled.rejects,
+        by_compiled.tombstones,
+    )
+    assert by_adbc.taken == 0
+    assert 300 < by_compiled.taken < by_compiled.rows
+    assert by_compiled.rejects > 50
+    assert differences(world, task.tables.rows) == 0
+    assert differences(world, task.tables.rejects) == 0
+
+
+def test_a_batch_of_spark_tasks_says_how_many_records_compiled_code_took(
+    world, make_topic, make_pipeline, monkeypatch, caplog
+):
+    topic = make_topic(2)
+    topic.produce(*(b'{"id":%d,"name":"a"}' % number for number in range(300)))
+    topic.produce(b'{"id":1,"na\\u006de":"b"}', b'{"id":"x"}', b'{"id":2}', partition=1)
+    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, "0")
+    caplog.set_level(logging.INFO, "exactbatch")
+    pipeline = make_pipeline(topic, max_rejects=1)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected) == (303, 302, 1)
+    assert f"batch {batch.batch_id}: compiled code took 301 of 303 records" in caplog.text
+    assert world.is_exact(pipeline)
+
+
+@pytest.mark.parametrize(
+    "moment", ["read.after_records", "stage.before_copy_commit", "stage.after_copy_commit"]
+)
+def test_a_killed_worker_is_replaced(world, make_topic, make_pipeline, monkeypatch, tmp_path, moment):
+    topic = make_topic()
+    topic.produce(*(b'{"id":%d,"name":"a"}' % number for number in range(100)))
+    environment = world.spark.sparkContext.environment
+    monkeypatch.setitem(environment, VARIABLE, "0")
+    monkeypatch.setitem(environment, "EXACTBATCH_FAILPOINTS", f"{moment}=kill:{tmp_path / 'killed'}")
+    pipeline = make_pipeline(topic)
+    assert world.run(pipeline).batch.rows == 100
+    assert (tmp_path / "killed").exists()
+    assert world.is_exact(pipeline)
+
+
+def test_a_copy_of_which_postgres_stores_less_is_an_error(world, make_topic, make_pipeline, monkeypatch):
+    topic = make_topic()
+    topic.produce(*(b'{"id":%d}' % number for number in range(10)))
+    pipeline = make_pipeline(topic)
+    task, _, by_compiled = staged_by(world, pipeline, monkeypatch)
+    assert by_compiled.rows == 10
+    table = f"exactbatch_staging.{task.tables.rows}"
+    world.execute(
+        "create function one_less() returns trigger language plpgsql as "
+        "$$ begin if new.id = 3 then return null; end if; return new; end $$"
+    )
+    world.execute(
+        f"create trigger one_less before insert on {table} for each row execute function one_less()"
+    )
+    with pytest.raises(StagedRowsDiffer, match="10 rows were sent, and Postgres stored 9"):
+        stage(task, 3)
+    assert world.rows(f"select count(*) from {table} where task_attempt = 3") == [(0,)]
+
+
+def test_an_error_of_reading_leaves_nothing_behind_and_keeps_its_class(
+    world, make_topic, make_pipeline, monkeypatch
+):
+    topic = make_topic()
+    topic.produce(*(b'{"id":%d}' % number for number in range(10)))
+    task, _, _ = staged_by(world, make_pipeline(topic), monkeypatch)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise StagedRowsDiffer("this reader is broken")
+
+    monkeypatch.setattr(stage_module.RangeReader, "_read", broken)
+    with pytest.raises(StagedRowsDiffer, match="^this reader is broken$"):
+        stage(task, 3)
+    table = f"exactbatch_staging.{task.tables.rows}"
+    assert world.rows(f"select count(*) from {table} where task_attempt = 3") == [(0,)]

@@ -1,0 +1,121 @@
+"""The fast path is harmless where it is absent or cannot be compiled, and right wherever its code comes from."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exactbatch.compiled import availability
+from support.new_process import run
+
+_IS_AVAILABLE = """
+from exactbatch.compiled.availability import is_available
+print(is_available(), is_available())
+"""
+
+
+def test_without_numba_there_is_one_line_in_the_log():
+    ended = run("import sys; sys.modules['numba'] = None" + _IS_AVAILABLE)
+    assert ended.stdout == "False False\n", ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "records are loaded without the fast path, which is slower" in ended.stderr
+    assert "Install exactbatch[fast]" in ended.stderr
+
+
+def test_without_a_writable_directory_there_is_one_line_in_the_log(tmp_path):
+    """As with a package, a home and a cache that are read-only."""
+    file = tmp_path / "file"
+    file.touch()
+    blocked = (
+        "import pathlib; from exactbatch.compiled import compiler\n"
+        f"compiler._HERE = pathlib.Path({str(file)!r})\n"
+    )
+    ended = run(blocked + _IS_AVAILABLE, NUMBA_CACHE_DIR=str(file), XDG_CACHE_HOME=str(file), HOME=str(file))
+    assert ended.stdout == "False False\n", ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "is writable" in ended.stderr
+
+
+def test_code_that_was_compiled_into_a_package_that_is_now_read_only_is_copied(tmp_path, monkeypatch):
+    from exactbatch.compiled import compiler
+
+    own = tmp_path / "package" / "__pycache__" / f"exactbatch-{compiler._fingerprint()}"
+    (own / "compiled_x").mkdir(parents=True)
+    (own / "compiled_x" / "f.1.nbc").write_bytes(b"code")
+    (own / "compiled_x" / "f.nbi").write_bytes(b"index")
+    monkeypatch.setattr(compiler, "_fingerprint", lambda: own.name.removeprefix("exactbatch-"))
+    monkeypatch.setattr(compiler, "_HERE", tmp_path / "package")
+    monkeypatch.setattr(compiler._config, "CACHE_DIR", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    is_writable = compiler._is_writable
+    monkeypatch.setattr(
+        compiler, "_is_writable", lambda directory: directory != own and is_writable(directory)
+    )
+    directory = compiler.cache_directory()
+    assert directory == tmp_path / "cache" / own.name
+    copied = {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*.*")}
+    assert copied == {"compiled_x/f.1.nbc": b"code", "compiled_x/f.nbi": b"index"}
+
+
+def test_another_source_has_another_directory(tmp_path, monkeypatch):
+    """numba alone would not notice that a function in another file has changed."""
+    from exactbatch.compiled import compiler
+
+    before = compiler._fingerprint()
+    for source in Path(compiler.__file__).parent.glob("*.py"):
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(compiler, "_HERE", tmp_path)
+    assert compiler._fingerprint() == before
+    with (tmp_path / "moments.py").open("a") as source:
+        source.write("#")
+    assert compiler._fingerprint() != before
+
+
+def test_a_forked_process_runs_the_code_that_its_parent_has_loaded():
+    forked = """
+import os
+from exactbatch.compiled.availability import prepare
+from exactbatch.compiled.trial import check_machine_code
+prepare()
+children = []
+for _ in range(3):
+    child = os.fork()
+    if child == 0:
+        check_machine_code()
+        os._exit(7)
+    children.append(child)
+print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+"""
+    assert run(forked).stdout == "[7, 7, 7]\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "loaded", "offsets", "expected"),
+    [
+        ("", False, availability.PAYS_FROM - 1, False),
+        ("", False, availability.PAYS_FROM, True),
+        ("", True, 1, True),
+        ("off", True, 10**9, False),
+        ("10", False, 10, True),
+        ("10", True, 9, False),
+        ("0", False, 1, True),
+    ],
+)
+def test_the_size_of_a_range_decides(monkeypatch, value, loaded, offsets, expected):
+    monkeypatch.setenv(availability.VARIABLE, value)
+    monkeypatch.setattr(availability, "_loaded", loaded)
+    assert availability.pays(offsets) is expected
+
+
+def test_machine_code_that_gives_another_row_is_not_used(monkeypatch: Any):
+    from exactbatch.compiled import trial
+
+    trial.check_machine_code()
+    monkeypatch.setattr(trial, "_CELLS", trial._CELLS[:-1])
+    with pytest.raises(RuntimeError, match="does not give what it should"):
+        trial.check_machine_code()
+
+
+def test_a_driver_does_not_import_numba():
+    code = "import sys, exactbatch.batch.job, exactbatch.batch.stage_partition; print('numba' in sys.modules)"
+    assert run(code).stdout == "False\n"
