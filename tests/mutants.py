@@ -889,13 +889,6 @@ MUTANTS: Final = (
         ("tests/unit/test_offsets.py::test_several_small_ranges_of_each_partition_give_as_many_groups",),
     ),
     Mutant(
-        "messages that are still held outlive their consumer",
-        "kafka/native_consumer.py",
-        "            messages.destroy()\n",
-        "            pass\n",
-        ("tests/unit/test_native_consumer.py::test_all_messages_are_destroyed_however_a_read_ends",),
-    ),
-    Mutant(
         "what a callback of the C interface raises is dropped",
         "kafka/native_client.py",
         "            raise raised\n",
