@@ -84,6 +84,8 @@ AGGREGATED = {
 PLANTED = {
     "append": BY_RECORD,
     "partition": BY_RECORD,
+    "by_batch": BY_RECORD,
+    "open_partition": BY_RECORD,
     "upsert": BY_RECORD | UPSERTED,
     "upsert by offset": BY_RECORD | UPSERTED,
     "aggregate": AGGREGATED,
