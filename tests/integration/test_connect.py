@@ -236,7 +236,7 @@ def test_a_batch_that_gets_no_slot_is_given_up(
     """Another batch holds both slots of the server."""
     holding = make_pipeline(topic, value=held(gate))
     waiting = make_pipeline(
-        topic, name=f"{topic.name}_waits", sink=replace(holding.sink, target="public.waits"), launch_timeout=5
+        topic, name=f"{topic.name}_waits", sink=replace(holding.sink, target="public.waits"), launch_timeout=30
     )
     other = ConnectRunner(server, connection, settings)
     other.engine = ConnectEngine(server.url)
@@ -244,7 +244,7 @@ def test_a_batch_that_gets_no_slot_is_given_up(
 
     def wait() -> None:
         try:
-            with pytest.raises(TasksFailed, match="Spark has run no task for 5 s"):
+            with pytest.raises(TasksFailed, match="Spark has run no task for 30 s"):
                 world.process(waiting, waits)
         finally:
             gate.touch()
