@@ -236,7 +236,10 @@ def test_a_batch_that_gets_no_slot_is_given_up(
     """Another batch holds both slots of the server."""
     holding = make_pipeline(topic, value=held(gate))
     waiting = make_pipeline(
-        topic, name=f"{topic.name}_waits", sink=replace(holding.sink, target="public.waits"), launch_timeout=30
+        topic,
+        name=f"{topic.name}_waits",
+        sink=replace(holding.sink, target="public.waits"),
+        launch_timeout=30,
     )
     other = ConnectRunner(server, connection, settings)
     other.engine = ConnectEngine(server.url)
