@@ -466,14 +466,14 @@ MUTANTS: Final = (
         "batch/one_pass.py",
         "        if (wrong := self._offsets[indexes] != offsets).any():\n",
         "        if (wrong := self._offsets[indexes] != self._offsets[indexes]).any():\n",
-        ("tests/unit/test_one_pass.py::test_a_row_of_a_record_that_was_not_kept_is_an_error",),
+        ("tests/unit/test_one_pass_tasks.py::test_a_row_of_a_record_that_was_not_kept_is_an_error",),
     ),
     Mutant(
         "rows that come out of order are counted as records",
         "batch/one_pass.py",
         "        self._in_order = bool((steps >= 0).all())\n",
         "",
-        ("tests/unit/test_one_pass.py::test_rows_out_of_order_or_of_no_record_of_the_task_are_not_counted",),
+        ("tests/unit/test_one_pass_tasks.py::test_rows_out_of_order_or_of_no_record_of_the_task_are_not_counted",),
     ),
     Mutant(
         "an aggregate does not count what it had",
@@ -1270,7 +1270,7 @@ MUTANTS: Final = (
         "compiled/compiler.py",
         '        digest.update(source.name.encode() + b"\\0" + source.read_bytes())\n',
         "        pass\n",
-        ("tests/unit/test_fast_path.py::test_another_source_has_another_directory",),
+        ("tests/unit/test_fast_path_availability.py::test_another_source_has_another_directory",),
     ),
 )
 
