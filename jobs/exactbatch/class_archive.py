@@ -1,4 +1,4 @@
-"""An archive of the classes that Spark's JVM loads for a batch: with it, a driver starts in half of the time.
+"""An archive of the classes that Spark's JVM loads for a batch: with it, a driver starts faster.
 
 Java maps the archive (application class-data sharing, JEP 350) instead of reading, parsing and verifying some 12,000
 classes from jars. An archive belongs to one build of Java and to one folder of jars, whose times and sizes Java checks:

@@ -1,4 +1,4 @@
-"""`exactbatch archive`: drivers start in half of the time."""
+"""`exactbatch archive`: drivers start faster."""
 
 from exactbatch.class_archive import archive_folder, build_archive
 from exactbatch.cli.console import err, out
