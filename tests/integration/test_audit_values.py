@@ -14,7 +14,7 @@ from support.topics import record
 
 # Of {c}, the lineage table: the oldest event, whose key has had others since; and the last row of a partition.
 OLDEST = (
-    "ctid = (select ctid from {c} where delay is not null and kafka_partition = 0 "
+    "(tableoid, ctid) = (select tableoid, ctid from {c} where delay is not null and kafka_partition = 0 "
     "order by kafka_offset limit 1)"
 )
 LAST = "(kafka_partition, kafka_offset) = (select 0, max(kafka_offset) from {c} where kafka_partition = 0)"

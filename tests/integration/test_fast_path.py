@@ -50,7 +50,7 @@ def staged_by(world: BatchRunner, pipeline: Pipeline, monkeypatch: Any) -> tuple
     outcomes = []
     for attempt, value in ((1, "off"), (2, "0")):
         monkeypatch.setenv(VARIABLE, value)
-        outcome = stage(task, attempt)
+        (outcome,) = stage([task], attempt)
         assert isinstance(outcome, Staged)
         outcomes.append(outcome)
     return task, outcomes[0], outcomes[1]
@@ -145,7 +145,7 @@ def test_a_copy_of_which_postgres_stores_less_is_an_error(world, make_topic, mak
         f"create trigger one_less before insert on {table} for each row execute function one_less()"
     )
     with pytest.raises(StagedRowsDiffer, match="10 rows were sent, and Postgres stored 9"):
-        stage(task, 3)
+        stage([task], 3)
     assert world.rows(f"select count(*) from {table} where task_attempt = 3") == [(0,)]
 
 
@@ -161,6 +161,6 @@ def test_an_error_of_reading_leaves_nothing_behind_and_keeps_its_class(
 
     monkeypatch.setattr(stage_module.RangeReader, "_read", broken)
     with pytest.raises(StagedRowsDiffer, match="^this reader is broken$"):
-        stage(task, 3)
+        stage([task], 3)
     table = f"exactbatch_staging.{task.tables.rows}"
     assert world.rows(f"select count(*) from {table} where task_attempt = 3") == [(0,)]

@@ -68,11 +68,14 @@ class LatestRows:
             if written
             else sql.SQL("do nothing")
         )
+        # In the order of the keys: two sessions that write the same rows so wait for each other instead of
+        # deadlocking, and the pages of the key's index are written one after another.
         write_rows(
             cursor,
             self.target,
             sql.SQL(
-                "insert into {target} as t ({names}) select * from {latest} l on conflict ({key}) {update}"
+                "insert into {target} as t ({names}) select * from {latest} l order by {key} "
+                "on conflict ({key}) {update}"
             ).format(
                 **self._names,
                 names=column_list(cast.column.name for cast in casts),
