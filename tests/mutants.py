@@ -473,7 +473,9 @@ MUTANTS: Final = (
         "batch/one_pass.py",
         "        self._in_order = bool((steps >= 0).all())\n",
         "",
-        ("tests/unit/test_one_pass_tasks.py::test_rows_out_of_order_or_of_no_record_of_the_task_are_not_counted",),
+        (
+            "tests/unit/test_one_pass_tasks.py::test_rows_out_of_order_or_of_no_record_of_the_task_are_not_counted",
+        ),
     ),
     Mutant(
         "an aggregate does not count what it had",

@@ -3,6 +3,7 @@
 librdkafka's mock broker runs in this process. tests/integration/test_read.py reads from Kafka, with both consumers.
 """
 
+import gc
 import os
 import threading
 import time
@@ -61,9 +62,9 @@ def balance(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     balance = {"taken": 0, "destroyed": 0}
 
     class Counted(native_records.NativeMessages):
-        def __init__(self, library: Any, addresses: Any) -> None:
+        def __init__(self, library: Any, held: Any, addresses: Any) -> None:
             balance["taken"] += len(addresses)
-            super().__init__(library, addresses)
+            super().__init__(library, held, addresses)
 
     destroy = messages.destroy
 
@@ -128,6 +129,27 @@ def test_all_messages_are_destroyed_however_a_read_ends(
 
     with pytest.raises(ZeroDivisionError):
         fail()
+    assert balance["taken"] == balance["destroyed"]
+
+
+def test_a_read_that_the_garbage_collector_ends_does_not_wait_for_its_messages(
+    make_topic: MakeTopic, balance: dict[str, int]
+) -> None:
+    """It clears weak references first, and librdkafka waits without a limit for messages that are not destroyed."""
+    topic = make_topic()
+    topic.produce(*(b"%d" % number for number in range(5000)))
+
+    def leave_in_a_cycle() -> None:
+        cycle: list[Any] = [read(topic, 5000)]
+        cycle += [next(cycle[0]), next(cycle[0]), cycle]
+
+    gc.collect()
+    leave_in_a_cycle()
+    assert balance["taken"] > balance["destroyed"]
+    collecting = threading.Thread(target=gc.collect, daemon=True)
+    collecting.start()
+    collecting.join(timeout=30)
+    assert not collecting.is_alive()
     assert balance["taken"] == balance["destroyed"]
 
 

@@ -1,6 +1,6 @@
 """COPY of Arrow batches into Postgres through ADBC, on an executor or the driver."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -88,12 +88,15 @@ def copy_batches(
 
 
 def copy_in_turns(
-    rows: Iterator[Rows],
+    rows: Generator[Rows],
     pending: PendingRejects,
     copy_rows: Callable[[Iterator[Rows]], None],
     copy_rejects: Callable[[list[pa.RecordBatch]], None],
 ) -> None:
-    """Copy rows and, whenever the pending rejects that come with them are full, the rejects, on one connection."""
+    """Copy rows and, whenever the pending rejects that come with them are full, the rejects, on one connection.
+
+    Closes `rows`, and with them the consumer that reads them, also after an error.
+    """
     ended = False
 
     def until_full() -> Iterator[Rows]:
@@ -104,7 +107,8 @@ def copy_in_turns(
                 return
         ended = True
 
-    while not ended:
-        copy_rows(until_full())
-        if batches := pending.take():
-            copy_rejects(batches)
+    with closing(rows):
+        while not ended:
+            copy_rows(until_full())
+            if batches := pending.take():
+                copy_rejects(batches)

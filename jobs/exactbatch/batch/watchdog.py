@@ -6,7 +6,7 @@ answers. So the work runs in a thread, and is abandoned when it has waited for P
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, TypeVar
@@ -28,7 +28,7 @@ class StallTimeout:
         self._waiting_since: float | None = time.monotonic()
         self._expired = False
 
-    def watch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def watch(self, batches: Iterable[Batch]) -> Generator[Batch]:
         """Yield the batches; the time to produce one does not count, and after each the wait begins again."""
         source = iter(batches)
         while True:

@@ -1,6 +1,5 @@
 """A consumer on librdkafka's C interface, which creates no object for a record."""
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from exactbatch.compiled import messages as compiled
 from exactbatch.kafka.consumer import Signals, concerns_reading
 from exactbatch.kafka.native_client import Addresses, NativeClient, NativeEvent
-from exactbatch.kafka.native_records import NativeMessages, NativeRecords
+from exactbatch.kafka.native_records import NativeMessages, NativeRecords, destroy_messages
 from exactbatch.kafka.range_consumer import Fetched
 
 
@@ -20,13 +19,13 @@ class NativeConsumer(NativeClient):
     def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals) -> None:
         """`library` is what load_library() returned."""
         super().__init__(library, config, signals)
-        self._messages: weakref.WeakSet[NativeMessages] = weakref.WeakSet()
+        # The addresses of the messages that are not destroyed yet.
+        self._held: dict[object, Addresses] = {}
 
     def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
         """See RangeConsumer."""
         addresses = self.consume(count, timeout)
-        messages = NativeMessages(self._library, addresses)
-        self._messages.add(messages)
+        messages = NativeMessages(self._library, self._held, addresses)
         self.raise_from_callbacks()
         return [self._fetched(messages, addresses)] if len(addresses) else []
 
@@ -61,6 +60,7 @@ class NativeConsumer(NativeClient):
 
     def close(self) -> None:
         """Close the connections. Destroys the messages that are still held elsewhere, too."""
-        for messages in list(self._messages):
-            messages.destroy()
+        while self._held:
+            _, addresses = self._held.popitem()
+            destroy_messages(self._library, addresses)
         super().close()

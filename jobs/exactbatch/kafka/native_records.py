@@ -16,25 +16,35 @@ from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record,
 
 
 class NativeMessages:
-    """Messages that librdkafka has handed over; they are destroyed once, with this object or before."""
+    """Messages that librdkafka has handed over; they are destroyed once, with this object or before.
 
-    def __init__(self, library: Any, addresses: Addresses) -> None:
-        self._library, self._addresses = library, addresses
-        self._is_destroyed = False
+    Whether they are is noted in the consumer's dictionary, and not by weak references: the garbage collector clears
+    these before it closes a consumer, and librdkafka would wait for the messages for ever.
+    """
+
+    def __init__(self, library: Any, held: dict[object, Addresses], addresses: Addresses) -> None:
+        """`held` has the addresses of all messages of the consumer that are not destroyed yet."""
+        self._library, self._held, self._key = library, held, object()
+        held[self._key] = addresses
 
     def destroy(self) -> None:
         """Free them: what was not gathered until then cannot be read any more."""
-        if not self._is_destroyed:
-            self._is_destroyed = True
-            compiled.destroy(self._addresses, np.uint64(address_of(self._library.message_destroy)))
+        addresses = self._held.pop(self._key, None)
+        if addresses is not None:
+            destroy_messages(self._library, addresses)
 
     def __del__(self) -> None:
         self.destroy()
 
     def check_alive(self) -> None:
         """Raise ValueError if the messages are destroyed."""
-        if self._is_destroyed:
+        if self._key not in self._held:
             raise ValueError("keys, headers and single records can be read only until the consumer is closed")
+
+
+def destroy_messages(library: Any, addresses: Addresses) -> None:
+    """Free messages of librdkafka."""
+    compiled.destroy(addresses, np.uint64(address_of(library.message_destroy)))
 
 
 class NativeRecords(Records):
