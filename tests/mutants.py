@@ -891,6 +891,20 @@ MUTANTS: Final = (
         ("tests/unit/test_offsets.py::test_several_small_ranges_of_each_partition_give_as_many_groups",),
     ),
     Mutant(
+        "messages are left to the garbage collector when their consumer closes",
+        "kafka/native_consumer.py",
+        "        while self._held:",
+        "        while False:",
+        ("tests/unit/test_native_consumer.py::test_all_messages_are_destroyed_however_a_read_ends",),
+    ),
+    Mutant(
+        "an error leaves the consumer to the garbage collector",
+        "batch/arrow_copy.py",
+        "    with closing(rows):",
+        "    if True:",
+        ("tests/unit/test_arrow_copy.py::test_an_error_closes_what_is_read_from",),
+    ),
+    Mutant(
         "what a callback of the C interface raises is dropped",
         "kafka/native_client.py",
         "            raise raised\n",
