@@ -392,7 +392,6 @@ def test_documented_rights_are_enough_for_whole_way_of_batch(
 # What the job's role has, the step that needs it, and what the error names. The steps come in the order of a run.
 TABLES: Final = {
     "plan": ("pipeline", "stored_offset", "batch", "batch_range", "run_life"),
-    "process": ("coverage",),
     "replay": ("time_boundary", "replay_horizon"),
     "status": ("batch_failure",),
     "rejects": ("rejected_record",),
@@ -409,9 +408,10 @@ RIGHTS: Final = [
     ("plan", "insert on exactbatch.stored_offset", "table stored_offset"),
     ("plan", "insert on exactbatch.batch", "table batch"),
     ("plan", "insert on exactbatch.batch_range", "table batch_range"),
-    ("process", "create on schema exactbatch_staging", "schema exactbatch_staging"),
     ("process", "create on schema shop", "schema shop"),
     # What follows comes up after the target was created.
+    ("process", "select on exactbatch.coverage", "table coverage"),
+    ("process", "create on schema exactbatch_staging", "schema exactbatch_staging"),
     ("process", "usage on schema exactbatch_staging", "schema exactbatch_staging"),
     ("process", "usage on schema shop", "schema shop"),
     ("process", "temporary on database {database}", "temporary tables in database {database}"),
