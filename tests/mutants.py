@@ -1288,6 +1288,20 @@ MUTANTS: Final = (
         "        pass\n",
         ("tests/unit/test_fast_path_availability.py::test_another_source_has_another_directory",),
     ),
+    Mutant(
+        "a server of another version of Spark is used",
+        "batch/connect_engine.py",
+        "            if (version := session.version) != pyspark.__version__:\n",
+        "            if (version := session.version) is None:\n",
+        ("tests/integration/test_connect.py::test_a_server_with_other_code_is_refused",),
+    ),
+    Mutant(
+        "each session has its own Python daemon, which the server keeps",
+        "batch/connect_engine.py",
+        'isolation.enabled": "false"}',
+        'isolation.enabled": "true"}',
+        ("tests/integration/test_connect.py::test_workers_are_forked_by_one_daemon_and_end_with_their_task",),
+    ),
 )
 
 

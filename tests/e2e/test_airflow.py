@@ -15,6 +15,7 @@ import psutil
 import psycopg2
 import pytest
 
+from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
@@ -26,7 +27,7 @@ from pipelines.flights import flights as pipeline
 from support.certificates import Authority
 from support.environment import HOME
 from support.logins import asked_for_password
-from support.one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, register
+from support.one_airflow import HOURLY, KEY_PASSWORD, PASSWORD, QUICK, register
 from support.secure_broker import secure_broker
 
 SENT = 2000
@@ -85,6 +86,33 @@ def test_the_asset_event_holds_the_ranges(airflow, killed_run, settings):
     assert {(r["partition"], r["from_offset"], r["until_offset"]) for r in extra["ranges"]} == {
         (partition, 0, SENT // 4) for partition in range(4)
     }
+
+
+def test_small_batches_run_on_a_server_of_spark_connect(airflow, killed_run, settings, stack):
+    """In Airflow's task: no driver is started. The second run finds the server as the first has left it."""
+    assert killed_run["state"] == "success"  # drivers wait no more
+    create_topic(settings.kafka, "quick")
+    register(settings, QUICK)
+    airflow.wait_for_dag("quick")
+    for records in (100, 50):
+        send(
+            settings.kafka,
+            "quick",
+            [json.dumps({"id": each, "name": "x"}).encode() for each in range(records)],
+        )
+        run_id = airflow.trigger("quick")
+        assert airflow.wait_for_run("quick", run_id) == "success"
+        assert airflow.task_states("quick", run_id)["process_batch"] == ("success", 1)
+        batch = _newest_batch(settings, QUICK)
+        assert (batch.run_id, batch.rows) == (run_id, records)
+    results = audit(QUICK, settings)
+    assert results.is_exact, results
+    logs = airflow.request("GET", f"/dags/quick/dagRuns/{run_id}/taskInstances/process_batch/logs/1")
+    seen = json.dumps(logs) + stack.connect.log_file.read_text()
+    assert f"batch {batch.batch_id} committed: 50 records" in seen
+    for secret in (PASSWORD, KEY_PASSWORD, stack.connect.token):
+        assert secret not in seen
+    airflow.request("PATCH", "/dags/quick", json={"is_paused": True})
 
 
 KILLED = [
@@ -378,11 +406,11 @@ def _drivers(airflow: LocalAirflow) -> list[psutil.Process]:
     return [each for each, line in lines if any(part.endswith("/process_batch.py") for part in line)]
 
 
-def _newest_batch(settings: Settings) -> Any:
+def _newest_batch(settings: Settings, of: Pipeline = pipeline) -> Any:
     connection = connect(settings.postgres, application="tests")
     try:
         with transaction(connection):
-            return Ledger(connection).batches(pipeline, limit=1)[0]
+            return Ledger(connection).batches(of, limit=1)[0]
     finally:
         connection.close()
 

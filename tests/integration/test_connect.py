@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,6 @@ from support.topics import Topic, record
 from support.waiting import wait_for
 
 SECRET = "s3cret-that-nobody-may-see"
-pytestmark = pytest.mark.long  # a server starts, and is killed and started again
 
 
 class ConnectRunner(BatchRunner):
@@ -155,6 +155,7 @@ def test_rows_rejects_and_replays_are_exact(world, topic, make_pipeline, commit)
     assert not world.process(pipeline, batch.batch_id).wrote
 
 
+@pytest.mark.long
 def test_too_many_rejects_fail_the_batch_and_write_nothing(world, topic, make_pipeline):
     from exactbatch.errors import TooManyRejects
 
@@ -162,6 +163,7 @@ def test_too_many_rejects_fail_the_batch_and_write_nothing(world, topic, make_pi
     assert "offset 20" in world.refused(TooManyRejects, make_pipeline(topic))
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_in_the_middle_is_one_more_try(
     world, server, topic, make_pipeline, gate, monkeypatch
 ):
@@ -177,6 +179,7 @@ def test_a_server_that_is_killed_in_the_middle_is_one_more_try(
     assert world.is_exact(pipeline)
 
 
+@pytest.mark.long
 def test_a_server_that_is_restarted_runs_no_job_a_second_time(world, server, topic, make_pipeline, gate):
     """The client finds the server again while it still asks: the new server refuses what the old one was asked."""
     pipeline = make_pipeline(topic, value=held(gate))
@@ -194,6 +197,7 @@ def test_a_server_that_is_restarted_runs_no_job_a_second_time(world, server, top
     assert world.is_exact(pipeline)
 
 
+@pytest.mark.long
 def test_a_client_that_is_killed_leaves_nothing_that_could_commit(
     world, server, topic, make_pipeline, tmp_path
 ):
@@ -220,6 +224,7 @@ def test_a_client_that_is_killed_leaves_nothing_that_could_commit(
     assert world.staging() == []
 
 
+@pytest.mark.long
 def test_a_task_that_airflow_ends_leaves_nothing_on_the_server(world, topic, make_pipeline, gate):
     pipeline = make_pipeline(topic, value=held(gate))
     batch_id = world.plan(pipeline)
@@ -230,6 +235,7 @@ def test_a_task_that_airflow_ends_leaves_nothing_on_the_server(world, topic, mak
     assert world.is_exact(pipeline)
 
 
+@pytest.mark.long
 def test_a_batch_that_gets_no_slot_is_given_up(
     world, topic, make_pipeline, gate, server, settings, connection
 ):
@@ -266,6 +272,7 @@ def test_a_server_with_other_code_is_refused(world, topic, make_pipeline, monkey
     assert "this client is PySpark 4.9.9" in world.refused(ConfigurationError, pipeline)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "conf", [{"spark.sql.session.timeZone": "Nowhere/Land"}, {"spark.sql.shuffle.partitions": "many"}]
 )
@@ -275,6 +282,7 @@ def test_a_setting_that_the_server_refuses_is_named(world, topic, make_pipeline,
     assert name in message
 
 
+@pytest.mark.long
 def test_a_wrong_token_is_refused_and_not_shown(world, server, topic, make_pipeline):
     world.engine = ConnectEngine(server.url.replace("token=", "token=not-"))
     message = world.refused(ConfigurationError, make_pipeline(topic))
@@ -283,12 +291,14 @@ def test_a_wrong_token_is_refused_and_not_shown(world, server, topic, make_pipel
     assert server.token not in repr(world.engine)
 
 
+@pytest.mark.long
 def test_no_server_is_worth_another_try(world, topic, make_pipeline, monkeypatch):
     monkeypatch.setattr(connect_engine, "_RETRIES", DefaultPolicy(max_retries=1))
     world.engine = ConnectEngine("sc://localhost:1/;token=x")
     assert "sc://localhost:1 does not answer" in world.refused(TasksFailed, make_pipeline(topic))
 
 
+@pytest.mark.long
 def test_secrets_are_in_no_log_and_on_no_page(world, server, topic, make_pipeline, events):
     """Kafka's and Postgres' secrets and the token, of a batch that succeeds and of one that fails."""
 
@@ -317,6 +327,12 @@ def test_workers_are_forked_by_one_daemon_and_end_with_their_task(world, server,
     for number in range(3):
         topic.produce(record(100 + number))
         world.run(make_pipeline(topic))
-    children = psutil.Process(server.pid).children(recursive=True)
-    daemons = [each for each in children if "exactbatch.batch.worker_daemon" in each.cmdline()]
-    assert len(daemons) == 1, [each.cmdline() for each in children]
+
+    def commands() -> list[list[str]]:
+        found = []
+        for child in psutil.Process(server.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has just ended
+                found.append(child.cmdline())
+        return found
+
+    wait_for(lambda: len([each for each in commands() if "exactbatch.batch.worker_daemon" in each]) == 1)

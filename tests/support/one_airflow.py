@@ -3,8 +3,10 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import psycopg2
 
@@ -32,17 +34,19 @@ HOURLY: Final = Pipeline(
     sink=Append("public.hourly"),
     spark_conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"},
 )
+QUICK: Final = replace(HOURLY, name="quick", topics=("quick",), sink=Append("public.quick"), spark_conf={})
 _MODULE: Final = """
 from dataclasses import replace
 from exactbatch import Append, Json, Limits, Pipeline
 hourly = {pipeline!r}
+quick = {quick!r}
 # Their connections have a wrong password.
 refused_by_kafka = replace(hourly, name="refused_by_kafka")
 refused_by_postgres = replace(hourly, name="refused_by_postgres")
 """
 _DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag
-from pipeline_of_hourly import hourly, refused_by_kafka, refused_by_postgres
+from pipeline_of_hourly import hourly, quick, refused_by_kafka, refused_by_postgres
 dag = pipeline_dag(
     hourly,
     schedule="0 * * * *",
@@ -50,6 +54,7 @@ dag = pipeline_dag(
     replay_pool="exactbatch_hourly_replay",
 )
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
+on_a_server = pipeline_dag(quick, engine="connect", connections=Connections(spark="spark_connect_default"))
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
 
@@ -61,14 +66,18 @@ def running_airflow(
     """Run Airflow with the project's DAGs and plugins and the hourly DAG, all paused, with secrets in its
     connections and a user for each role.
 
-    Drivers wait after staging until the file `hold` exists, and write Spark's event log into `event_log`.
+    Drivers wait after staging until the file `hold` exists, and write Spark's event log into `event_log`. A server of
+    Spark Connect runs next to it.
     """
+    stack.connect.configure({}, {"spark.ui.enabled": "false", "spark.driver.memory": "512m"}, anywhere=True)
+    with patch.dict(os.environ, {"SPARK_SUBMIT_OPTS": quick_spark(HOME)}):
+        stack.connect.start()
     (folder / "dags").mkdir()
     for each in (ROOT / "dags").glob("*.py"):
         (folder / "dags" / each.name).symlink_to(each)
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "hourly.py").write_text(_DAG)
-    (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY))
+    (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY, quick=QUICK))
     airflow = LocalAirflow(
         stack,
         folder / "dags",
