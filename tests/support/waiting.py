@@ -14,7 +14,7 @@ def wait_for(
     condition: Callable[[], Any],
     what: str = "a condition",
     *,
-    timeout: float = 120,
+    timeout: float = 300,
     driver: _HasOutput | None = None,
 ) -> None:
     """Wait until a condition holds. Raises AssertionError after `timeout` seconds, with the output of `driver`."""
