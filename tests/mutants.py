@@ -439,6 +439,16 @@ MUTANTS: Final = (
         ("tests/integration/test_latest_changes.py::test_an_earlier_delete_that_is_the_latest_change_again",),
     ),
     Mutant(
+        "new rows are missing where the target has a row of one of their keys",
+        "sinks/upsert/latest_rows.py",
+        "                raise\n            return False\n",
+        "                raise\n            return True\n",
+        (
+            "tests/integration/test_latest_changes.py"
+            "::test_rows_that_the_target_has_before_their_first_change_are_updated",
+        ),
+    ),
+    Mutant(
         "earlier changes may have moved since they were found",
         "sinks/upsert/latest_changes.py",
         "        if kept and cursor.rowcount != kept:\n",

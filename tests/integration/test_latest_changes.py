@@ -1,15 +1,17 @@
 """Which change of a key is the latest: a staged one, or one that an earlier batch left."""
 
 import random
+import threading
 from typing import Any
 
 import pytest
 from psycopg2 import sql
 
 from exactbatch import Pipeline, Upsert
-from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer
+from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
+from exactbatch.sinks.upsert import latest_rows
 from support.environment import LONG
 from support.staged_batches import Batches, Database
 
@@ -175,8 +177,9 @@ def test_a_small_batch_reads_only_the_changes_of_its_keys(db, batches, monkeypat
 
 
 @pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET], ids=["version", "offset"])
-def test_any_history_ends_as_the_auditor_expects(db, batches, sink):
+def test_any_history_ends_as_the_auditor_expects(db, batches, monkeypatch, sink):
     """Keys that come late, twice, with equal versions or none; deletes; replays that give other keys."""
+    monkeypatch.setattr(latest_rows, "_is_cached", lambda *_: chance.random() < 0.5)
     chance = random.Random(5)
     made = batches(COLUMNS, sink)
 
@@ -200,3 +203,85 @@ def test_any_history_ends_as_the_auditor_expects(db, batches, sink):
         else:
             made.run(*(row(partition) for _ in range(chance.randint(1, 30))), partition=partition)
         assert is_what_the_auditor_expects(made), step
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_rows_are_written_in_the_order_of_their_keys(db, batches, monkeypatch, is_cached):
+    """New rows, changed ones, and with them one whose latest change an earlier batch has left."""
+    monkeypatch.setattr(latest_rows, "_is_cached", lambda *_: is_cached)
+    made = batches(COLUMNS, VERSIONED)
+    made.run(*((number * 7919 % 500, "new", 1, False) for number in range(500)))
+    assert db.rows("select id from t order by ctid") == [(number,) for number in range(500)]
+    made.run((250, "late", 0, False), *((number * 7919 % 500, "changed", 2, False) for number in range(250)))
+    written = db.rows("select id from t where name = 'changed' order by ctid")
+    assert len(written) == 250
+    assert written == sorted(written)
+    assert is_what_the_auditor_expects(made)
+
+
+def test_rows_that_the_target_has_before_their_first_change_are_updated(db, batches):
+    db.execute(
+        "create table t (id int primary key, name text, version int); insert into t values (2, 'old', 9)"
+    )
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False), (2, "b", 1, False), (3, "c", 1, False))
+    assert state(db) == {1: "a", 2: "b", 3: "c"}
+    assert is_what_the_auditor_expects(made)
+
+
+def test_a_row_that_another_session_inserts_at_the_same_time_is_updated(db, batches, database):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False))
+    other = connections.connect(database, application="another writer")
+    with connections.transaction(other) as cursor:
+        cursor.execute("insert into t values (2, 'theirs', 9)")
+        thread = threading.Thread(target=lambda: made.run((2, "b", 1, False), (3, "c", 1, False)))
+        thread.start()
+        thread.join(1)
+        assert thread.is_alive()
+    thread.join(60)
+    other.close()
+    assert state(db) == {1: "a", 2: "b", 3: "c"}
+
+
+def test_a_constraint_that_refuses_a_new_row_is_named_with_its_offset(db, batches):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False))
+    db.execute("alter table t add constraint one_each unique (name)")
+    with pytest.raises(
+        TargetMismatch, match=r"one_each.*; this concerns 1 row of the batch, at t\[0\] offset 2"
+    ):
+        made.run((2, "b", 1, False), (3, "a", 1, False))
+    assert state(db) == {1: "a"}
+
+
+INDEXES = "select pg_get_indexdef(indexrelid) from pg_index where indrelid = 't_change'::regclass"
+
+
+def test_the_index_of_changes_is_created_with_the_first_ones(db, batches):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False))
+    (index,) = [text for (text,) in db.rows(INDEXES) if "using btree" in text.lower()]
+    assert index.endswith("ON public.t_change USING btree (id)")
+    made.run((2, "b", 1, False))
+    made.replay()
+    assert [text for (text,) in db.rows(INDEXES) if "using btree" in text.lower()] == [index]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create index on t_change (id, version)",
+        "drop index t_change_id_idx; insert into t_change select 5, 'e', 1, false, 'other', 0, 1, now(), 9",
+    ],
+    ids=["another index on the key", "changes without an index"],
+)
+def test_no_index_is_created_besides_another_one_or_on_changes_that_have_none(db, batches, statement):
+    made = batches(COLUMNS, VERSIONED)
+    made.run((1, "a", 1, False))
+    if statement.startswith("create"):
+        db.execute("drop index t_change_id_idx; delete from t_change")
+    db.execute(statement)
+    before = db.rows(INDEXES)
+    made.run((2, "b", 1, False))
+    assert db.rows(INDEXES) == before

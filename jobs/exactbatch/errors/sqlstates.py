@@ -20,6 +20,7 @@ from exactbatch.errors import (
 
 INSUFFICIENT_PRIVILEGE: Final = "42501"
 UNDEFINED_TABLE: Final = "42P01"
+UNIQUE_VIOLATION: Final = "23505"
 DATA_EXCEPTION: Final = "22"  # the class of errors about a value
 # A regular expression: errors of the server, the session, a privilege or a missing staging table, not of a value.
 NOT_OF_A_VALUE: Final = f"^(08|25|40|53|57|58|XX|{INSUFFICIENT_PRIVILEGE}|{UNDEFINED_TABLE})"

@@ -42,19 +42,16 @@ class LatestChanges:
     key: Sequence[str]
     version: str | None
 
-    def create_index(self, cursor: Cursor) -> None:
-        """Create the index of a new table of changes by which the changes of a key are found."""
-        cursor.execute(
-            sql.SQL("create index on {} ({})").format(self.changes.identifier, column_list(self.key))
-        )
-
-    def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+    def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> bool:
         """Find the latest change of each affected key, before the staged changes are inserted.
 
-        Raises KeyOnTwoPartitions if the order of a key's changes is unknown.
+        Returns whether all affected keys are new: without a change that an earlier batch left, or that this
+        transaction has retracted. Raises KeyOnTwoPartitions if the order of a key's changes is unknown.
         """
         self._find_staged(cursor, staged, columns)
-        has_earlier = self._find_earlier(cursor)
+        cursor.execute(sql.SQL("select exists (select from {})").format(AFFECTED))
+        has_retracted = bool(cursor.fetchone()[0])
+        has_earlier = self._find_earlier(cursor, with_retracted=has_retracted)
         if self.version is None:
             self._check_partitions(cursor)
         kept = self._keep_latest(cursor) if has_earlier else 0
@@ -75,6 +72,7 @@ class LatestChanges:
                 f"{cursor.rowcount}: another session rewrites the table. Nothing was written; try again.",
                 batch_id=staged.batch_id,
             )
+        return not has_earlier and not has_retracted
 
     def check_one_per_record(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
@@ -134,12 +132,14 @@ class LatestChanges:
         )
         cursor.execute(sql.SQL("analyze {}").format(STAGED))
 
-    def _find_earlier(self, cursor: Cursor) -> bool:
+    def _find_earlier(self, cursor: Cursor, *, with_retracted: bool) -> bool:
         """Find the latest change of each affected key that earlier batches left; return whether there are any."""
-        cursor.execute(sql.SQL("select exists (select from {})").format(AFFECTED))
         keys = sql.SQL("select {} from {}").format(self._names["key"], STAGED)
-        if cursor.fetchone()[0]:
+        if with_retracted:
             keys = sql.SQL("{} union select {} from {}").format(keys, self._names["key"], AFFECTED)
+        # Each key is looked up once, so that a cache of results holds none that is asked for again; Postgres expects
+        # otherwise, and would look up many keys one by one instead of merging them with the index.
+        cursor.execute("set local enable_memoize to off")
         cursor.execute(
             sql.SQL(
                 "create temporary table {earlier} on commit drop as "

@@ -20,6 +20,7 @@ from exactbatch.sinks.tables.target_checks import check_operators, check_same_ke
 from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
 from exactbatch.sinks.upsert.audit import compare_with_changes
 from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
+from exactbatch.sinks.upsert.change_index import ChangeIndex
 from exactbatch.sinks.upsert.latest_changes import LatestChanges
 from exactbatch.sinks.upsert.latest_rows import LatestRows
 from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
@@ -140,8 +141,7 @@ class Upsert(SinkDefaults):
         self._target.lock(cursor)
         if not prepare_table(cursor, self._target, columns, key=self.key, evolve=evolve):
             check_unique(cursor, self._target, self.key)
-        if self.lineage_table.prepare(cursor, self.staged_columns(columns), evolve=evolve):
-            self._latest_changes.create_index(cursor)
+        self.lineage_table.prepare(cursor, self.staged_columns(columns), evolve=evolve)
         check_same_keys(cursor, self._target, self.lineage_table.table, self.key)
         check_operators(cursor, self._target, self.key)
         check_two_steps(
@@ -184,10 +184,12 @@ class Upsert(SinkDefaults):
         the target refuses a row.
         """
         self._begin(cursor)
-        self._latest_changes.find(cursor, staged, columns)
+        all_new = self._latest_changes.find(cursor, staged, columns)
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
-            inserted = self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
-        LatestRows(self._target, self.lineage_table, self.key).write(cursor, staged, columns)
+            inserted = ChangeIndex(self.lineage_table, self.key).insert(
+                cursor, lambda: self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
+            )
+        LatestRows(self._target, self.lineage_table, self.key).write(cursor, staged, columns, all_new=all_new)
         return inserted
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
