@@ -449,6 +449,26 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "an earlier change in another partition is not noticed",
+        "sinks/upsert/latest_changes.py",
+        '"(c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "',
+        '"false "',
+        (
+            "tests/integration/test_latest_changes.py"
+            "::test_a_key_on_two_partitions_is_refused_whichever_batches_its_changes_are_in",
+        ),
+    ),
+    Mutant(
+        "versions are compared by an operator that the login finds",
+        "sinks/upsert/latest_changes.py",
+        "            and self._is_comparable(cursor)\n",
+        "",
+        (
+            "tests/integration/test_latest_changes.py"
+            "::test_versions_of_a_type_whose_operators_the_login_does_not_find_are_ordered_by_their_type",
+        ),
+    ),
+    Mutant(
         "earlier changes may have moved since they were found",
         "sinks/upsert/latest_changes.py",
         "        if kept and cursor.rowcount != kept:\n",

@@ -11,7 +11,7 @@ from exactbatch import Pipeline, Upsert
 from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
-from exactbatch.sinks.upsert import latest_rows
+from exactbatch.sinks.upsert import latest_changes, latest_rows
 from support.environment import LONG
 from support.staged_batches import Batches, Database
 
@@ -60,7 +60,11 @@ def is_what_the_auditor_expects(made: Batches) -> bool:
         ((1, "a", 5, False), (1, "b", None, True), "a"),
     ],
 )
-def test_the_greatest_version_is_the_latest_and_then_the_greatest_offset(db, batches, earlier, later, name):
+@pytest.mark.parametrize("many", [1, latest_changes.MANY_KEYS])
+def test_the_greatest_version_is_the_latest_and_then_the_greatest_offset(
+    db, batches, monkeypatch, earlier, later, name, many
+):
+    monkeypatch.setattr(latest_changes, "MANY_KEYS", many)
     expected = {2: "other"} | ({} if name is None else {1: name})
     made = batches(COLUMNS, VERSIONED)
     made.run(earlier, (2, "other", 1, False))
@@ -73,6 +77,18 @@ def test_the_greatest_version_is_the_latest_and_then_the_greatest_offset(db, bat
     both = Batches(db.connection, Pipeline(name="q", topics=("q",), value=made.pipeline.value, sink=sink))
     both.run(earlier, later)
     assert dict(db.rows("select id, name from u")) == ({} if name is None else {1: name})
+
+
+def test_versions_of_a_type_whose_operators_the_login_does_not_find_are_ordered_by_their_type(
+    db, batches, monkeypatch
+):
+    """To citext B is greater than a, and to text it is smaller."""
+    monkeypatch.setattr(latest_changes, "MANY_KEYS", 1)
+    db.execute("create schema ext; create extension citext schema ext")
+    made = batches("id int, name text, version ext.citext", VERSIONED)
+    made.run((1, "earlier", "B", False))
+    made.run((1, "later", "a", False))
+    assert state(db) == {1: "earlier"}
 
 
 def test_among_equal_versions_partition_and_offset_decide_whichever_batch_came_first(db, batches):
@@ -115,17 +131,21 @@ def test_a_key_all_of_whose_changes_are_retracted_has_no_row(db, batches):
     assert state(db) == {2: "b", 3: "c"}
 
 
-def test_a_key_on_two_partitions_is_refused_whichever_batches_its_changes_are_in(db, batches):
+@pytest.mark.parametrize("many", [1, latest_changes.MANY_KEYS])
+def test_a_key_on_two_partitions_is_refused_whichever_batches_its_changes_are_in(
+    db, batches, monkeypatch, many
+):
+    monkeypatch.setattr(latest_changes, "MANY_KEYS", many)
     made = batches(COLUMNS, BY_OFFSET)
     made.run((1, "a", 0, False), (2, "b", 0, False))
-    made.run((3, "c", 0, False), partition=1)
+    made.run((3, "c", 0, False), (4, "d", 0, False), partition=1)
     on_two = r"\(id\) = \(2\) in t\[0\] and t\[1\]"
     with pytest.raises(KeyOnTwoPartitions, match=on_two):
         made.run((2, "x", 0, False), partition=1)
     made.log[1][0] = (2, "x", 0, False)
     with pytest.raises(KeyOnTwoPartitions, match=on_two):
         made.replay()  # both of its changes are staged
-    assert state(db) == {1: "a", 2: "b", 3: "c"}
+    assert state(db) == {1: "a", 2: "b", 3: "c", 4: "d"}
 
 
 def test_a_changed_place_of_a_change_that_is_kept_is_noticed(db, batches, monkeypatch):
@@ -190,7 +210,9 @@ def test_any_history_ends_as_the_auditor_expects(db, batches, monkeypatch, sink)
         version = chance.choice([None, *range(8)])
         return number, f"{chance.random()}", version, chance.random() < 0.2
 
+    many = latest_changes.MANY_KEYS
     for step in range(STEPS):
+        monkeypatch.setattr(latest_changes, "MANY_KEYS", chance.choice([1, many]))
         partition = chance.randrange(2)
         log = made.log.setdefault(partition, [])
         if step % 4 == 3 and log:

@@ -31,6 +31,9 @@ _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 _TABLE: Final = sql.Identifier("exactbatch_table")
 ROW: Final = sql.Identifier("exactbatch_row")
 _KEYS_SHOWN: Final = 5
+# From so many affected keys on, it pays to look whether earlier batches left changes of some of them.
+MANY_KEYS: Final = 10_000
+_KEYS_LOOKED_UP: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,16 @@ class LatestChanges:
         Returns whether all affected keys are new: without a change that an earlier batch left, or that this
         transaction has retracted. Raises KeyOnTwoPartitions if the order of a key's changes is unknown.
         """
-        self._find_staged(cursor, staged, columns)
+        keys = self._find_staged(cursor, staged, columns)
         cursor.execute(sql.SQL("select exists (select from {})").format(AFFECTED))
         has_retracted = bool(cursor.fetchone()[0])
-        has_earlier = self._find_earlier(cursor, with_retracted=has_retracted)
+        later_only = (
+            not has_retracted
+            and keys >= MANY_KEYS
+            and self._is_comparable(cursor)
+            and self._is_any_known(cursor)
+        )
+        has_earlier = self._find_earlier(cursor, with_retracted=has_retracted, later_only=later_only)
         if self.version is None:
             self._check_partitions(cursor)
         kept = self._keep_latest(cursor) if has_earlier else 0
@@ -72,7 +81,7 @@ class LatestChanges:
                 f"{cursor.rowcount}: another session rewrites the table. Nothing was written; try again.",
                 batch_id=staged.batch_id,
             )
-        return not has_earlier and not has_retracted
+        return not (has_earlier or has_retracted or later_only)
 
     def check_one_per_record(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
@@ -113,8 +122,9 @@ class LatestChanges:
                 until_offset=rows[0].offset + 1,
             )
 
-    def _find_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
-        """Find the latest staged change of each key; without a version, of each key and partition."""
+    def _find_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
+        """Find the latest staged change of each key; without a version, of each key and partition. Return how many
+        there are."""
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
         # The first branch gives the types and collations by which the changes are compared.
         cursor.execute(
@@ -130,11 +140,42 @@ class LatestChanges:
                 accepted=staged.accepted,
             )
         )
+        found = cursor.rowcount
         cursor.execute(sql.SQL("analyze {}").format(STAGED))
+        return found
 
-    def _find_earlier(self, cursor: Cursor, *, with_retracted: bool) -> bool:
-        """Find the latest change of each affected key that earlier batches left; return whether there are any."""
-        keys = sql.SQL("select {} from {}").format(self._names["key"], STAGED)
+    def _is_comparable(self, cursor: Cursor) -> bool:
+        """True if `>` compares versions as `order by` does: for other types than Postgres's own, the login's search
+        path decides what `>` means."""
+        if self.version is None:
+            return True
+        cursor.execute(
+            "select t.typtype = 'b' and t.typnamespace = 'pg_catalog'::regnamespace "
+            "from pg_attribute a join pg_type t on t.oid = a.atttypid "
+            "where a.attrelid = %s::regclass and a.attname = %s",
+            (self.changes.identifier.as_string(cursor), self.version),
+        )
+        return bool(cursor.fetchone()[0])
+
+    def _is_any_known(self, cursor: Cursor) -> bool:
+        """True if earlier batches left a change of one of the first keys."""
+        cursor.execute(
+            sql.SQL(
+                "select exists (select from (select {key} from {staged} limit {limit}) first_keys "
+                "join {change} using ({key}))"
+            ).format(**self._names, limit=sql.Literal(_KEYS_LOOKED_UP))
+        )
+        return bool(cursor.fetchone()[0])
+
+    def _find_earlier(self, cursor: Cursor, *, with_retracted: bool, later_only: bool) -> bool:
+        """Find the latest change of each affected key that earlier batches left; return whether there are any.
+
+        With `later_only`, changes are left out that a staged change in the same partition, or with a version, follows.
+        """
+        keys: sql.Composable = sql.SQL("select {} from {}").format(self._names["key"], STAGED)
+        condition: sql.Composable = sql.SQL("true")
+        if later_only:
+            keys, condition = self._staged_versions, self._is_not_followed
         if with_retracted:
             keys = sql.SQL("{} union select {} from {}").format(keys, self._names["key"], AFFECTED)
         # Each key is looked up once, so that a cache of results holds none that is asked for again; Postgres expects
@@ -144,8 +185,8 @@ class LatestChanges:
             sql.SQL(
                 "create temporary table {earlier} on commit drop as "
                 "select distinct on ({group}) {ordered}, {place}, deleted, c.tableoid as {table}, c.ctid as {row} "
-                "from {change} c join ({keys}) affected using ({key}) order by {order}"
-            ).format(**self._names, keys=keys)
+                "from {change} c join ({keys}) affected using ({key}) where {condition} order by {order}"
+            ).format(**self._names, keys=keys, condition=condition)
         )
         return cursor.rowcount > 0
 
@@ -169,6 +210,30 @@ class LatestChanges:
                 )
             )
         return kept
+
+    @property
+    def _staged_versions(self) -> sql.Composable:
+        """A query for the keys of the latest staged changes, their versions and places."""
+        version = sql.SQL("null::int") if self.version is None else sql.Identifier(self.version)
+        return sql.SQL(
+            "select {key}, {version} as exactbatch_version, kafka_topic as exactbatch_topic, "
+            "kafka_partition as exactbatch_partition, kafka_offset as exactbatch_offset from {staged}"
+        ).format(**self._names, version=version)
+
+    @property
+    def _is_not_followed(self) -> sql.Composable:
+        """The condition of an earlier change `c` that is later than the staged change, or in another partition if only
+        the offset orders changes."""
+        if self.version is None:
+            return sql.SQL(
+                "(c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "
+                "or c.kafka_offset >= exactbatch_offset"
+            )
+        return sql.SQL(
+            "c.{version} > exactbatch_version or c.{version} is not null and exactbatch_version is null "
+            "or c.{version} is not distinct from exactbatch_version and (c.kafka_topic, c.kafka_partition, "
+            "c.kafka_offset) >= (exactbatch_topic, exactbatch_partition, exactbatch_offset)"
+        ).format(version=sql.Identifier(self.version))
 
     @property
     def _ordered(self) -> list[str]:
