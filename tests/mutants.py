@@ -42,6 +42,7 @@ _EARLY: Final = "tests/integration/test_early_inserts.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
+_FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
 
 
 @dataclass(frozen=True)
@@ -1258,9 +1259,37 @@ MUTANTS: Final = (
     Mutant(
         "a COPY of encoded rows is not counted",
         "batch/binary_copy.py",
-        "    if cursor.rowcount != stream.rows:",
+        "    if stored != sent:",
         "    if False:",
         ("tests/integration/test_fast_path.py::test_a_copy_of_which_postgres_stores_less_is_an_error",),
+    ),
+    Mutant(
+        "what a COPY of a range has stored is not compared",
+        "batch/range_copy.py",
+        "rows == sent == stored == done.inserted",
+        "rows == sent == done.inserted",
+        (f"{_FAST_RANGES}::test_a_row_that_a_trigger_replaces_is_noticed",),
+    ),
+    Mutant(
+        "a row of a range that the target refuses is an unknown error of psycopg2",
+        "batch/row_copy.py",
+        "(AdbcError, psycopg2.Error)",
+        "(AdbcError,)",
+        (f"{_FAST_RANGES}::test_a_refusal_is_the_same_error_on_both_paths",),
+    ),
+    Mutant(
+        "rejects of a range that compiled code reads are not kept",
+        "batch/row_copy.py",
+        "map(self._encoder.encode_rejects, rejects))",
+        "map(self._encoder.encode_rejects, rejects[:-1]))",
+        (f"{_FAST_RANGES}::test_both_paths_write_the_same_rows_and_rejects",),
+    ),
+    Mutant(
+        "a percent sign of a statement is taken for a parameter",
+        "postgres/numbered.py",
+        'statement.replace("%", "%%")',
+        "statement",
+        ("tests/unit/test_numbered.py",),
     ),
     Mutant(
         "compiled code takes a field that is given twice",

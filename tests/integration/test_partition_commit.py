@@ -14,8 +14,9 @@ from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch import partition_commit
-from exactbatch.batch.partition_commit import commit_batch, commit_range
+from exactbatch.batch.partition_commit import Committed, commit_batch, commit_range
 from exactbatch.cli.render import batches_table
+from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import (
     Fenced,
     ReplayRefused,
@@ -49,6 +50,12 @@ def topic(make_topic):
 def pipeline(topic, make_pipeline):
     """It allows no reject, so that only the first partition's range can be committed."""
     return make_pipeline(topic, commit="partition")
+
+
+@pytest.fixture(params=["off", "0"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges that this process commits go through ADBC, or compiled code encodes them."""
+    monkeypatch.setenv(VARIABLE, request.param)
 
 
 def tolerant(pipeline: Pipeline) -> Pipeline:
@@ -184,7 +191,9 @@ def test_a_share_of_rejects_holds_for_each_range_by_itself(world, topic, pipelin
     assert world.is_exact(pipeline)
 
 
-def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(world, pipeline, monkeypatch):
+def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(
+    world, pipeline, monkeypatch, path
+):
     """The range with a reject, which is in the ledger once as well."""
     pipeline = tolerant(pipeline)
     task = task_of(world, pipeline, world.plan(pipeline), partition=1)
@@ -192,24 +201,24 @@ def test_of_two_attempts_at_one_range_at_once_one_writes_and_both_end_well(world
     one, other = held.while_held(
         lambda: commit_range(task, 1), lambda: commit_range(task, 2), until=lambda: waiting(world)
     )
-    assert (one.result(), other.result()) == (None, None)
+    assert (one.result(), other.result()) == (Committed(4), Committed(4))
     assert [row[0] for row in world.target(pipeline, "id")] == [5, 6, 7]
     assert world.rows("select count(*) from exactbatch.rejected_record") == [(1,)]
-    assert commit_range(task, 3) is None, "nor does a later one write"
+    assert commit_range(task, 3) == Committed(0), "nor does a later one read or write"
     assert len(world.target(pipeline, "id")) == 3
     assert world.process(pipeline, task.batch_id).batch.rows == 8
-    assert commit_range(task, 4) is None, "nor one that comes after the batch has committed"
+    assert commit_range(task, 4) == Committed(0), "nor one that comes after the batch has committed"
     assert world.is_exact(pipeline)
 
 
-def test_attempt_that_comes_late_to_its_locks_finds_range_committed(world, pipeline, monkeypatch):
+def test_attempt_that_comes_late_to_its_locks_finds_range_committed(world, pipeline, monkeypatch, path):
     """It has copied all of its rows by then."""
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
     one, other = held.while_held(
         lambda: commit_range(task, 1), lambda: commit_range(task, 2), until=lambda: False
     )
-    assert (one.result(), other.result()) == (None, None)
+    assert (one.result(), other.result()) == (Committed(5), Committed(5))
     assert len(world.target(pipeline, "id")) == 5
     assert world.is_exact(pipeline)
 
@@ -237,7 +246,7 @@ def test_batch_superseded_in_middle_is_fenced_and_next_advance_goes_on(world, to
     assert (first.gaps.count, first.missing.count) == (3, 3)
 
 
-def test_batch_superseded_while_range_is_copied_does_not_commit_it(world, pipeline, monkeypatch):
+def test_batch_superseded_while_range_is_copied_does_not_commit_it(world, pipeline, monkeypatch, path):
     task = task_of(world, pipeline, world.plan(pipeline))
     held = Held(monkeypatch, "partition.before_locks")
     one, newer = held.while_held(
@@ -261,7 +270,7 @@ def test_plan_waits_for_range_about_to_commit_and_goes_on_behind_it(world, topic
         lambda: world.plan(pipeline),
         until=lambda: waiting(onlooker),
     )
-    assert one.result() is None
+    assert one.result() == Committed(5)
     with transaction(world.connection):
         planned = Ledger(world.connection).ranges(newer.result())
     assert [(each.partition, each.from_offset, each.until_offset) for each in planned] == [
@@ -417,7 +426,7 @@ def test_rows_that_do_not_arrive_and_rows_refused_fail_their_range(world, topic,
     assert world.is_exact(pipeline)
 
 
-def test_what_waits_for_commit_is_done_before_rows_are_counted(world, topic, pipeline):
+def test_what_waits_for_commit_is_done_before_rows_are_counted(world, topic, pipeline, path):
     """Deferred triggers of the target and of a table that it logs into, and a deferred foreign key."""
     target = pipeline.sink.target
     batch_id = world.plan(pipeline)
@@ -464,12 +473,12 @@ def test_what_waits_for_commit_is_done_before_rows_are_counted(world, topic, pip
     assert isinstance(error, StagedRowsDiffer)
     assert "constraint is_known is now gone" in str(error)
     assert world.target(pipeline, "id") == [(-1,)]
-    assert commit_range(task_of(world, pipeline, batch_id), 1) is None
+    assert commit_range(task_of(world, pipeline, batch_id), 1) == Committed(5)
     assert world.process(tolerant(pipeline), batch_id).batch.rows == 8
     assert world.rows("select count(*) from log") == [(8,)]
 
 
-def test_a_truncate_behind_which_the_counts_are_right_is_noticed(world, topic, pipeline):
+def test_a_truncate_behind_which_the_counts_are_right_is_noticed(world, topic, pipeline, path):
     """It takes older rows away, and writes those of the range again."""
     target = pipeline.sink.target
     batch_id = world.plan(pipeline)

@@ -8,11 +8,12 @@ import pytest
 
 from exactbatch.batch import range_copy, rejects, reread, uncastable
 from exactbatch.batch import stage as stage_module
-from exactbatch.batch.partition_commit import commit_batch, commit_range
+from exactbatch.batch.partition_commit import Committed, commit_batch, commit_range
 from exactbatch.batch.stage import decode_range, stage
 from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.batch.task import Staged, StageTask
+from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import TooManyRejects
 from exactbatch.kafka import reader as read
 from exactbatch.ledger import Ledger
@@ -99,11 +100,15 @@ def test_what_a_transform_reads_leaves_its_rejects_in_portions(world, task, turn
     assert 0 < part < BAD  # an attempt that Spark does not accept: it does not count
 
 
-def test_a_range_is_committed_with_rejects_of_many_portions(world, topic, make_pipeline, turns):
+@pytest.mark.parametrize("fast_path", ["off", "0"])
+def test_a_range_is_committed_with_rejects_of_many_portions(
+    world, topic, make_pipeline, turns, monkeypatch, fast_path
+):
+    monkeypatch.setenv(VARIABLE, fast_path)
     pipeline = make_pipeline(topic, commit="partition", max_rejects=1.0)
     batch_id = world.plan(pipeline)
     task = task_of(world, pipeline, batch_id)
-    assert commit_range(task, 1) is None
+    assert commit_range(task, 1) == Committed(GOOD + BAD)
     assert turns["partition.after_rejects"] >= 6
     assert committed(world, batch_id) == [(0, GOOD + BAD, GOOD, BAD, 0)]
     commit_batch(world.connection, pipeline, batch_id, task.plan_id)

@@ -21,12 +21,35 @@ class EncodedRows(NamedTuple):
     rows: int
 
 
+class Copied(NamedTuple):
+    """How many rows a COPY has sent, and how many of them the server has stored, if that is reported."""
+
+    sent: int
+    stored: int
+
+
 def copy_encoded(
     cursor: Cursor, table: sql.Composable, names: Sequence[str], encoded: Iterator[EncodedRows]
 ) -> int:
     """COPY rows with the columns `names` into a table; return how many the server has stored.
 
     Raises StagedRowsDiffer if they are more or fewer than those encoded, and whatever the iterator raises.
+    """
+    sent, stored = send_encoded(cursor, table, names, encoded)
+    if stored != sent:
+        raise StagedRowsDiffer(
+            f"table {table.as_string(cursor)}: {sent} rows were sent, and Postgres stored {stored}. Nothing was "
+            f"written; the retry reads the same range again."
+        )
+    return stored
+
+
+def send_encoded(
+    cursor: Cursor, table: sql.Composable, names: Sequence[str], encoded: Iterator[EncodedRows]
+) -> Copied:
+    """COPY rows as copy_encoded() does, and leave it to the caller to compare the counts.
+
+    Raises the errors of psycopg2, and whatever the iterator raises.
     """
     stream = _CopyStream(encoded)
     statement = sql.SQL("copy {} ({}) from stdin (format binary)").format(
@@ -38,12 +61,7 @@ def copy_encoded(
         if stream.raised is not None:
             raise stream.raised from error
         raise
-    if cursor.rowcount != stream.rows:
-        raise StagedRowsDiffer(
-            f"table {table.as_string(cursor)}: {stream.rows} rows were sent, and Postgres stored "
-            f"{cursor.rowcount}. Nothing was written; the retry reads the same range again."
-        )
-    return int(cursor.rowcount)
+    return Copied(stream.rows, int(cursor.rowcount))
 
 
 class _CopyStream:

@@ -19,7 +19,7 @@ from exactbatch.batch.fences import (
     check_topic_ids,
     facts_of,
 )
-from exactbatch.batch.partition_commit import commit_batch, commit_ranges
+from exactbatch.batch.partition_commit import Committed, commit_batch, commit_ranges
 from exactbatch.batch.publish import Published, publish
 from exactbatch.batch.range_copy import RangeTask
 from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
@@ -27,7 +27,7 @@ from exactbatch.batch.stage_partition import PartitionStager
 from exactbatch.batch.staged_pieces import close_partition, create_partition
 from exactbatch.batch.stager import stage_tasks
 from exactbatch.batch.staging_tables import StagingTables, create_rows, hold_launch, identifier
-from exactbatch.batch.task import StagedBatch
+from exactbatch.batch.task import Staged, StagedBatch
 from exactbatch.batch.uncastable import reject_uncastable
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced
@@ -184,7 +184,7 @@ def _process(
         failpoint("job.before_stage")
         with closing(early):
             staged = direct.stage(early.add) if direct is not None and may_insert_early else stager.stage()
-            _log_taken(batch.batch_id, staged)
+            _log_taken(batch.batch_id, staged.pieces)
             failpoint("job.after_stage")
             with early.kept_open():
                 staged = _without_uncastable(
@@ -217,7 +217,7 @@ def _stage_partition(
         create_partition(cursor, tables, staging)
     failpoint("job.before_stage")
     staged = stager.stage()
-    _log_taken(tables.batch_id, staged)
+    _log_taken(tables.batch_id, staged.pieces)
     failpoint("job.after_stage")
     _check_rejects(connection, pipeline, tables, staged, pipeline.rejects_allowed(staged.records))
     close_partition(connection, pipeline, tables)
@@ -227,14 +227,10 @@ def _stage_partition(
     return staged
 
 
-def _log_taken(batch_id: int, staged: StagedBatch) -> None:
-    if staged.taken:
-        logger.info(
-            "batch %s: compiled code took %s of %s records",
-            batch_id,
-            f"{staged.taken:,}",
-            f"{staged.records:,}",
-        )
+def _log_taken(batch_id: int, outcomes: Sequence[Staged | Committed]) -> None:
+    if taken := sum(outcome.taken for outcome in outcomes):
+        records = sum(outcome.records for outcome in outcomes)
+        logger.info("batch %s: compiled code took %s of %s records", batch_id, f"{taken:,}", f"{records:,}")
 
 
 def _without_uncastable(
@@ -329,6 +325,7 @@ def _process_ranges(
             for range_ in ranges
         ]
         failpoint("job.before_ranges")
-        executors.run(tasks, commit_ranges, limit=pipeline.max_connections, verb="commit")
+        outcomes = executors.run(tasks, commit_ranges, limit=pipeline.max_connections, verb="commit")
+        _log_taken(batch.batch_id, outcomes)
         failpoint("job.after_ranges")
     return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)

@@ -7,14 +7,16 @@ for each other, and a newer plan waits for the ranges that are about to commit a
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 from uuid import UUID
 
 from exactbatch.batch.arrow_copy import PostgresAccess
-from exactbatch.batch.decode import pause_garbage_collector, shared_reads
+from exactbatch.batch.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.fences import check_publishable, check_topic_ids
 from exactbatch.batch.publish import Published
 from exactbatch.batch.range_copy import REJECTS, RangeTask, copy_range, one_row, range_reader
+from exactbatch.batch.row_copy import RowCopy, TaskConnection, TaskCursor
 from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
@@ -31,19 +33,27 @@ from exactbatch.ledger.partition_commit import (
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
-if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
-    from exactbatch.postgres.arrow import ArrowConnection, ArrowCursor
-
 _SERVER: Final = "select current_database(), pg_is_in_recovery()"
 
 
-def commit_ranges(tasks: Sequence[RangeTask], attempt: int) -> list[ExactbatchError | None]:
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a task attempt did for a range that is committed now: it read `records`, none if another attempt had
+    committed the range before. Compiled code took `taken` of them, which does not matter for the result."""
+
+    records: int
+    taken: int = field(default=0, compare=False)
+
+
+def commit_ranges(tasks: Sequence[RangeTask], attempt: int) -> list[Committed | ExactbatchError]:
     """Read ranges, on an executor, and commit each of them, as commit_range() does."""
     reads = shared_reads(tasks)
     return [commit_range(task, attempt, reads) for task in tasks]
 
 
-def commit_range(task: RangeTask, attempt: int, reads: SharedReads | None = None) -> ExactbatchError | None:
+def commit_range(
+    task: RangeTask, attempt: int, reads: SharedReads | None = None
+) -> Committed | ExactbatchError:
     """Read, decode and commit one range, on an executor; do nothing if this batch has committed it before.
 
     `reads` are those that the range shares with others. Returns a terminal error, so that Spark does not retry what
@@ -54,15 +64,17 @@ def commit_range(task: RangeTask, attempt: int, reads: SharedReads | None = None
     postgres = PostgresAccess(task.postgres, pipeline.publish_timeout, pipeline.statement_timeout)
     try:
         with pause_garbage_collector():
-            postgres.run(
-                lambda connection, timeout: _commit(connection, task, attempt, timeout, reads),
+            reader, copy = range_reader(task, attempt, reads)
+            copy.run(
+                postgres,
+                lambda connection, timeout: _commit(connection, task, reader, copy, timeout),
                 where=str(task),
             )
     except ExactbatchError as error:
         if error.retryable and not isinstance(error, StagedRowsDiffer):
             raise
         return error
-    return None
+    return Committed(reader.records, reader.taken)
 
 
 def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID) -> Published:
@@ -91,11 +103,7 @@ def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan
 
 
 def _commit(
-    connection: "ArrowConnection",
-    task: RangeTask,
-    attempt: int,
-    timeout: StallTimeout,
-    reads: SharedReads | None,
+    connection: TaskConnection, task: RangeTask, reader: RangeReader, copy: RowCopy, timeout: StallTimeout
 ) -> None:
     """Commit the range. If it turns out to be committed already, return without a commit and so without a
     trace."""
@@ -103,8 +111,7 @@ def _commit(
         if _is_committed(cursor, task):
             return
         connection.rollback()  # that query needs no longer transaction: what follows may take long
-        reader = range_reader(task, attempt, reads)
-        copy_range(cursor, task, reader, timeout)
+        copy_range(cursor, task, reader, copy, timeout)
         # Asked after the last record was read: if the id is the plan's now, it was all along.
         with timeout.paused():
             check_topic_ids([task.range], KafkaBroker(task.kafka).topic_ids([task.range.topic]))
@@ -125,7 +132,7 @@ def _commit(
     failpoint("partition.after_commit")
 
 
-def _is_committed(cursor: "ArrowCursor", task: RangeTask) -> bool:
+def _is_committed(cursor: TaskCursor, task: RangeTask) -> bool:
     """True if this batch has committed the range. Raises Fenced when the batch is superseded, and BatchLost."""
     status, committed = _of_this_plan(cursor, task, RANGE_STATE, task.key)
     if status == "superseded":
@@ -133,7 +140,7 @@ def _is_committed(cursor: "ArrowCursor", task: RangeTask) -> bool:
     return bool(committed)
 
 
-def _lock(cursor: "ArrowCursor", task: RangeTask) -> bool:
+def _lock(cursor: TaskCursor, task: RangeTask) -> bool:
     """Lock the batch and the stored offset, as the plan found them, until the commit.
 
     Returns False when another attempt has committed the range. Raises Fenced when the batch may not commit.
@@ -157,7 +164,7 @@ def _lock(cursor: "ArrowCursor", task: RangeTask) -> bool:
 
 
 def _of_this_plan(
-    cursor: "ArrowCursor", task: RangeTask, statement: str, parameters: tuple[Any, ...]
+    cursor: TaskCursor, task: RangeTask, statement: str, parameters: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Return what the ledger has of the batch, after its plan_id. Raises BatchLost when another plan has its
     number: that batch may have a range that starts at the same offset and ends at another one."""

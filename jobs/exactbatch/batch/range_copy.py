@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
-from adbc_driver_manager import Error as AdbcError
 
-from exactbatch.batch.arrow_copy import copy_batches, copy_in_turns
+from exactbatch.batch.arrow_copy import copy_in_turns
+from exactbatch.batch.binary_copy import Copied
 from exactbatch.batch.decode import Changes, RangeReader
-from exactbatch.batch.rejects import REJECT_SCHEMA, too_many_rejects
+from exactbatch.batch.rejects import too_many_rejects
+from exactbatch.batch.row_copy import DATABASE_ERRORS, ArrowCopy, RowCopy, TaskCursor, row_copy
 from exactbatch.batch.watchdog import StallTimeout
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.errors.sqlstates import is_refusal
-from exactbatch.errors.translation import adbc_message
+from exactbatch.errors.translation import refusal_of
 from exactbatch.failpoints import failpoint
 from exactbatch.formats import Format, WithMessage, with_registry
 from exactbatch.kafka.shared_reads import SharedReads
@@ -23,9 +24,6 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.catalog import FACTS_OF, Fact, changes, check_kinds, triggers_of
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
-
-if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
-    from exactbatch.postgres.arrow import ArrowCursor
 
 REJECTS: Final = "exactbatch_rejects"  # a temporary table, which INSERT_RANGE_REJECTS reads
 # ADBC reports what it sent, not what has arrived; and counting in the target would read much of it.
@@ -79,14 +77,21 @@ class RangeTask:
         return f"batch {self.batch_id} of pipeline {self.pipeline.name!r}, {self.range}"
 
 
-def range_reader(task: RangeTask, attempt: int, reads: SharedReads | None) -> RangeReader:
-    """Return a reader of the range whose rows have the columns of the target; `reads` are shared with others."""
+def range_reader(task: RangeTask, attempt: int, reads: SharedReads | None) -> tuple[RangeReader, RowCopy]:
+    """Return a reader of the range whose rows have the columns of the target, and how they are copied.
+
+    `reads` are those that the range shares with others, if it does.
+    """
     columns = (*task.pipeline.value.columns, *LINEAGE)
     schema = pa.schema([(column.name, column.arrow_type) for column in columns])
-    return RangeReader(task, attempt, schema, {"batch_id": task.batch_id}, reads=reads)
+    constants = {"batch_id": task.batch_id}
+    reader = RangeReader(task, attempt, schema, constants, reads=reads)
+    return reader, row_copy(task, reader, constants) if reads is None else ArrowCopy(schema)
 
 
-def copy_range(cursor: "ArrowCursor", task: RangeTask, reader: RangeReader, timeout: StallTimeout) -> None:
+def copy_range(
+    cursor: TaskCursor, task: RangeTask, reader: RangeReader, copy: RowCopy, timeout: StallTimeout
+) -> None:
     """COPY the rows of a range into the target, and check that they have arrived; rejects go into the temporary
     table REJECTS.
 
@@ -96,36 +101,32 @@ def copy_range(cursor: "ArrowCursor", task: RangeTask, reader: RangeReader, time
     schema_name, table = task.pipeline.sink.tables[-1].name
     target = '"{}"."{}"'.format(*(part.replace('"', '""') for part in (schema_name, table)))
     before = WriteCounts(*one_row(cursor, _WRITES, (target,)))
-    sent = 0
-    mode = "create"
+    sent = stored = 0
 
-    def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
-        nonlocal sent
+    def copy_rows(rows: Iterator[Any]) -> None:
+        nonlocal sent, stored
         try:
-            sent += copy_batches(
-                cursor, table, reader.schema, rows, mode="append", db_schema_name=schema_name
-            )
-        except AdbcError as error:
+            copied = copy.copy_rows(cursor, schema_name, table, rows)
+        except DATABASE_ERRORS as error:
             _raise_refused(task, error)
             raise
+        sent, stored = sent + copied.sent, stored + copied.stored
 
     def copy_rejects(rejects: list[pa.RecordBatch]) -> None:
-        nonlocal mode
-        copy_batches(cursor, REJECTS, REJECT_SCHEMA, iter(rejects), mode=mode, temporary=True)
-        mode = "append"
+        copy.copy_rejects(cursor, REJECTS, rejects)
         failpoint("partition.after_rejects")
 
-    copy_in_turns(timeout.watch(reader.batches()), reader.pending, copy_rows, copy_rejects)
+    copy_in_turns(timeout.watch(copy.rows(reader)), reader.pending, copy_rows, copy_rejects)
     _check_rejects(task, reader)
     _check_seen(cursor, task, target)
     try:
         # Deferred triggers and constraints would act at the commit, after what has arrived was counted.
         cursor.execute("set constraints all immediate")
-    except AdbcError as error:
+    except DATABASE_ERRORS as error:
         _raise_refused(task, error)
         raise
     done = WriteCounts(*one_row(cursor, _WRITES, (target,))) - before
-    _check_arrived(task, reader.rows, sent, done)
+    _check_arrived(task, reader.rows, Copied(sent, stored), done)
 
 
 def _check_rejects(task: RangeTask, reader: RangeReader) -> None:
@@ -144,14 +145,16 @@ def _check_rejects(task: RangeTask, reader: RangeReader) -> None:
     )
 
 
-def _check_arrived(task: RangeTask, rows: int, sent: int, done: WriteCounts) -> None:
+def _check_arrived(task: RangeTask, rows: int, copied: Copied, done: WriteCounts) -> None:
     """Raise TargetMismatch unless as many rows have arrived as were decoded and no other row was changed, and
     StagedRowsDiffer if the target was truncated or rewritten."""
     where = f"{task}, target {task.pipeline.sink.target}"
     triggers = triggers_of(task.seen)
-    if not rows == sent == done.inserted or done.updated or done.deleted:
+    sent, stored = copied
+    if not rows == sent == stored == done.inserted or done.updated or done.deleted:
+        kept = "" if stored == sent else f", of which the COPY stored {stored}"
         raise TargetMismatch(
-            f"{where}: {rows} rows were decoded and {sent} were sent, and Postgres counts {done} in the "
+            f"{where}: {rows} rows were decoded and {sent} were sent{kept}, and Postgres counts {done} in the "
             f"target{f': {triggers} does that' if triggers else ''}. Nothing of this range was written. With "
             f"commit='partition' stored rows are not compared with written ones, so triggers may write into other "
             f"tables only. Drop it.",
@@ -168,20 +171,21 @@ def _check_arrived(task: RangeTask, rows: int, sent: int, done: WriteCounts) -> 
         )
 
 
-def _raise_refused(task: RangeTask, error: AdbcError) -> None:
+def _raise_refused(task: RangeTask, error: Exception) -> None:
     """Raise TargetMismatch if the target, its triggers or its constraints have refused what was written."""
-    if is_refusal(error.sqlstate):
+    sqlstate, message = refusal_of(error)
+    if is_refusal(sqlstate):
         raise TargetMismatch(
             f"{task}, target {task.pipeline.sink.target}: it refuses what the range writes: "
-            f"{adbc_message(error)} (SQLSTATE {error.sqlstate}). Nothing of this range was written. Correct the "
+            f"{message} (SQLSTATE {sqlstate}). Nothing of this range was written. Correct the "
             f"target, or what the pipeline writes.",
             batch_id=task.batch_id,
-            sqlstate=error.sqlstate,
+            sqlstate=sqlstate,
             **task.range.place,
         ) from error
 
 
-def _check_seen(cursor: "ArrowCursor", task: RangeTask, target: str) -> None:
+def _check_seen(cursor: TaskCursor, task: RangeTask, target: str) -> None:
     """Raise StagedRowsDiffer if the target was changed since the batch began. The rows that were copied into it
     keep others from changing it now."""
     sink = task.pipeline.sink
@@ -197,7 +201,7 @@ def _check_seen(cursor: "ArrowCursor", task: RangeTask, target: str) -> None:
         )
 
 
-def one_row(cursor: "ArrowCursor", statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
+def one_row(cursor: TaskCursor, statement: str, parameters: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the single row of a statement. ADBC returns no row count for a statement with parameters."""
     cursor.execute(statement, parameters)
     (row,) = cursor.fetchall()

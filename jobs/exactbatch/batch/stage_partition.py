@@ -28,6 +28,7 @@ from exactbatch.failpoints import failpoint
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor
+from exactbatch.postgres.numbered import NumberedConnection
 from exactbatch.sinks.base import DirectStaging
 from exactbatch.sinks.tables.write_counts import WRITES_OF, WriteCounts
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:  # not imported by the driver: ADBC imports pandas
 
 # ADBC reports what it sent, not what has arrived.
 _WRITES: Final = WRITES_OF.format("$1", "$1")
-_NUMBERED: Final = re.compile(r"\$\d+")
 _LINE: Final = re.compile(r"COPY [^,]+, line (\d+)")
 
 
@@ -127,9 +127,9 @@ def _stage_encoded(task: PartitionTask, attempt: int) -> Staged | None:
 
     def copy(connection: Connection, timeout: StallTimeout) -> None:
         def query(statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
-            with connection.cursor() as cursor:
-                cursor.execute(_NUMBERED.sub("%s", statement), parameters)
-                return [tuple(row) for row in cursor.fetchall()]
+            with NumberedConnection(connection).cursor() as cursor:
+                cursor.execute(statement, parameters)
+                return cursor.fetchall()
 
         def copied() -> Staged:
             with connection.cursor() as cursor:

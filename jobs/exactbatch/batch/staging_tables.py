@@ -128,11 +128,19 @@ def create_lineage(cursor: Cursor, tables: StagingTables) -> None:
     _create(cursor, tables.lineage, [_definition(column) for column in LINEAGE_SCHEMA])
 
 
+def definitions(schema: pa.Schema) -> sql.Composable:
+    """Return the columns of LINEAGE_SCHEMA or REJECT_SCHEMA, as `create table` takes them."""
+    return _definitions([_definition(column) for column in schema])
+
+
 def _create(cursor: Cursor, table: str, columns: Sequence[tuple[str, str]]) -> None:
-    definitions = sql.SQL(", ").join(
+    cursor.execute(sql.SQL("create unlogged table {} ({})").format(identifier(table), _definitions(columns)))
+
+
+def _definitions(columns: Sequence[tuple[str, str]]) -> sql.Composable:
+    return sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_)) for name, type_ in columns
     )
-    cursor.execute(sql.SQL("create unlogged table {} ({})").format(identifier(table), definitions))
 
 
 def _definition(field: pa.Field) -> tuple[str, str]:

@@ -101,11 +101,6 @@ class StagedBatch:
         return sum(piece.records for piece in self.pieces)
 
     @property
-    def taken(self) -> int:
-        """How many records compiled code took."""
-        return sum(piece.taken for piece in self.pieces)
-
-    @property
     def tombstones(self) -> int:
         """How many records were null values without a row."""
         return sum(piece.tombstones for piece in self.pieces)

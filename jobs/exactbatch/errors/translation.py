@@ -107,6 +107,13 @@ def adbc_detail(error: Any, name: str) -> str:
     return {_text(field): _text(value) for field, value in error.details}.get(f"PG_DIAG_{name}", "")
 
 
+def refusal_of(error: Any) -> tuple[str | None, str]:
+    """Return the SQLSTATE and the message of an error of psycopg2 or ADBC."""
+    if hasattr(error, "pgcode"):
+        return error.pgcode, psycopg2_message(error)
+    return error.sqlstate, adbc_message(error)
+
+
 def _of_psycopg2(error: Any, where: str) -> ExactbatchError | None:
     lost = ("OperationalError", "InterfaceError", "DatabaseError")
     if error.pgcode is None and type(error).__name__ not in lost:

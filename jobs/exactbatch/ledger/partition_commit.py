@@ -1,4 +1,4 @@
-"""The statements of queries/partition_commit.sql, as text for ADBC."""
+"""The statements of queries/partition_commit.sql, as text with numbered parameters."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
--- The statements of commit="partition", which executors run through ADBC: it takes numbered parameters. In each of
+-- The statements of commit="partition", which executors run through ADBC or psycopg2: parameters are numbered. In each of
 -- them $1 is the batch_id and, where they are used, $2, $3 and $4 are the topic, partition and from_offset of the range.
 -- A transaction takes its locks in the order batch, then stored offset; it never locks the pipeline.
 
