@@ -1356,9 +1356,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "each session has its own Python daemon, which the server keeps",
-        "batch/connect_engine.py",
-        'isolation.enabled": "false"}',
-        'isolation.enabled": "true"}',
+        "connect_server.py",
+        'ARTIFACT_ISOLATION: "false"',
+        'ARTIFACT_ISOLATION: "true"',
         ("tests/integration/test_connect.py::test_workers_are_forked_by_one_daemon_and_end_with_their_task",),
     ),
 )

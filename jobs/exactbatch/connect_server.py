@@ -10,13 +10,17 @@ from exactbatch.class_archive import with_archive
 
 PORT: Final = 15002
 TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # the environment variable that server and client read
-_MAIN: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+# Artifacts of a session's own give it Python daemons of its own, which live as long as the server.
+ARTIFACT_ISOLATION: Final = "spark.sql.artifact.isolation.enabled"
+_DRIVER: Final = Path(__file__).parents[1] / "serve_connect.py"
 _PROPERTIES: Final[Mapping[str, str]] = {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
     # A worker ends with its task, so that none runs an old version of a pipeline's functions; a daemon that has
     # imported exactbatch forks the next one in milliseconds.
     "spark.python.worker.reuse": "false",
     "spark.python.daemon.module": "exactbatch.batch.worker_daemon",
     "spark.executorEnv.PYTHONHASHSEED": "0",
+    ARTIFACT_ISOLATION: "false",
     # What a client runs ends a minute after the client was killed, instead of five.
     "spark.connect.execute.manager.detachedTimeout": "60s",
     "spark.connect.execute.manager.maintenanceInterval": "10s",
@@ -39,9 +43,8 @@ def server_command(master: str, host: str, port: int, properties: Mapping[str, s
         str(submit),
         *("--master", master),
         *("--name", "exactbatch"),
-        *("--class", _MAIN),
         *arguments,
-        "spark-internal",
+        str(_DRIVER),
     ]
 
 

@@ -283,6 +283,15 @@ def test_a_setting_that_the_server_refuses_is_named(world, topic, make_pipeline,
 
 
 @pytest.mark.long
+def test_a_server_that_keeps_a_daemon_of_each_batch_is_refused(world, topic, make_pipeline, monkeypatch):
+    topic.produce(record(1))
+    monkeypatch.setattr(
+        connect_engine, "ARTIFACT_ISOLATION", "spark.sql.adaptive.enabled"
+    )  # this one is true
+    with pytest.raises(ConfigurationError, match=r"leave a Python daemon on it\. Nothing was written"):
+        world.run(make_pipeline(topic))
+
+
 def test_a_wrong_token_is_refused_and_not_shown(world, server, topic, make_pipeline):
     world.engine = ConnectEngine(server.url.replace("token=", "token=not-"))
     message = world.refused(ConfigurationError, make_pipeline(topic))

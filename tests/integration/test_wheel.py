@@ -92,7 +92,7 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
     jobs = ROOT / "jobs"
     files = {
         str(path.relative_to(jobs))
-        for path in (*(jobs / "exactbatch").rglob("*"), jobs / "process_batch.py")
+        for path in (*(jobs / "exactbatch").rglob("*"), *jobs.glob("*.py"))
         if path.is_file() and "__pycache__" not in path.parts
     }
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -34,6 +34,7 @@ from exactbatch.batch.stager import Stager
 from exactbatch.batch.task import StageTask
 from exactbatch.batch.waiting_jobs import Progress, cancel_waiting_jobs
 from exactbatch.connect_limits import check_pipeline
+from exactbatch.connect_server import ARTIFACT_ISOLATION
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection
@@ -44,9 +45,6 @@ logger = logging.getLogger(__name__)
 _RETRIES: Final = DefaultPolicy(max_retries=6, max_backoff=10_000)
 # A dead network ends a call. The server disconnects clients that ask more often than every five minutes.
 _CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout_ms", 20_000)]
-# Python workers of all sessions come from one daemon, which has imported exactbatch. Spark reads this once, when the
-# session first runs something; with isolation, each session would start a daemon, and the server would keep it.
-_SHARED_WORKERS: Final = {"spark.sql.artifact.isolation.enabled": "false"}
 _RESTARTED: Final = "INVALID_HANDLE.SESSION_"
 _OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
 
@@ -110,11 +108,11 @@ class ConnectExecutors:
         self._variables: Mapping[str, str] = variables_of(pipeline)
         self._now = Progress()
         with self._errors("the session on the server failed"):
-            # Before anything else: Spark reads _SHARED_WORKERS once. Without a transform, the settings that decide what
-            # SQL returns do not matter. The answer names the server's life, which every later request repeats: after a
-            # restart, the server refuses them, so that no job runs a second time.
+            # Without a transform, the settings that decide what SQL returns do not matter. The answer names the
+            # server's life, which every later request repeats: after a restart, the server refuses them, so that no
+            # job runs a second time.
             try:
-                session.conf._set_all({**_SHARED_WORKERS, **pipeline.spark_conf}, silent=False)
+                session.conf._set_all(dict(pipeline.spark_conf), silent=False)
             except (AnalysisException, IllegalArgumentException) as error:
                 raise ConfigurationError(
                     f"pipeline {pipeline.name!r}: the server of Spark Connect refuses its spark_conf: "
@@ -124,6 +122,11 @@ class ConnectExecutors:
                 raise ConfigurationError(
                     f"the server of Spark Connect at {address} is Spark {version}, and this client is PySpark "
                     f"{pyspark.__version__}. Nothing was written. Install the same version on both."
+                )
+            if session.conf.get(ARTIFACT_ISOLATION) != "false":
+                raise ConfigurationError(
+                    f"the server of Spark Connect at {address} has {ARTIFACT_ISOLATION} = true: each batch would "
+                    f"leave a Python daemon on it. Nothing was written. Start the server by `exactbatch connect`."
                 )
             self.parallelism = self._parallelism()
         session.registerProgressHandler(self._note)  # type: ignore[arg-type] # any callable

@@ -1,0 +1,28 @@
+"""The driver of a server of Spark Connect; spark-submit runs this (`exactbatch connect`).
+
+Spark's own server class sets spark.sql.artifact.isolation.enabled to true, whatever its configuration says. Each
+session would then start a Python daemon, which lives as long as the server. The plugin takes the property as it is
+configured.
+"""
+
+import select
+import sys
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+_CHECK_S: Final = 5.0  # how often it asks whether Spark has stopped
+
+
+def main() -> None:
+    """Serve until Spark stops, or the JVM ends and closes its end of the standard input."""
+    context = SparkSession.builder.getOrCreate().sparkContext
+    stopped = context._jsc.sc().isStopped
+    while not stopped():
+        readable, _, _ = select.select([sys.stdin], [], [], _CHECK_S)
+        if readable and not sys.stdin.read(1):
+            return
+
+
+if __name__ == "__main__":
+    main()
