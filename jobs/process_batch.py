@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from uuid import UUID
 
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.session import spark_session
+from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status

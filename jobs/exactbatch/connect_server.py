@@ -18,7 +18,7 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     # A worker ends with its task, so that none runs an old version of a pipeline's functions; a daemon that has
     # imported exactbatch forks the next one in milliseconds.
     "spark.python.worker.reuse": "false",
-    "spark.python.daemon.module": "exactbatch.batch.worker_daemon",
+    "spark.python.daemon.module": "exactbatch.batch.engines.worker_daemon",
     "spark.executorEnv.PYTHONHASHSEED": "0",
     ARTIFACT_ISOLATION: "false",
     # What a client runs ends a minute after the client was killed, instead of five.

@@ -23,7 +23,7 @@ from topics import PARTITIONS
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
 from exactbatch.batch import job
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
@@ -313,11 +313,11 @@ def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
         return run_batch(spark, pipeline, settings)
 
     def import_staging(_: Any) -> None:  # on an executor, which does not know this module
-        import exactbatch.batch.partition_commit
-        import exactbatch.batch.stage
+        import exactbatch.batch.by_partition.partition_commit
+        import exactbatch.batch.staging.stage
 
-        assert exactbatch.batch.stage
-        assert exactbatch.batch.partition_commit
+        assert exactbatch.batch.staging.stage
+        assert exactbatch.batch.by_partition.partition_commit
         time.sleep(0.5)  # long enough that the other task gets a worker of its own
 
     def warm() -> None:

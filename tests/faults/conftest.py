@@ -9,8 +9,11 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch import decode, driver_engine, partition_commit, reread
 from exactbatch.batch import job as batch_job
+from exactbatch.batch.by_partition import partition_commit
+from exactbatch.batch.engines import driver_engine
+from exactbatch.batch.rows import decode
+from exactbatch.batch.staging import reread
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack

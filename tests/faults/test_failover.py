@@ -19,12 +19,12 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.batch import partition_commit
-from exactbatch.batch.driver_engine import DriverEngine
-from exactbatch.batch.fences import facts_of
+from exactbatch.batch.by_partition import partition_commit
+from exactbatch.batch.by_partition.partition_commit import commit_range
+from exactbatch.batch.by_partition.range_copy import RangeTask
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.partition_commit import commit_range
-from exactbatch.batch.range_copy import RangeTask
+from exactbatch.batch.publishing.fences import facts_of
 from exactbatch.errors import BatchLost, OffsetsLost, PostgresUnavailable
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger, Run, migrate

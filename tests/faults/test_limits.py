@@ -17,13 +17,13 @@ import pytest
 from confluent_kafka import Producer
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch.fences import facts_of
-from exactbatch.batch.partition_commit import commit_ranges
-from exactbatch.batch.range_copy import RangeTask
-from exactbatch.batch.shares import grouped
-from exactbatch.batch.stage import stage
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.by_partition.partition_commit import commit_ranges
+from exactbatch.batch.by_partition.range_copy import RangeTask
+from exactbatch.batch.publishing.fences import facts_of
+from exactbatch.batch.staging.shares import grouped
+from exactbatch.batch.staging.stage import stage
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.environment import LONG

@@ -21,7 +21,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
-from exactbatch.batch import staging_tables
+from exactbatch.batch.staging import staging_tables
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account

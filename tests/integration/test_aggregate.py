@@ -18,9 +18,9 @@ from pyspark import cloudpickle
 from exactbatch import Aggregate, Count, Json, Max, Min, Pipeline, Sum, Window, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import (
     ConfigurationError,
     IdentityChanged,

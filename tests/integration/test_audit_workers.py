@@ -133,7 +133,7 @@ def test_the_command_audits_with_spark(damaged, monkeypatch, spark):
     monkeypatch.setenv(KAFKA, json.dumps(dict(damaged.settings.kafka)))
     monkeypatch.setenv(POSTGRES, damaged.settings.postgres)
     monkeypatch.setattr(inspect, "load", lambda _: (damaged.pipeline, damaged.settings))
-    monkeypatch.setattr("exactbatch.batch.session.spark_session", lambda *_, **__: nullcontext(spark))
+    monkeypatch.setattr("exactbatch.batch.spark.session.spark_session", lambda *_, **__: nullcontext(spark))
     in_parts(monkeypatch, 3)
     here, there = (
         CliRunner().invoke(app, ["audit", "p", "--json", *master])

@@ -15,8 +15,8 @@ from tenacity import Retrying, stop_after_delay, wait_fixed
 from exactbatch import Append, Json, Limits, Raw, Text
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch import staging_tables
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.staging import staging_tables
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,

@@ -23,7 +23,7 @@ from airflow.sdk.exceptions import (
 from exactbatch import Append, Pipeline
 from exactbatch.airflow import Connections, pipeline_dag, plan_task
 from exactbatch.airflow import operator as operators
-from exactbatch.batch.fences import check_publishable
+from exactbatch.batch.publishing.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.kafka.broker import KafkaBroker

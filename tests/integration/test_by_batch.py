@@ -13,11 +13,11 @@ from exactbatch import Append, Json, Pipeline
 from exactbatch.audit import audit as audit_module
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch import publish as batch_publish
-from exactbatch.batch import stage_partition, staged_pieces
-from exactbatch.batch.stage_partition import PartitionTask, stage_piece
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.staging_tables import StagingTables, create_rejects
+from exactbatch.batch.publishing import publish as batch_publish
+from exactbatch.batch.staging import stage_partition, staged_pieces
+from exactbatch.batch.staging.stage_partition import PartitionTask, stage_piece
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.planning.request import RequestedRange

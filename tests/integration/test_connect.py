@@ -18,10 +18,10 @@ from psycopg2.extensions import make_dsn
 from pyspark.sql.connect.client.retries import DefaultPolicy
 
 from exactbatch import Custom, Pipeline
-from exactbatch.batch import connect_engine
-from exactbatch.batch.connect_engine import ConnectEngine
+from exactbatch.batch.engines import connect_engine
+from exactbatch.batch.engines.connect_engine import ConnectEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ConfigurationError, TasksFailed
 from exactbatch.local import LocalStack
 from exactbatch.local.connect import Connect
@@ -344,4 +344,6 @@ def test_workers_are_forked_by_one_daemon_and_end_with_their_task(world, server,
                 found.append(child.cmdline())
         return found
 
-    wait_for(lambda: len([each for each in commands() if "exactbatch.batch.worker_daemon" in each]) == 1)
+    wait_for(
+        lambda: len([each for each in commands() if "exactbatch.batch.engines.worker_daemon" in each]) == 1
+    )

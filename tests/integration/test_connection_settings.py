@@ -13,7 +13,7 @@ import pytest
 from adbc_driver_manager import Error as AdbcError
 from psycopg2.extensions import make_dsn
 
-from exactbatch.batch.staging_tables import StagingTables, hold_launch
+from exactbatch.batch.staging.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError
 from exactbatch.postgres import session_settings
 from exactbatch.postgres.arrow import connect_arrow

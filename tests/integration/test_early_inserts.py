@@ -12,10 +12,12 @@ import psycopg2
 import pytest
 
 from exactbatch import Json, Pipeline
-from exactbatch.batch import direct, driver_engine, insert_rows
 from exactbatch.batch import job as batch_job
-from exactbatch.batch import publish as publish_module
-from exactbatch.batch.early_inserts import EarlyInserts
+from exactbatch.batch.engines import driver_engine
+from exactbatch.batch.publishing import insert_rows
+from exactbatch.batch.publishing import publish as publish_module
+from exactbatch.batch.publishing.early_inserts import EarlyInserts
+from exactbatch.batch.staging import direct
 from exactbatch.errors import (
     Fenced,
     PostgresUnavailable,

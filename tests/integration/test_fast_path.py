@@ -7,11 +7,11 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.batch import stage as stage_module
-from exactbatch.batch.stage import stage
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
-from exactbatch.batch.task import Staged, StageTask
+from exactbatch.batch.staging import stage as stage_module
+from exactbatch.batch.staging.stage import stage
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.ledger import Ledger

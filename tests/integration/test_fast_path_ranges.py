@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.batch.partition_commit import Committed, commit_batch, commit_range
+from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import ExactbatchError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch

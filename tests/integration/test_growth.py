@@ -10,8 +10,8 @@ import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline
 from exactbatch.audit.batches import counts_of_batches
-from exactbatch.batch.publish import _records_of
-from exactbatch.batch.task import Staged
+from exactbatch.batch.publishing.publish import _records_of
+from exactbatch.batch.staging.task import Staged
 from exactbatch.coverage import Coverage
 from exactbatch.ledger import Ledger
 from exactbatch.model import Covered, FoundRecord, LogPartition, Plan, StoredOffset

@@ -26,11 +26,11 @@ from psycopg2.extensions import parse_dsn
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch import driver_engine
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines import driver_engine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.shares import loaded
-from exactbatch.batch.task import dump
+from exactbatch.batch.staging.shares import loaded
+from exactbatch.batch.staging.task import dump
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range

@@ -20,11 +20,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from exactbatch import Append, Limits, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.audit.report import AuditReport
-from exactbatch.batch import driver_engine
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines import driver_engine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.shares import loaded
-from exactbatch.batch.task import dump
+from exactbatch.batch.staging.shares import loaded
+from exactbatch.batch.staging.task import dump
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,

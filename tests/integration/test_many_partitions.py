@@ -10,7 +10,7 @@ import pytest
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.task import StagedBatch
+from exactbatch.batch.staging.task import StagedBatch
 from support.environment import LONG
 from support.topics import record
 

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from exactbatch import Json
-from exactbatch.batch import transform
-from exactbatch.batch.one_pass import RecordsInOrder
+from exactbatch.batch.transform import transform
+from exactbatch.batch.transform.one_pass import RecordsInOrder
 from exactbatch.errors import OffsetsLost, TooManyRejects
 from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
 
@@ -51,7 +51,7 @@ WIDE = {
 
 
 def staged(spark: Any, change: Any) -> DataFrame:
-    """As batch/transform.py has it: decode, transform, stage."""
+    """As batch/transform/transform.py has it: decode, transform, stage."""
     read = spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, SCHEMA)
     records = read.where(F.col("outcome").isNull()).drop("outcome")
     rows = change(records) if callable(change) else spark.sql(change, records=records)

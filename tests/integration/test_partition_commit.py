@@ -13,8 +13,8 @@ import pytest
 from exactbatch import Append, Json, Pipeline
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch import partition_commit
-from exactbatch.batch.partition_commit import Committed, commit_batch, commit_range
+from exactbatch.batch.by_partition import partition_commit
+from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
 from exactbatch.cli.render import batches_table
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import (

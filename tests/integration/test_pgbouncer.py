@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 from psycopg2.extensions import make_dsn
 
-from exactbatch.batch.staging_tables import StagingTables, hold_launch
+from exactbatch.batch.staging.staging_tables import StagingTables, hold_launch
 from exactbatch.errors import ConfigurationError, PostgresUnavailable
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.arrow import connect_arrow

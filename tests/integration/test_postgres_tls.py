@@ -11,8 +11,8 @@ from psycopg2.extensions import make_dsn
 from exactbatch import Json, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.task import StageTask
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.task import StageTask
 from exactbatch.errors import PostgresUnavailable, TasksFailed
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack

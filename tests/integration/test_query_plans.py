@@ -10,7 +10,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.batch.fences import check_results_exist
+from exactbatch.batch.publishing.fences import check_results_exist
 from exactbatch.ledger import Ledger, Run
 from exactbatch.ledger.partition_commit import ACCOUNT_RANGE, LOCK_STORED_OFFSET, RANGE_STATE, SHARE_BATCH
 from exactbatch.operations import report

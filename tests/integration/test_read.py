@@ -22,8 +22,8 @@ from kafka import KafkaProducer
 from exactbatch.audit import log_windows
 from exactbatch.audit.log_windows import LogWindows
 from exactbatch.audit.values import _MessageParts
-from exactbatch.batch.decode import rejects_of
-from exactbatch.batch.rejects import reject_batch
+from exactbatch.batch.rows.decode import rejects_of
+from exactbatch.batch.rows.rejects import reject_batch
 from exactbatch.compiled.availability import VARIABLE, is_available
 from exactbatch.errors import (
     ExactbatchError,

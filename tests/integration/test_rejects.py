@@ -32,7 +32,9 @@ def command(world, tmp_path, monkeypatch):
             f"p = Pipeline(name={pipeline.name!r}, topics={pipeline.topics!r}, value=Json({schema!r}), "
             f"sink=Append({pipeline.sink.target!r}), max_rejects={pipeline.max_rejects})\n"
         )
-        monkeypatch.setattr("exactbatch.batch.session.spark_session", lambda *_, **__: _Same(world.spark))
+        monkeypatch.setattr(
+            "exactbatch.batch.spark.session.spark_session", lambda *_, **__: _Same(world.spark)
+        )
         result = CliRunner().invoke(app, ["rejects", f"{module}:p", "--json", *arguments])
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout)

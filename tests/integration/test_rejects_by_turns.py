@@ -6,13 +6,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from exactbatch.batch import range_copy, rejects, reread, uncastable
-from exactbatch.batch import stage as stage_module
-from exactbatch.batch.partition_commit import Committed, commit_batch, commit_range
-from exactbatch.batch.stage import decode_range, stage
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
-from exactbatch.batch.task import Staged, StageTask
+from exactbatch.batch.by_partition import range_copy
+from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_range
+from exactbatch.batch.rows import rejects
+from exactbatch.batch.staging import reread, uncastable
+from exactbatch.batch.staging import stage as stage_module
+from exactbatch.batch.staging.stage import decode_range, stage
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.staging.task import Staged, StageTask
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import TooManyRejects
 from exactbatch.kafka import reader as read

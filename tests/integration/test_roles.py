@@ -8,7 +8,7 @@ import pytest
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.kafka.broker import KafkaBroker

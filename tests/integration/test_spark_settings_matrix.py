@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 from pyspark.util import PythonEvalType
 
 from exactbatch import Aggregate, Append, Count, Json, Max, Pipeline, Upsert
-from exactbatch.batch.session import batch_session, spark_session
-from exactbatch.batch.session_settings import PINNED
+from exactbatch.batch.spark.session import batch_session, spark_session
+from exactbatch.batch.spark.session_settings import PINNED
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.batch_runner import BatchRunner

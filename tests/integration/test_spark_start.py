@@ -12,9 +12,9 @@ from support.jvm import quick_spark
 PROGRAM = """
 import sys
 from exactbatch import Append, Json, Pipeline
-from exactbatch.batch.executors import tasks_failed
+from exactbatch.batch.spark.executors import tasks_failed
 from exactbatch.errors import ExactbatchError
-from exactbatch.batch.session import batch_session, spark_session
+from exactbatch.batch.spark.session import batch_session, spark_session
 
 conf = dict(word.split("=", 1) for word in sys.argv[1:])
 pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), spark_conf=conf)

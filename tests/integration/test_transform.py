@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Pipeline, Upsert
-from exactbatch.batch.transform import TransformStager
-from exactbatch.batch.transform_plan import check_query
+from exactbatch.batch.transform.transform import TransformStager
+from exactbatch.batch.transform.transform_plan import check_query
 from exactbatch.errors import (
     ConfigurationError,
     StagedRowsDiffer,

@@ -10,10 +10,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from exactbatch import Append, Json, Raw, Upsert
-from exactbatch.batch import failing_record, storable_rows, transform
-from exactbatch.batch.arrow_copy import PostgresAccess
-from exactbatch.batch.stage import stage_rows
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.rows.arrow_copy import PostgresAccess
+from exactbatch.batch.staging import storable_rows
+from exactbatch.batch.staging.stage import stage_rows
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.transform import failing_record, transform
 from exactbatch.errors import (
     ReadFailed,
     TargetMismatch,

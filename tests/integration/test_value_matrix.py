@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from exactbatch import Append, Json, Upsert
-from exactbatch.batch.rejects import PendingRejects
-from exactbatch.batch.storable_rows import storable_rows
+from exactbatch.batch.rows.rejects import PendingRejects
+from exactbatch.batch.staging.storable_rows import storable_rows
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import TransformFailed, TransformRefused
 from exactbatch.sinks.tables.target import TargetTable

@@ -17,9 +17,9 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from exactbatch import failpoints
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.session import spark_session
+from exactbatch.batch.spark.session import spark_session
 from exactbatch.errors import ExactbatchError
 from exactbatch.settings import Settings
 from soak.pipelines import PIPELINES

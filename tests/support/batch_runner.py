@@ -9,9 +9,9 @@ from confluent_kafka.admin import AdminClient
 
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import (
     ExactbatchError,
 )

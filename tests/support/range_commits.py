@@ -3,8 +3,8 @@
 from typing import Any
 
 from exactbatch import Pipeline
-from exactbatch.batch.fences import facts_of
-from exactbatch.batch.range_copy import RangeTask
+from exactbatch.batch.by_partition.range_copy import RangeTask
+from exactbatch.batch.publishing.fences import facts_of
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner

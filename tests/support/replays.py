@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from exactbatch import Pipeline
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ExactbatchError
 from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay

@@ -8,10 +8,10 @@ from uuid import UUID
 from psycopg2 import sql
 
 from exactbatch import OffsetRange, Pipeline
-from exactbatch.batch.fences import facts_of
-from exactbatch.batch.publish import Published, publish
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
-from exactbatch.batch.task import Staged, StagedBatch
+from exactbatch.batch.publishing.fences import facts_of
+from exactbatch.batch.publishing.publish import Published, publish
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.ledger import Ledger
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.connection import transaction

@@ -18,11 +18,11 @@ import pyarrow as pa
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, Upsert
-from exactbatch.batch.arrow_copy import PostgresAccess
-from exactbatch.batch.stage import stage_rows
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
-from exactbatch.batch.task import StagedBatch
-from exactbatch.batch.uncastable import note_uncastable, noted_after
+from exactbatch.batch.rows.arrow_copy import PostgresAccess
+from exactbatch.batch.staging.stage import stage_rows
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.staging.task import StagedBatch
+from exactbatch.batch.staging.uncastable import note_uncastable, noted_after
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError
 from exactbatch.sinks import StagedRows

@@ -4,9 +4,9 @@ once."""
 import kafka  # noqa: F401 - imported for the workers
 from pyspark.daemon import manager
 
-import exactbatch.batch.partition_commit
-import exactbatch.batch.stage
-import exactbatch.batch.transform
+import exactbatch.batch.by_partition.partition_commit
+import exactbatch.batch.staging.stage
+import exactbatch.batch.transform.transform
 import exactbatch.postgres.arrow  # noqa: F401 - imported for the workers
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-from exactbatch.batch.arrow_copy import copy_in_turns
-from exactbatch.batch.rejects import PendingRejects
+from exactbatch.batch.rows.arrow_copy import copy_in_turns
+from exactbatch.batch.rows.rejects import PendingRejects
 
 
 def test_an_error_closes_what_is_read_from() -> None:

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.errors import PythonException
 
-from exactbatch.batch.spark_errors import cause
+from exactbatch.batch.spark.spark_errors import cause
 
 TRACE = """An exception was thrown from the Python worker:
 Traceback (most recent call last):

@@ -12,10 +12,11 @@ from uuid import UUID
 import pytest
 from pyspark.cloudpickle import dumps
 
-from exactbatch.batch import connect_task, shares
-from exactbatch.batch.code_identity import code_identity
-from exactbatch.batch.connect_task import run_pickled, shipped
-from exactbatch.batch.shares import loaded
+from exactbatch.batch.engines import connect_task
+from exactbatch.batch.engines.code_identity import code_identity
+from exactbatch.batch.engines.connect_task import run_pickled, shipped
+from exactbatch.batch.staging import shares
+from exactbatch.batch.staging.shares import loaded
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 

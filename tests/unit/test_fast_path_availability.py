@@ -117,5 +117,5 @@ def test_machine_code_that_gives_another_row_is_not_used(monkeypatch: Any):
 
 
 def test_a_driver_does_not_import_numba():
-    code = "import sys, exactbatch.batch.job, exactbatch.batch.stage_partition; print('numba' in sys.modules)"
+    code = "import sys, exactbatch.batch.job, exactbatch.batch.staging.stage_partition; print('numba' in sys.modules)"
     assert run(code).stdout == "False\n"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from exactbatch.batch.launch_timeout import JobGroup
-from exactbatch.batch.waiting_jobs import Watch
+from exactbatch.batch.spark.launch_timeout import JobGroup
+from exactbatch.batch.spark.waiting_jobs import Watch
 
 
 @dataclass

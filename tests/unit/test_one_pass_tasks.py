@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch import OffsetRange
-from exactbatch.batch.one_pass import (
+from exactbatch.batch.rows.rejects import REJECT_SCHEMA
+from exactbatch.batch.staging.task import Staged
+from exactbatch.batch.transform.one_pass import (
     HandOver,
     OnePass,
     Passed,
@@ -18,8 +20,6 @@ from exactbatch.batch.one_pass import (
     all_pieces,
     passed,
 )
-from exactbatch.batch.rejects import REJECT_SCHEMA
-from exactbatch.batch.task import Staged
 from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
 ID = UUID(int=1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exactbatch.batch.task import Staged, StagedBatch
+from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.catalog import Fact, is_plain
 from support.staged_batches import ID

@@ -10,14 +10,14 @@ import pyspark
 import pytest
 from pyspark.errors import PySparkException
 
-from exactbatch.batch.session import (
+from exactbatch.batch.spark.session import (
     _check_home,
     _environment,
     _not_started,
     spark_session,
 )
-from exactbatch.batch.session_settings import PINNED, variables_of
-from exactbatch.batch.spark_errors import may_be_of_a_record, setting_refused
+from exactbatch.batch.spark.session_settings import PINNED, variables_of
+from exactbatch.batch.spark.spark_errors import may_be_of_a_record, setting_refused
 from exactbatch.errors import ConfigurationError, TasksFailed
 from support.pipelines import flights_pipeline
 

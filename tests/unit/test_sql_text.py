@@ -30,7 +30,7 @@ TAKEN: Final = {
     },
     "sinks/upsert/audit.py": {"type_"},
     "postgres/types.py": {"type_.sql_name"},
-    "batch/staging_tables.py": {"type_"},
+    "batch/staging/staging_tables.py": {"type_"},
     "ledger/launches.py": {"_QUERIES.staged_records.sql"},
     "ledger/rejects.py": {"_QUERIES.insert_rejects.sql"},
 }

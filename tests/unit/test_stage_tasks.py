@@ -6,8 +6,8 @@ from uuid import UUID
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline, Upsert
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.staging_tables import StagingTables
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.settings import Settings
 
 LIFE = UUID(int=1)

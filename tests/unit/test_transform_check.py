@@ -7,7 +7,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.batch import transform_plan
+from exactbatch.batch.transform import transform_plan
 from exactbatch.errors import TransformRefused
 
 PIPELINE = Pipeline(

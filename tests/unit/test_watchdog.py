@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from exactbatch.batch.watchdog import StallTimeout, run_with_stall_timeout
+from exactbatch.batch.rows.watchdog import StallTimeout, run_with_stall_timeout
 from exactbatch.errors import PostgresUnavailable
 
 

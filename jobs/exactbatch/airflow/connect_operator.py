@@ -44,7 +44,7 @@ class ProcessBatchOnServerOperator(BaseOperator):
                 self.connections.note(ti, done)
                 return
             # Imported here: a DAG file is parsed every few seconds.
-            from exactbatch.batch.connect_engine import ConnectEngine
+            from exactbatch.batch.engines.connect_engine import ConnectEngine
             from exactbatch.batch.job import process_batch
             from exactbatch.discovery import load_pipeline
 

@@ -10,25 +10,25 @@ from uuid import UUID
 import psycopg2
 from psycopg2 import sql
 
-from exactbatch.batch.direct import DirectStager
-from exactbatch.batch.early_inserts import EarlyInserts
-from exactbatch.batch.engine import Engine, Executors
-from exactbatch.batch.fences import (
+from exactbatch.batch.by_partition.partition_commit import Committed, commit_batch, commit_ranges
+from exactbatch.batch.by_partition.range_copy import RangeTask
+from exactbatch.batch.publishing.early_inserts import EarlyInserts
+from exactbatch.batch.publishing.fences import (
     check_publishable,
     check_results_exist,
     check_topic_ids,
     facts_of,
 )
-from exactbatch.batch.partition_commit import Committed, commit_batch, commit_ranges
-from exactbatch.batch.publish import Published, publish
-from exactbatch.batch.range_copy import RangeTask
-from exactbatch.batch.rejects import SHOWN_REJECTS, too_many_rejects
-from exactbatch.batch.stage_partition import PartitionStager
-from exactbatch.batch.staged_pieces import close_partition, create_partition
-from exactbatch.batch.stager import stage_tasks
-from exactbatch.batch.staging_tables import StagingTables, create_rows, hold_launch, identifier
-from exactbatch.batch.task import Staged, StagedBatch
-from exactbatch.batch.uncastable import reject_uncastable
+from exactbatch.batch.publishing.publish import Published, publish
+from exactbatch.batch.rows.rejects import SHOWN_REJECTS, too_many_rejects
+from exactbatch.batch.staging.direct import DirectStager
+from exactbatch.batch.staging.engine import Engine, Executors
+from exactbatch.batch.staging.stage_partition import PartitionStager
+from exactbatch.batch.staging.staged_pieces import close_partition, create_partition
+from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rows, hold_launch, identifier
+from exactbatch.batch.staging.task import Staged, StagedBatch
+from exactbatch.batch.staging.uncastable import reject_uncastable
 from exactbatch.columns import Column
 from exactbatch.errors import ExactbatchError, Fenced
 from exactbatch.errors.translation import translate_errors

@@ -139,8 +139,8 @@ def _spark(pipeline: Pipeline, master: str | None) -> "Iterator[SparkSession | N
         yield None
         return
     # Imported here: Spark takes long to import.
-    from exactbatch.batch.launch_timeout import launch_timeout
-    from exactbatch.batch.session import spark_session
+    from exactbatch.batch.spark.launch_timeout import launch_timeout
+    from exactbatch.batch.spark.session import spark_session
 
     where = f"audit of pipeline {pipeline.name!r}"
     with (

@@ -22,7 +22,7 @@ from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
 
 if TYPE_CHECKING:
-    from exactbatch.batch.engine import Engine
+    from exactbatch.batch.staging.engine import Engine
 
 _LOCAL_MASTER = "local[*]"
 
@@ -202,12 +202,12 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
 def _engine(pipeline: Pipeline, master: str) -> "Iterator[Engine]":
     """Start a Spark driver in this process, or use the server of Spark Connect that `master` names."""
     if master.startswith("sc://"):
-        from exactbatch.batch.connect_engine import ConnectEngine
+        from exactbatch.batch.engines.connect_engine import ConnectEngine
 
         yield ConnectEngine(master)
         return
-    from exactbatch.batch.driver_engine import DriverEngine
-    from exactbatch.batch.session import spark_session
+    from exactbatch.batch.engines.driver_engine import DriverEngine
+    from exactbatch.batch.spark.session import spark_session
 
     with spark_session(pipeline, master=master) as spark:
         yield DriverEngine(spark)

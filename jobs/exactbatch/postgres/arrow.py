@@ -78,7 +78,7 @@ def connect_arrow(
     """Open an ADBC connection with the settings of exactbatch, and verify that they took effect.
 
     `dsn` is the user's own connection string; the times are as in connect(). Without a `statement_timeout` the
-    server sets no limit: a COPY lasts as long as it takes to read what it copies, and batch/watchdog.py limits the
+    server sets no limit: a COPY lasts as long as it takes to read what it copies, and batch/rows/watchdog.py limits the
     waits for the server alone. With `read_only` the connection writes only temporary tables, and its transaction
     may sit idle for as long as other work takes: nothing waits for its locks.
 

@@ -142,7 +142,7 @@ def connect(
     sit idle before it ends the connection, and how long sent data may stay unacknowledged. `statement_timeout`,
     in seconds, limits how long a statement may take: the server cancels it then, and the client hangs up if the
     server does not report that. With None there is no limit: a COPY lasts as long as it takes to read what it
-    copies, and batch/watchdog.py limits the waits for the server alone.
+    copies, and batch/rows/watchdog.py limits the waits for the server alone.
 
     Raises ConfigurationError if the server refuses the login, the password or the database, or if a server, login
     or pooler prevents a setting from taking effect. Raises PostgresUnavailable if the server cannot be reached or

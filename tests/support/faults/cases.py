@@ -14,7 +14,7 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, Upsert
 from exactbatch.audit.audit import audit
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate

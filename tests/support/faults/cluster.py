@@ -15,7 +15,7 @@ import psutil
 import pyspark
 
 from exactbatch import Pipeline
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.local.ports import HOST, accepts, find_port
 from exactbatch.settings import Settings
 from support.environment import HOME, JOBS, TESTS

@@ -15,9 +15,9 @@ import psycopg2.extensions
 
 from exactbatch import Pipeline
 from exactbatch.audit.audit import audit
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
 from exactbatch.planning.freeze_advance import freeze_advance

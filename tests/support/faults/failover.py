@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pytest
 
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import BatchLost, ExactbatchError, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger

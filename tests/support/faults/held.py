@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import pytest
 
 from exactbatch import Pipeline, failpoints
-from exactbatch.batch.driver_engine import DriverEngine
+from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
-from exactbatch.batch.publish import Published
+from exactbatch.batch.publishing.publish import Published
 from exactbatch.settings import Settings
 from support.waiting import wait_for
 

@@ -20,10 +20,12 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Pipeline, failpoints
 from exactbatch.audit.audit import audit
-from exactbatch.batch import direct, insert_rows, stage_partition, transform
 from exactbatch.batch import job as batch_job
-from exactbatch.batch.driver_engine import DriverEngine
-from exactbatch.batch.publish import Published
+from exactbatch.batch.engines.driver_engine import DriverEngine
+from exactbatch.batch.publishing import insert_rows
+from exactbatch.batch.publishing.publish import Published
+from exactbatch.batch.staging import direct, stage_partition
+from exactbatch.batch.transform import transform
 from exactbatch.errors import RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate

@@ -18,10 +18,10 @@ from psycopg2 import sql
 from psycopg2.extras import execute_values
 
 from exactbatch import Append, Json, Limits, Pipeline
-from exactbatch.batch.fences import check_publishable, facts_of
-from exactbatch.batch.publish import Published, publish
-from exactbatch.batch.staging_tables import StagingTables, create_rejects, create_rows, identifier
-from exactbatch.batch.task import Staged, StagedBatch
+from exactbatch.batch.publishing.fences import check_publishable, facts_of
+from exactbatch.batch.publishing.publish import Published, publish
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
+from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.errors import (
     Fenced,
     StagedRowsDiffer,

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from uuid import UUID
 
 from exactbatch import Limits, Pipeline
-from exactbatch.batch.staging_tables import StagingTables
-from exactbatch.batch.task import Staged
+from exactbatch.batch.staging.staging_tables import StagingTables
+from exactbatch.batch.staging.task import Staged
 from exactbatch.errors import (
     ExactbatchError,
     OffsetsLost,

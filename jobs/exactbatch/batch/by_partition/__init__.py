@@ -1,0 +1,1 @@
+"""commit="partition": each task copies its range into the target and commits it."""

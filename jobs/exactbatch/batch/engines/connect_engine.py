@@ -1,0 +1,255 @@
+"""The engine of a long-lived server of Spark Connect: a batch needs no JVM of its own.
+
+The client has no SparkContext: tasks run as mapInArrow over one row for each task. Nothing of this reaches the server's
+configuration; secrets travel in the pickled function, of which Spark's pages and logs show eight bytes.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
+
+import grpc
+import pyarrow as pa
+import pyspark
+from pyspark.cloudpickle import dumps
+from pyspark.errors import (
+    AnalysisException,
+    IllegalArgumentException,
+    PySparkAssertionError,
+    PySparkException,
+)
+from pyspark.sql.connect.client.core import DefaultChannelBuilder
+from pyspark.sql.connect.client.retries import DefaultPolicy
+from pyspark.sql.connect.session import SparkSession
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from exactbatch.batch.engines.code_identity import code_identity
+from exactbatch.batch.engines.connect_task import shipped
+from exactbatch.batch.spark.session_settings import variables_of
+from exactbatch.batch.spark.spark_errors import cause, setting_refused
+from exactbatch.batch.spark.waiting_jobs import Progress, cancel_waiting_jobs
+from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded
+from exactbatch.batch.staging.stager import Stager
+from exactbatch.batch.staging.task import StageTask
+from exactbatch.connect_limits import check_pipeline
+from exactbatch.connect_server import ARTIFACT_ISOLATION
+from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection
+
+logger = logging.getLogger(__name__)
+
+# A server that does not answer is asked again for half a minute; PySpark's default is ten minutes.
+_RETRIES: Final = DefaultPolicy(max_retries=6, max_backoff=10_000)
+# A dead network ends a call. The server disconnects clients that ask more often than every five minutes.
+_CHANNEL: Final = [("grpc.keepalive_time_ms", 310_000), ("grpc.keepalive_timeout_ms", 20_000)]
+_RESTARTED: Final = "INVALID_HANDLE.SESSION_"
+_OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
+
+
+class ConnectEngine:
+    """The Engine of a server of Spark Connect, `sc://host:port/;token=…`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.address = url.partition("/;")[0]  # without the token
+        self._session: SparkSession | None = None
+
+    def __repr__(self) -> str:
+        return f"ConnectEngine({self.address!r})"
+
+    def interrupt(self) -> None:
+        """End what the server runs for this client: a signal handler calls it. Logs a failure."""
+        if self._session is None:
+            return
+        try:
+            self._session.interruptAll()
+        except Exception as error:
+            logger.warning("%s was not interrupted: %s", self.address, _reason(error))
+
+    @contextmanager
+    def executors(self, pipeline: Pipeline, where: str) -> "Iterator[ConnectExecutors]":
+        """Open a session on the server for one batch.
+
+        Raises ConfigurationError for a pipeline that needs a Spark driver, and for a server of another version.
+        """
+        check_pipeline(pipeline)
+        with self._open() as session:
+            executors = ConnectExecutors(session, pipeline, self.address)
+            with cancel_waiting_jobs(executors.progress, executors.cancel, pipeline.launch_timeout, where):
+                yield executors
+
+    @contextmanager
+    def _open(self) -> Iterator[SparkSession]:
+        try:
+            session = SparkSession(DefaultChannelBuilder(self._url, channelOptions=list(_CHANNEL)))
+        except PySparkException as error:
+            raise ConfigurationError(
+                f"expected the URL of a server of Spark Connect, such as sc://host:15002, found {self.address}: "
+                f"{_reason(error)}"
+            ) from error
+        session.client.set_retry_policies([_RETRIES])
+        self._session = session
+        try:
+            yield session
+        finally:
+            self._session = None
+            session.client.set_retry_policies([])
+            session.stop()  # ends what still runs for the session
+
+
+class ConnectExecutors:
+    """The Executors of a session on a server of Spark Connect."""
+
+    def __init__(self, session: SparkSession, pipeline: Pipeline, address: str) -> None:
+        self._session, self._address, self._most = session, address, pipeline.max_connections
+        self._variables: Mapping[str, str] = variables_of(pipeline)
+        self._now = Progress()
+        with self._errors("the session on the server failed"):
+            # Without a transform, the settings that decide what SQL returns do not matter. The answer names the
+            # server's life, which every later request repeats: after a restart, the server refuses them, so that no
+            # job runs a second time.
+            try:
+                session.conf._set_all(dict(pipeline.spark_conf), silent=False)
+            except (AnalysisException, IllegalArgumentException) as error:
+                raise ConfigurationError(
+                    f"pipeline {pipeline.name!r}: the server of Spark Connect refuses its spark_conf: "
+                    f"{_reason(error)}. Nothing was written. Correct it."
+                ) from error
+            if (version := session.version) != pyspark.__version__:
+                raise ConfigurationError(
+                    f"the server of Spark Connect at {address} is Spark {version}, and this client is PySpark "
+                    f"{pyspark.__version__}. Nothing was written. Install the same version on both."
+                )
+            if session.conf.get(ARTIFACT_ISOLATION) != "false":
+                raise ConfigurationError(
+                    f"the server of Spark Connect at {address} has {ARTIFACT_ISOLATION} = true: each batch would "
+                    f"leave a Python daemon on it. Nothing was written. Start the server by `exactbatch connect`."
+                )
+            self.parallelism = self._parallelism()
+        session.registerProgressHandler(self._note)  # type: ignore[arg-type] # any callable
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        work: Callable[[Sequence[Task], int], Sequence[Outcome | ExactbatchError]],
+        *,
+        limit: int,
+        verb: str,
+        finished: Callable[[list[Outcome]], None] | None = None,
+    ) -> list[Outcome]:
+        """Run the tasks on the server. Raises the errors of Executors.run()."""
+        shares = [dumps((work, share)) for share in distribute(tasks, limit)]  # type: ignore[no-untyped-call]
+        function = shipped(shares, code_identity(), self._variables)
+        outcomes: list[Outcome] = []
+        self._now = Progress((verb,))
+        try:
+            for accepted in map(
+                loaded, self._accepted(function, len(shares), f"a task failed to {verb} its range")
+            ):
+                outcomes += accepted
+                if finished is not None:
+                    self._now = Progress()  # reports are read again afterwards
+                    finished(accepted)
+                    self._now = Progress((verb,))
+        finally:
+            self._now = Progress()
+        return outcomes
+
+    def _accepted(self, function: Any, number: int, failed: str) -> Iterator[list[bytes]]:
+        """Run a function over that many partitions; yield outcomes, which the server sends when Spark has accepted
+        them."""
+        with self._errors(failed):
+            client = self._session.client
+            rows: Any = self._session.range(0, number, 1, number).mapInArrow(function, _OUTCOME)
+            answers = client.to_table_as_iterator(rows._plan.to_proto(client), rows._plan.observations)
+        while True:
+            with self._errors(failed):
+                answer = next(answers, None)
+            if answer is None:
+                return
+            if isinstance(answer, pa.Table):
+                yield answer.column(0).to_pylist()
+
+    def transform(self, _: Connection, pipeline: Pipeline, __: Sequence[StageTask]) -> Stager:
+        """Raise ConfigurationError: a transform needs a Spark driver."""
+        check_pipeline(pipeline)
+        raise AssertionError("a pipeline with a transform has passed")
+
+    def progress(self) -> Progress:
+        """Return what the server has last reported of the operation that runs."""
+        return self._now
+
+    def cancel(self) -> None:
+        """End the operations of the session."""
+        with suppress(PySparkException, grpc.RpcError):
+            self._session.interruptAll()
+
+    def _note(
+        self, stages: Any = (), inflight_tasks: int = 0, operation_id: str | None = None, done: bool = False
+    ) -> None:
+        """Take a report on an operation, which the server sends every two seconds."""
+        if done or not self._now.jobs:
+            return
+        finished = tuple((stage.stage_id, stage.num_completed_tasks, 0) for stage in stages or ())
+        self._now = Progress((operation_id or self._now.jobs[0],), finished, inflight_tasks)
+
+    def _parallelism(self) -> int:
+        """Return how many tasks the server says it runs at a time; otherwise, as many as there may be."""
+        (known,) = self._session.client.get_configs("spark.default.parallelism")
+        return int(known) if known else self._most
+
+    @contextmanager
+    def _errors(self, failed: str) -> Iterator[None]:
+        """Raise TasksFailed, or ConfigurationError for a setting, instead of an error of the client; `failed` is
+        what the message begins with if nothing more is known."""
+        try:
+            yield
+        except ExactbatchError:
+            raise
+        except (PySparkException, grpc.RpcError) as error:
+            raise self._error(failed, error) from error
+
+    def _error(self, failed: str, error: Exception) -> ExactbatchError:
+        code = _status(error)
+        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            return ConfigurationError(
+                f"the server of Spark Connect at {self._address} refuses the token: {_reason(error)}. Nothing was "
+                f"written. Set the token in the password of the Airflow connection, or in "
+                f"SPARK_CONNECT_AUTHENTICATE_TOKEN."
+            )
+        if code == grpc.StatusCode.UNAVAILABLE:
+            return TasksFailed(
+                f"the server of Spark Connect at {self._address} does not answer: {_reason(error)}. Is it running? "
+                f"The retry checks the ledger, and processes the same ranges unless the batch was committed."
+            )
+        if isinstance(error, PySparkAssertionError) or _RESTARTED in str(error):
+            return TasksFailed(
+                f"the server of Spark Connect at {self._address} was restarted while it ran the batch. The retry "
+                f"checks the ledger, and processes the same ranges unless the batch was committed."
+            )
+        if isinstance(error, PySparkException) and (refused := setting_refused(error, {})) is not None:
+            return refused
+        return TasksFailed(
+            f"{failed}: {_reason(error)}. The next try reads the same ranges; the log of the server "
+            f"has the traceback."
+        )
+
+
+def _status(error: Exception) -> Any:
+    """Return the gRPC status of an error, if it has one."""
+    if isinstance(error, grpc.RpcError):
+        return error.code()
+    status = getattr(error, "getGrpcStatusCode", None)
+    return status() if status is not None else None
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, grpc.RpcError):
+        return str(error.details())
+    if details := re.search(r'details = "(.*)"', str(error)):
+        return details[1]
+    return cause(error) if isinstance(error, PySparkException) else str(error)

@@ -1,0 +1,64 @@
+"""The engine of spark-submit and of `exactbatch run`: the Spark driver of this process."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from exactbatch.batch.spark.executors import on_executors
+from exactbatch.batch.spark.launch_timeout import launch_timeout
+from exactbatch.batch.spark.session import batch_session, jvm_errors
+from exactbatch.batch.staging.shares import Outcome, Task
+from exactbatch.batch.staging.stager import Stager
+from exactbatch.batch.staging.task import StageTask
+from exactbatch.errors import ExactbatchError
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection
+
+
+class DriverEngine:
+    """The Engine over a Spark session of this process."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    @contextmanager
+    def executors(self, pipeline: Pipeline, where: str) -> "Iterator[DriverExecutors]":
+        """Prepare a session for one batch."""
+        with (
+            jvm_errors(),
+            launch_timeout(self._spark, pipeline.launch_timeout, where),
+            batch_session(self._spark, pipeline) as session,
+        ):
+            yield DriverExecutors(session)
+
+
+class DriverExecutors:
+    """The Executors of a session of this process."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run at a time."""
+        return int(self._session.sparkContext.defaultParallelism)
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        work: Callable[[Sequence[Task], int], Sequence[Outcome | ExactbatchError]],
+        *,
+        limit: int,
+        verb: str,
+        finished: Callable[[list[Outcome]], None] | None = None,
+    ) -> list[Outcome]:
+        """Run the tasks as an RDD. Raises the errors of on_executors()."""
+        return on_executors(self._session, tasks, work, limit=limit, verb=verb, finished=finished)
+
+    def transform(self, connection: Connection, pipeline: Pipeline, tasks: Sequence[StageTask]) -> Stager:
+        """Plan and check the transform. Raises the errors of TransformStager."""
+        # Imported here: a batch without a transform need not wait for it.
+        from exactbatch.batch.transform.transform import TransformStager
+
+        return TransformStager(self._session, connection, pipeline, tasks)

@@ -1,0 +1,18 @@
+"""Spark's Python daemon for a server of Spark Connect: it imports exactbatch once, and forks a worker for each task.
+
+With spark.python.worker.reuse=false, a worker ends with its task: it imports a pipeline's own modules as they are then.
+"""
+
+import kafka  # noqa: F401 - imported for the workers
+from pyspark.daemon import manager
+
+import exactbatch.batch.by_partition.partition_commit
+import exactbatch.batch.engines.connect_task
+import exactbatch.batch.staging.stage
+import exactbatch.batch.staging.stage_partition
+import exactbatch.postgres.arrow  # noqa: F401 - imported for the workers
+from exactbatch.batch.engines.code_identity import code_identity
+
+if __name__ == "__main__":
+    code_identity()  # of the code that was just imported
+    manager()

@@ -1,0 +1,1 @@
+"""Publish what was staged, in one transaction, if the batch may still do so."""

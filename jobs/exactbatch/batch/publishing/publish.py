@@ -1,0 +1,238 @@
+"""Publish: results, rejects, coverage and the new offsets, in one transaction."""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from exactbatch.batch.publishing.early_inserts import EarlyInserts
+from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
+from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
+from exactbatch.batch.staging.staged_pieces import publish_partition
+from exactbatch.batch.staging.staging_tables import StagingTables, identifier
+from exactbatch.batch.staging.task import Staged, StagedBatch
+from exactbatch.columns import Column
+from exactbatch.errors import Fenced, StagedRowsDiffer, TargetMismatch
+from exactbatch.failpoints import failpoint
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.model import Covered
+from exactbatch.offsets import OffsetRange, merge
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.catalog import Fact
+from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.sinks.base import DirectStaging
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How a publish ended. `wrote` is False when the batch had been committed before."""
+
+    batch: Batch
+    wrote: bool
+
+    def __str__(self) -> str:
+        if not self.wrote:
+            return f"batch {self.batch.batch_id} was committed before: nothing written"
+        return (
+            f"batch {self.batch.batch_id} committed: {self.batch.records} records, {self.batch.rows} rows, "
+            f"{self.batch.rejected} rejected, {self.batch.tombstones} tombstones, {self.batch.dropped} dropped"
+        )
+
+
+def publish(
+    connection: Connection,
+    pipeline: Pipeline,
+    *,
+    plan_id: UUID,
+    tables: StagingTables,
+    columns: Sequence[Column],
+    staged: StagedBatch,
+    topic_ids: Mapping[str, UUID],
+    seen: Sequence[Fact],
+    early: EarlyInserts | None = None,
+    staging: DirectStaging | None = None,
+) -> Published:
+    """Commit a staged batch, all of it or nothing.
+
+    With `early`, which has inserted some rows of an advance in the open transaction of this connection, or none, the
+    others are inserted before the pipeline is locked. Otherwise the pipeline is locked first.
+
+    `plan_id` is the plan whose ranges were staged. `columns` are those of a row without its lineage. `staged`
+    is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
+    returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
+    the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
+
+    Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
+    plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target
+    refuses rows, and PostgresUnavailable, after which the outcome is unknown here but recorded in the ledger.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection) as cursor:
+        rows = 0
+        if early is not None:
+            lock_target(cursor, pipeline.sink, seen)
+            rows += insert_rows(cursor, pipeline.sink, tables, early.rest_of(staged), columns)
+            rows += early.publishing(cursor)
+        failpoint("publish.before_lock")
+        ledger.lock(pipeline)
+        batch = ledger.batch(tables.batch_id, plan_id, lock=True)
+        if check_publishable(ledger, pipeline, batch):
+            connection.rollback()  # what has been inserted is in the target already
+            return Published(batch, wrote=False)
+        ranges = ledger.ranges(batch.batch_id)
+        check_topic_ids(ranges, topic_ids)
+        _check_complete(batch, ranges, staged.pieces)
+        lock_target(cursor, pipeline.sink, seen)
+        dropped: Sequence[int] = ()
+        if batch.kind == "advance":
+            _advance(ledger, pipeline, batch, ranges)
+            failpoint("publish.after_advance")
+        else:
+            dropped = _retract(cursor, ledger, pipeline, batch, ranges)
+            failpoint("publish.after_retract")
+        check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
+        if staging is not None:
+            rows = publish_partition(cursor, tables, staging, staged)
+        elif early is None:
+            rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
+        if dropped:
+            pipeline.sink.drop_batches(cursor, dropped)
+        rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
+        _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
+        failpoint("publish.after_insert")
+        ledger.add_coverage(batch)
+        _check_covered(ledger, batch, ranges)
+        ledger.commit(
+            batch,
+            rows=rows,
+            rejected=rejected,
+            tombstones=staged.tombstones,
+            dropped=staged.dropped,
+            records=_records_of(ranges, staged.pieces),
+        )
+        failpoint("publish.before_commit")
+    failpoint("publish.after_commit")
+    with transaction(connection):
+        return Published(ledger.batch(tables.batch_id, plan_id), wrote=True)
+
+
+def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
+    """Move the stored offsets to the ends of the ranges. Raises Fenced unless each was at the start of its
+    range."""
+    moved = ledger.advance_stored_offsets(batch)
+    stored = {row.topic_partition: row.next_offset for row in ledger.stored_offsets(pipeline)}
+    for range_ in ranges:
+        if range_.topic_partition not in moved:
+            raise Fenced(
+                f"batch {batch.batch_id}, {range_}: expected the stored offset {range_.from_offset}, found "
+                f"{stored.get(range_.topic_partition)}: another batch has moved it since this one was "
+                f"planned. Nothing was written; plan again.",
+                batch_id=batch.batch_id,
+                **range_.place,
+            )
+
+
+def _retract(
+    cursor: Cursor, ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[OffsetRange]
+) -> Sequence[int]:
+    """Remove the earlier results of the ranges: rows, rejects and coverage.
+
+    Returns the batches that have no results left, and whose rows the sink has yet to drop.
+    """
+    covered = ledger.coverage_of(batch)
+    _check_not_pruned(pipeline, batch, covered)
+    parts = ledger.parts(cursor, pipeline, ranges, covered)
+    if any(row.kind == "pruned" for row in covered):
+        ledger.mark_partly({batch_id for _, batch_ids in parts for batch_id in batch_ids})
+    replaced = sorted({row.batch_id for row in covered if row.batch_id is not None})
+    pipeline.sink.check_replay(cursor)
+    ledger.delete_rejects(pipeline, parts)
+    ledger.cut_coverage(batch)
+    remaining = ledger.batches_with_coverage(pipeline, replaced)
+    dropped: Sequence[int] = ()
+    if pipeline.sink.drops_batches:
+        dropped = sorted({*replaced} - {*remaining})
+        parts = [(range_, tuple(each for each in ids if each not in dropped)) for range_, ids in parts]
+    pipeline.sink.retract(cursor, parts)
+    if pipeline.sink.lineage == "batch" and remaining:
+        raise Fenced(
+            f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, "
+            f"but batch {remaining[0]} has results beyond this replay's ranges: another replay has "
+            f"committed since this one was planned. Nothing was written; plan the replay again.",
+            batch_id=batch.batch_id,
+        )
+    return dropped
+
+
+def _check_not_pruned(pipeline: Pipeline, batch: Batch, covered: Sequence[Covered]) -> None:
+    """Raise Fenced if whole batches were to be replaced, and some of them were folded since: it is not known which."""
+    for row in covered:
+        if row.kind == "pruned" and pipeline.sink.lineage == "batch":
+            raise Fenced(
+                f"batch {batch.batch_id} of pipeline {batch.pipeline!r} was planned to replace whole batches, but "
+                f"exactbatch prune has folded those of {row.topic}[{row.partition}] {row.from_offset}.."
+                f"{row.until_offset} since. Nothing was written, and the previous results stay.",
+                batch_id=batch.batch_id,
+                topic=row.topic,
+                partition=row.partition,
+                from_offset=row.from_offset,
+                until_offset=row.until_offset,
+            )
+
+
+def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) -> None:
+    """Raise TargetMismatch unless the coverage is what was written: a trigger or a policy on the ledger's own
+    tables may alter a row as well."""
+    covered = {
+        (row.topic, row.partition, row.from_offset, row.until_offset, row.batch_id)
+        for row in ledger.coverage_of(batch)
+    }
+    expected = {
+        (range_.topic, range_.partition, range_.from_offset, range_.until_offset, batch.batch_id)
+        for range_ in ranges
+    }
+    if covered != expected:
+        raise TargetMismatch(
+            f"batch {batch.batch_id}: exactbatch.coverage does not hold what was written into it: a trigger, a "
+            f"rule or a policy on the ledger's tables alters it. Nothing was written. Drop it.",
+            batch_id=batch.batch_id,
+        )
+
+
+def _check_inserted(
+    pipeline: Pipeline, batch: Batch, staged: StagedBatch, *, rows: int, rejected: int
+) -> None:
+    """Raise TargetMismatch unless as many rows arrived as were staged: a trigger or rule may discard some."""
+    expected = sum(staged.rows.values()), staged.rejected
+    if (rows, rejected) != expected:
+        raise TargetMismatch(
+            f"target {pipeline.sink.target}: expected to insert {expected[0]} rows and {expected[1]} rejected "
+            f"records, found that {rows} and {rejected} arrived. Nothing was written. Does a trigger or a rule "
+            f"discard rows? Remove it: rows that are not in the target cannot be accounted for.",
+            batch_id=batch.batch_id,
+        )
+
+
+def _check_complete(batch: Batch, ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> None:
+    """Raise StagedRowsDiffer unless the pieces that the tasks read add up to the ranges of the batch."""
+    pieces = merge(piece.range for piece in staged)
+    if pieces != merge(ranges):
+        raise StagedRowsDiffer(
+            f"batch {batch.batch_id}: expected the tasks to have read {', '.join(map(str, ranges))}, found "
+            f"{', '.join(map(str, pieces)) or 'nothing'}. Nothing was written; try again.",
+            batch_id=batch.batch_id,
+        )
+
+
+def _records_of(ranges: Sequence[OffsetRange], staged: Sequence[Staged]) -> list[tuple[OffsetRange, int]]:
+    """Return how many records the pieces of each range had."""
+    in_order = sorted(ranges, key=_start)
+    starts = [_start(range_) for range_ in in_order]
+    records = [0] * len(in_order)
+    for piece in staged:
+        records[bisect_right(starts, _start(piece.range)) - 1] += piece.records
+    return list(zip(in_order, records, strict=True))
+
+
+def _start(range_: OffsetRange) -> tuple[str, int, int]:
+    return range_.topic, range_.partition, range_.from_offset

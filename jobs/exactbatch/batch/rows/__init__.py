@@ -1,0 +1,1 @@
+"""A range of records as rows in a table: decode, encode, COPY."""

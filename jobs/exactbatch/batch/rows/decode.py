@@ -1,0 +1,224 @@
+"""Read one range and decode it into Arrow batches of rows."""
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from exactbatch.batch.rows.binary_copy import EncodedRows
+from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejected, reject_batch
+from exactbatch.errors import ExactbatchError
+from exactbatch.errors.translation import unexpected
+from exactbatch.formats import Decoded, Format, WithMessage, as_changes
+from exactbatch.kafka.reader import read_range
+from exactbatch.kafka.records import Records
+from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.offsets import OffsetRange
+
+if TYPE_CHECKING:
+    from exactbatch.batch.rows.row_encoder import RowEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """How rows become changes: the columns of their key, and the format of message keys, for tombstones."""
+
+    key_columns: tuple[str, ...]
+    key: Format | None
+
+
+class ReadTask(Protocol):
+    """Describes what to read and how to decode it.
+
+    `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
+    `cluster_id` is the Kafka cluster of the plan. Reading ends when there are more rejects than `max_rejects`.
+    `read_timeout` is in seconds.
+    """
+
+    @property
+    def range(self) -> OffsetRange: ...
+    @property
+    def leader_epoch(self) -> int | None: ...
+    @property
+    def cluster_id(self) -> str | None: ...
+    @property
+    def kafka(self) -> Mapping[str, Any]: ...
+    @property
+    def read_timeout(self) -> float: ...
+    @property
+    def value(self) -> Format | WithMessage: ...
+    @property
+    def changes(self) -> Changes | None: ...
+    @property
+    def max_rejects(self) -> int: ...
+
+
+class RangeReader:
+    """Reads and decodes one range, and counts.
+
+    records: how many records were read
+    rows: how many rows they gave
+    taken: how many of these compiled code encoded
+    rejects: how many did not decode
+    tombstones: how many were null values without a row
+    pending: rejects that the caller has yet to copy
+    first: descriptions of the first rejects
+    schema: the columns of the batches
+    """
+
+    def __init__(
+        self,
+        task: ReadTask,
+        attempt: int,
+        schema: pa.Schema,
+        constants: Mapping[str, int],
+        *,
+        reads: SharedReads | None = None,
+        pending: PendingRejects | None = None,
+    ) -> None:
+        """`schema` has the columns of a row and any of those of its lineage, and `constants` the values of others
+        that are the same for all rows. `attempt` is the task attempt that the rejects carry. `reads` and `pending`
+        are those that the task shares with others, if it does."""
+        self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
+        self._reads = reads
+        self.records = self.rows = self.taken = self.rejects = self.tombstones = 0
+        self.pending = PendingRejects() if pending is None else pending
+        self.first: list[str] = []
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield rows with the columns of the schema, until there are more rejects than the task allows.
+
+        Raises the errors of read_range() and of the format.
+        """
+        try:
+            for records in self._read():
+                decoded = self._decode(records)
+                if self.rejects > self._task.max_rejects:
+                    return
+                yield self._with_lineage(records, decoded)
+        except ExactbatchError:
+            raise
+        except Exception as error:
+            raise unexpected(error) from error
+
+    def encoded(self, encoder: "RowEncoder") -> Iterator[EncodedRows]:
+        """Yield the same rows as bytes of a COPY, with the columns of the encoder.
+
+        Raises what batches() raises.
+        """
+        try:
+            for records in self._read():
+                taken = encoder.take(records)
+                if taken is not None:
+                    self.records += taken.rows
+                    self.rows += taken.rows
+                    self.taken += taken.rows
+                    yield EncodedRows(taken.data, taken.rows)
+                    if len(taken.declined) < len(records):
+                        records = records.take(taken.declined.tolist())
+                if not len(records):
+                    continue
+                decoded = self._decode(records)
+                if self.rejects > self._task.max_rejects:
+                    return
+                yield encoder.encode(self._with_lineage(records, decoded))
+        except ExactbatchError:
+            raise
+        except Exception as error:
+            raise unexpected(error) from error
+
+    def _read(self) -> Iterator[Records]:
+        task = self._task
+        if self._reads is not None:
+            return self._reads.read(task.range)
+        return read_range(
+            task.range,
+            task.kafka,
+            leader_epoch=task.leader_epoch,
+            timeout=task.read_timeout,
+            cluster_id=task.cluster_id,
+        )
+
+    def _decode(self, records: Records) -> Decoded:
+        """Decode records, count them, and keep their rejects."""
+        decoded = _decode(self._task.value, self._task.changes, records)
+        self.records += len(records)
+        self.rows += len(decoded.rows)
+        self.rejects += len(decoded.rejects)
+        self.tombstones += decoded.tombstones
+        if decoded.rejects:
+            self._reject(records, decoded)
+        return decoded
+
+    def _reject(self, records: Records, decoded: Decoded) -> None:
+        batch = reject_batch(rejects_of(self._task.range, records, decoded, self._attempt))
+        self.pending.add(batch)
+        first = batch.slice(0, SHOWN_REJECTS - len(self.first)).to_pylist()
+        self.first += [f"offset {row['offset']}: {row['reason']}" for row in first]
+
+    def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
+        range_ = self._task.range
+        offsets, timestamps = records.offsets(), records.timestamps()
+        if len(decoded.kept) < len(offsets):
+            offsets, timestamps = offsets.take(decoded.kept), timestamps.take(decoded.kept)
+        rows = len(offsets)
+        columns = {
+            "kafka_topic": pa.repeat(range_.topic, rows),
+            "kafka_partition": pa.repeat(pa.scalar(range_.partition, pa.int32()), rows),
+            "kafka_offset": offsets,
+            "kafka_timestamp": timestamps.cast(pa.timestamp("us", "UTC")),
+        }
+        for name, constant in self._constants.items():
+            columns[name] = pa.repeat(pa.scalar(constant, pa.int64()), rows)
+        columns |= zip(decoded.rows.schema.names, decoded.rows.columns, strict=True)
+        # Not with schema=…, which would cast: RecordBatchReader.from_batches() refuses a column of another type.
+        names = self.schema.names
+        return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+
+def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:
+    """Return what reads the ranges of several tasks of one batch together; None for a single one."""
+    if len(tasks) == 1:
+        return None
+    task = tasks[0]
+    ranges = {each.range: each.leader_epoch for each in tasks}
+    return SharedReads(ranges, task.kafka, timeout=task.read_timeout, cluster_id=task.cluster_id)
+
+
+def _decode(value: Format | WithMessage, changes: Changes | None, records: Records) -> Decoded:
+    values = records.values()
+    decoded = value.decode(values, records) if isinstance(value, WithMessage) else value.decode(values)
+    if changes is None:
+        return decoded
+    # Keys are read only where there is a null value: that costs a Python call per record.
+    keys = records.keys() if decoded.tombstones else values
+    return as_changes(
+        decoded,
+        values,
+        keys,
+        changes.key,
+        changes.key_columns,
+        tombstones_delete=value.tombstone_deletes,
+    )
+
+
+def rejects_of(range_: OffsetRange, records: Records, decoded: Decoded, attempt: int) -> Iterator[Rejected]:
+    """Yield the records of a range that did not decode."""
+    for index, reason in decoded.rejects:
+        yield Rejected(range_.topic, range_.partition, records.record(index), reason, attempt)
+
+
+@contextmanager
+def pause_garbage_collector() -> Iterator[None]:
+    """Pause the search for reference cycles: records come by the ten thousand, none is part of a cycle, and the
+    repeated search would take a third of the time that reading takes."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

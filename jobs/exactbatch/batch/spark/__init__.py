@@ -1,0 +1,1 @@
+"""Sessions, jobs and errors of the Spark driver of this process."""

@@ -1,0 +1,71 @@
+"""How the tasks of a batch are shared among Spark tasks, and what these return to the driver."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+from pyspark import TaskContext
+
+from exactbatch.batch.staging.task import dump, load
+from exactbatch.errors import ExactbatchError
+from exactbatch.offsets import OffsetRange, fill_bins, group_small
+
+# Offsets: ranges of up to _SMALL are read together, up to _TOGETHER, because their records are held meanwhile.
+_SMALL: Final = 10_000
+_TOGETHER: Final = 50_000
+
+
+class HasRange(Protocol):
+    """A task over an offset range."""
+
+    @property
+    def range(self) -> OffsetRange:
+        """The range."""
+        ...
+
+
+Task = TypeVar("Task", bound=HasRange)
+Outcome = TypeVar("Outcome")
+
+
+def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
+    """Return what each of at most `limit` Spark tasks does, one after the other; their sizes are similar."""
+    return [
+        [tasks[index] for index in bin_] for bin_ in fill_bins([len(task.range) for task in tasks], limit)
+    ]
+
+
+def run_share(work: Callable[[Sequence[Task], int], Any], share: Sequence[Task]) -> Iterator[bytes]:
+    """Run one Spark task's share of a batch, on an executor; yield the outcomes of each group."""
+    for group in grouped(share):
+        yield dump(work(group, attempt_id()))
+
+
+def grouped(share: Sequence[Task]) -> list[list[Task]]:
+    """Return the tasks of a share in groups: those over small ranges of different partitions are read together."""
+    groups = group_small([task.range for task in share], small=_SMALL, together=_TOGETHER)
+    return [[share[index] for index in group] for group in groups]
+
+
+def attempt_id() -> int:
+    """Return the Spark task attempt that this process works for."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.taskAttemptId()
+
+
+def partition_id() -> int:
+    """Return the number of the partition that this Spark task computes."""
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
+def loaded(outcomes: Iterable[bytes]) -> list[Any]:
+    """Return the outcomes that tasks have returned, one by one or in lists. Raises the first error among them."""
+    results = []
+    for several in map(load, outcomes):
+        for outcome in several if isinstance(several, list) else [several]:
+            if isinstance(outcome, ExactbatchError):
+                raise outcome
+            results.append(outcome)
+    return results

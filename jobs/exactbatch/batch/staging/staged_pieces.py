@@ -1,0 +1,163 @@
+"""The future partition of a target that is partitioned by batch, and the pieces whose rows are in it.
+
+Rows of a partition have no place for a task attempt. So an attempt enters its piece in a table of pieces, in the
+transaction of its COPY. The first attempt to enter a piece wins; another rolls its rows back, and reports to Spark
+what the winner did. Whatever Spark runs twice, the table holds each piece once, and the table of pieces says what it
+holds. Both tables are logged: a crash of the server, or a failover, keeps or loses a piece and its rows together.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import psycopg2
+from psycopg2 import sql
+
+from exactbatch.batch.staging.staging_tables import SCHEMA, StagingTables, identifier
+from exactbatch.batch.staging.task import Staged, StagedBatch
+from exactbatch.errors import StagedRowsDiffer
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, Cursor, transaction
+from exactbatch.sinks.base import DirectStaging
+
+# Takes the fields of a piece in their order.
+_ENTER: Final = (
+    "with entered as (insert into {} values ($1, $2, $3, $4, $5, $6, $7, $8, $9) on conflict do nothing returning 1) "
+    "select count(*) from entered"
+)
+_ENTERED: Final = (
+    "select task_attempt, records, rows, rejects, tombstones from {} "
+    "where topic = $1 and partition = $2 and from_offset = $3"
+)
+_PIECES: Final = (
+    "select topic, partition, from_offset, until_offset, task_attempt, records, rows, rejects, tombstones "
+    "from {}"
+)
+# Attempts that Spark has not accepted; none of them can enter its piece any more.
+_END_ATTEMPTS: Final = """
+select pg_terminate_backend(a.pid) from pg_locks l join pg_stat_activity a using (pid)
+where l.relation = to_regclass(%s) and l.locktype = 'relation' and l.granted and a.pid <> pg_backend_pid()
+  and a.usesysid = (select oid from pg_roles where rolname = current_user) and a.application_name = 'exactbatch task'
+"""
+_LOCK_WAIT: Final = "1s"
+# Runs a statement, whose parameters are $1, $2, …, in the transaction of a COPY, and returns its rows.
+Query = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
+
+
+def create_partition(cursor: Cursor, tables: StagingTables, staging: DirectStaging) -> None:
+    """Create the future partition and the table of pieces."""
+    staging.create(cursor, identifier(tables.rows))
+    cursor.execute(
+        sql.SQL(
+            "create table {} (topic text, partition bigint, from_offset bigint, until_offset bigint, "
+            "task_attempt bigint, records bigint, rows bigint, rejects bigint, tombstones bigint, "
+            "primary key (topic, partition, from_offset))"
+        ).format(identifier(tables.pieces))
+    )
+
+
+def enter_piece(query: Query, tables: StagingTables, piece: Staged) -> bool:
+    """Enter a piece in the transaction of its rows; return False if another attempt has entered it.
+
+    Waits for an attempt that is about to commit.
+    """
+    range_ = piece.range
+    [(entered,)] = query(
+        _ENTER.format(_quoted(tables)),
+        (
+            range_.topic,
+            range_.partition,
+            range_.from_offset,
+            range_.until_offset,
+            piece.attempt,
+            piece.records,
+            piece.rows,
+            piece.rejects,
+            piece.tombstones,
+        ),
+    )
+    return bool(entered)
+
+
+def entered_piece(query: Query, tables: StagingTables, range_: OffsetRange) -> Staged | None:
+    """Return what the attempt did that entered a piece; None if none has."""
+    rows = query(_ENTERED.format(_quoted(tables)), (range_.topic, range_.partition, range_.from_offset))
+    return Staged(range_, *rows[0]) if rows else None
+
+
+def close_partition(connection: Connection, pipeline: Pipeline, tables: StagingTables) -> None:
+    """Let no attempt write into the future partition any more: end those that still do, and give it another name.
+
+    All pieces have been entered. What still writes is an attempt that Spark has given up, and it would keep the
+    table from being attached for as long as it runs.
+    """
+    rows = identifier(tables.rows)
+    deadline = time.monotonic() + pipeline.publish_timeout
+    while True:
+        with transaction(connection) as cursor:
+            cursor.execute("savepoint close")
+            cursor.execute("select set_config('lock_timeout', %s, true)", (_LOCK_WAIT,))
+            try:
+                cursor.execute(
+                    sql.SQL("alter table {} rename to {}").format(rows, sql.Identifier(tables.partition))
+                )
+            except psycopg2.errors.LockNotAvailable:
+                if time.monotonic() > deadline:
+                    raise
+                cursor.execute("rollback to savepoint close")
+                cursor.execute(_END_ATTEMPTS, (rows.as_string(cursor),))
+                continue
+            except psycopg2.errors.UndefinedTable:
+                raise _missing(tables) from None
+        return
+
+
+def check_pieces(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> None:
+    """Raise StagedRowsDiffer unless the future partition holds exactly the pieces that the tasks reported.
+
+    This detects a failover to a replica that has not received all of them.
+    """
+    try:
+        cursor.execute(sql.SQL(_PIECES).format(identifier(tables.pieces)))
+    except psycopg2.errors.UndefinedTable:
+        raise _missing(tables) from None
+    found = {tuple(row) for row in cursor.fetchall()}
+    expected = {
+        (
+            *(piece.range.topic, piece.range.partition, piece.range.from_offset, piece.range.until_offset),
+            *(piece.attempt, piece.records, piece.rows, piece.rejects, piece.tombstones),
+        )
+        for piece in staged.pieces
+    }
+    if found != expected:
+        raise StagedRowsDiffer(
+            f"staging table {tables.pieces}: expected {len(expected)} pieces as the tasks reported them, found "
+            f"{len(found)}, of which {len(found & expected)} are equal. Postgres failed over, or lost commits that it "
+            f"had acknowledged. Nothing was written; the retry reads the same ranges again.",
+            batch_id=tables.batch_id,
+        )
+
+
+def publish_partition(
+    cursor: Cursor, tables: StagingTables, staging: DirectStaging, staged: StagedBatch
+) -> int:
+    """Make the future partition a part of the target; return how many rows it has."""
+    check_pieces(cursor, tables, staged)
+    try:
+        staging.publish(cursor, identifier(tables.partition))
+    except psycopg2.errors.UndefinedTable:
+        raise _missing(tables) from None
+    return sum(staged.rows.values())
+
+
+def _missing(tables: StagingTables) -> StagedRowsDiffer:
+    return StagedRowsDiffer(
+        f"the staging table {tables.partition} is missing: this launch lost its connection, and another launch "
+        f"dropped the table as a leftover. Nothing was written; the retry reads the same ranges again.",
+        batch_id=tables.batch_id,
+    )
+
+
+def _quoted(tables: StagingTables) -> str:
+    return f'"{SCHEMA}"."{tables.pieces}"'

@@ -1,0 +1,126 @@
+"""Rows of a transform that Postgres cannot store, found before they are copied or named after it has refused
+one."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from adbc_driver_manager import Error as AdbcError
+
+from exactbatch.batch.rows.rejects import REJECT_SCHEMA, PendingRejects, note_attempt
+from exactbatch.columns import LINEAGE_NAMES
+from exactbatch.errors import TransformFailed
+from exactbatch.errors.sqlstates import DATA_EXCEPTION
+from exactbatch.errors.translation import adbc_detail, adbc_message
+from exactbatch.formats.postgres_limits import NUL, check_storable
+
+# Where Postgres says that an error in a COPY occurred.
+_LINE: Final = re.compile(r"COPY [^,]+, line (\d+)(?:, column (.+))?")
+
+
+def storable_rows(
+    batch: pa.RecordBatch, names: Sequence[str], pending: PendingRejects, attempt: int
+) -> pa.RecordBatch:
+    """Return the rows that Postgres can store; add notes of the records of the others to the pending rejects.
+
+    `names` are the columns that the transform returns. Raises TransformFailed if rows do not carry their record.
+    """
+    unstorable: dict[int, str] = {}
+    for name in batch.schema.names:
+        if name not in names:
+            continue
+        for row, reason in _unstorable(batch.column(name)):
+            unstorable.setdefault(row, f"column {name!r}: {reason}, in a row of the transform")
+            if name in LINEAGE_NAMES or not set(names).issuperset(LINEAGE_NAMES):
+                raise TransformFailed(f"{unstorable[row]}. Nothing was written. Let the transform remove it.")
+    if not unstorable:
+        return batch
+    bad = pa.array(unstorable, pa.int64())
+    pending.add(_notes(batch.take(bad), list(unstorable.values()), attempt))
+    return batch.filter(pa.array([row not in unstorable for row in range(len(batch))]))
+
+
+def _unstorable(column: pa.Array) -> Iterator[tuple[int, str]]:
+    """Yield the rows with a value that Postgres cannot store, and the reason, in their order."""
+    parts = [(0, len(column))] if _refusal(column) else []
+    while parts:
+        start, end = parts.pop()
+        if (reason := _refusal(column.slice(start, end - start))) is None:
+            continue
+        if end - start == 1:
+            yield start, reason
+            continue
+        half = (start + end) // 2
+        parts += [(half, end), (start, half)]
+
+
+def _refusal(column: pa.Array) -> str | None:
+    """Return why Postgres cannot store some value of a column; None if it can store all of them."""
+    # Of a slice of a list column, validate() would check the elements of the whole column.
+    elements = pc.list_flatten(column) if pa.types.is_list(column.type) else column
+    try:
+        if pa.types.is_string(elements.type):
+            elements.validate(full=True)
+        check_storable(elements)
+    except pa.ArrowInvalid:
+        return "the text is not valid UTF-8"
+    except ValueError as error:
+        return "expected text that Postgres can store, found U+0000" if str(error) == NUL else str(error)
+    return None
+
+
+def _notes(rows: pa.RecordBatch, reasons: Sequence[str], attempt: int) -> pa.RecordBatch:
+    """Return rows of the table of rejects that note which records will be rejected."""
+    count = len(rows)
+    columns = {
+        "topic": rows.column("kafka_topic"),
+        "partition": rows.column("kafka_partition"),
+        "offset": rows.column("kafka_offset"),
+        "reason": pa.array(reasons),
+        "task_attempt": pa.repeat(pa.scalar(note_attempt(attempt), pa.int64()), count),
+    }
+    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in REJECT_SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=REJECT_SCHEMA)
+
+
+class RecordsOfRows:
+    """Which records the rows of one COPY come from, batch by batch."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another COPY, which counts its rows from 1."""
+        self._rows = 0
+        self._batches: list[tuple[int, str]] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add the rows that are copied next."""
+        if len(batch):
+            self._rows += len(batch)
+            first, last = _record_of(batch, 0), _record_of(batch, len(batch) - 1)
+            self._batches.append((self._rows, first if first == last else f"{first} to {last}"))
+
+    def of(self, row: int) -> str:
+        """Return the record of a row, or the first and last record of its batch; empty if rows do not carry it."""
+        return next((records for last_row, records in self._batches if row <= last_row), "")
+
+
+def _record_of(batch: pa.RecordBatch, row: int) -> str:
+    topic, partition, offset = (batch.column(name)[row].as_py() for name in LINEAGE_NAMES[:3])
+    return "" if topic is None else f"{topic}[{partition}] offset {offset}"
+
+
+def raise_refused_value(error: AdbcError, records: RecordsOfRows) -> None:
+    """Raise TransformFailed if Postgres has refused a value; it names the column and the records of the row."""
+    if not (error.sqlstate or "").startswith(DATA_EXCEPTION):
+        return
+    line = _LINE.search(adbc_detail(error, "CONTEXT"))
+    record = records.of(int(line[1])) if line else ""
+    column = f"column {line[2]!r}: " if line and line[2] else ""
+    raise TransformFailed(
+        f"{column}Postgres cannot store a value that the transform returns{f', from {record}' if record else ''}: "
+        f"{adbc_message(error)} (SQLSTATE {error.sqlstate}). Nothing was written. Let the transform remove it."
+    ) from error

@@ -1,0 +1,135 @@
+"""The input of Spark tasks that stage, and the outcomes that they return to the driver."""
+
+import pickle
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from exactbatch.batch.rows.arrow_copy import PostgresAccess
+from exactbatch.batch.rows.decode import Changes
+from exactbatch.batch.staging.staging_tables import StagingTables
+from exactbatch.columns import Column
+from exactbatch.formats import Format, WithMessage
+from exactbatch.offsets import OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """The work of one Spark task; it travels in the task's closure, secrets included.
+
+    `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
+    `columns` are those of a staged row without its lineage; `cluster_id` is the Kafka cluster of the plan.
+    Timeouts are in seconds.
+    """
+
+    range: OffsetRange
+    leader_epoch: int | None
+    tables: StagingTables
+    kafka: Mapping[str, Any] = field(repr=False)
+    postgres: PostgresAccess
+    value: Format | WithMessage
+    columns: tuple[Column, ...]
+    changes: Changes | None
+    max_rejects: int
+    read_timeout: float
+    cluster_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones; compiled code took
+    `taken` of them, which does not matter for the result."""
+
+    range: OffsetRange
+    attempt: int
+    records: int
+    rows: int
+    rejects: int
+    tombstones: int
+    taken: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    """All that the accepted task attempts of a batch did.
+
+    The ranges of `pieces` are together those of the batch. `rows` and `rejects` hold how many each task attempt
+    has staged. `dropped` counts the records that decoded and for which the transform returned no row. `part_of`
+    has the part of the staging tables in which the rows of a task attempt are; it is empty if there is only one.
+    """
+
+    pieces: tuple[Staged, ...]
+    rows: Mapping[int, int]
+    rejects: Mapping[int, int]
+    dropped: int = 0
+    part_of: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, pieces: Iterable[Staged], part_of: Mapping[int, int] | None = None) -> "StagedBatch":
+        """Return a batch whose tasks staged what they read."""
+        pieces = tuple(pieces)
+        rows, rejects = by_attempt(pieces, "rows"), by_attempt(pieces, "rejects")
+        return cls(pieces, rows, rejects, part_of=part_of or {})
+
+    def of_attempts(self, attempts: Collection[int]) -> "StagedBatch":
+        """Return what some of the task attempts did, of a batch whose tasks staged what they read."""
+        return replace(
+            self,
+            pieces=tuple(piece for piece in self.pieces if piece.attempt in attempts),
+            rows={attempt: rows for attempt, rows in self.rows.items() if attempt in attempts},
+            rejects={attempt: rejects for attempt, rejects in self.rejects.items() if attempt in attempts},
+        )
+
+    def by_part(self) -> "list[tuple[int | None, StagedBatch]]":
+        """Return what is in each part of the staging tables; all of it as the part None if there are no parts."""
+        if not self.part_of:
+            return [(None, self)]
+        attempts_in: dict[int, list[int]] = defaultdict(list)
+        for attempt in self.attempts:
+            attempts_in[self.part_of[attempt]].append(attempt)
+        return [(part, self.of_attempts(attempts)) for part, attempts in attempts_in.items()]
+
+    @property
+    def attempts(self) -> list[int]:
+        """The task attempts whose staged rows and rejects count."""
+        return sorted({*self.rows, *self.rejects})
+
+    @property
+    def records(self) -> int:
+        """How many records were read."""
+        return sum(piece.records for piece in self.pieces)
+
+    @property
+    def tombstones(self) -> int:
+        """How many records were null values without a row."""
+        return sum(piece.tombstones for piece in self.pieces)
+
+    @property
+    def rejected(self) -> int:
+        """How many records were rejected."""
+        return sum(self.rejects.values())
+
+    @property
+    def has_several_rows_of_a_record(self) -> bool:
+        """True if there are more rows than records that gave rows; only for rows that carry their record."""
+        with_rows = self.records - self.rejected - self.tombstones - self.dropped
+        return sum(self.rows.values()) > with_rows
+
+
+def by_attempt(pieces: Iterable[Staged], counted: Literal["rows", "rejects"]) -> dict[int, int]:
+    """Return how many rows or rejects each task attempt has staged, over all its pieces."""
+    counts: dict[int, int] = defaultdict(int)
+    for piece in pieces:
+        counts[piece.attempt] += piece.rows if counted == "rows" else piece.rejects
+    return dict(counts)
+
+
+def dump(outcome: object) -> bytes:
+    """Return an outcome as bytes, to send it from an executor to the driver."""
+    return pickle.dumps(outcome)
+
+
+def load(outcome: bytes) -> Any:
+    """Return the outcome that dump() wrote in a task of this same job."""
+    return pickle.loads(outcome)

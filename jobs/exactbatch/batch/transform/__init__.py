@@ -1,0 +1,1 @@
+"""Stage the rows that a pipeline's transform makes of decoded records."""

@@ -1,0 +1,300 @@
+"""Stage the rows of a transform in the Spark tasks that read the records, if the transform needs no shuffle.
+
+Such a task runs two Python workers on one machine: the first reads and decodes, the second stages what Spark makes
+of the decoded rows. What the first worker did, and the rejects that it found, reach the second in files, so that a
+task has one connection to Postgres. So do the columns that the transform returns as they are: they need not go
+through the JVM.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import SparkFiles, TaskContext
+
+from exactbatch.batch.rows.rejects import REJECT_SCHEMA
+from exactbatch.batch.staging.task import Staged, dump, load
+from exactbatch.errors import ExactbatchError, StagedRowsDiffer
+from exactbatch.offsets import OffsetRange
+
+# The local property of a Spark job that stages in one pass; its value is what OnePass.text() returns.
+ONE_PASS: Final = "exactbatch.one_pass"
+_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class OnePass:
+    """What the workers that decode must know of a job that stages in one pass.
+
+    launch: the launch of the batch, as text
+    kept: the columns of the records that the workers that stage take from files
+    used: the columns that the transform computes something with, or the lineage; None if that may be all columns
+    """
+
+    launch: str
+    kept: tuple[str, ...] = ()
+    used: tuple[str, ...] | None = None
+
+    def text(self) -> str:
+        """Return this as the value of a property."""
+        return json.dumps([self.launch, self.kept, self.used])
+
+    @classmethod
+    def of_job(cls) -> "OnePass | None":
+        """Return it for the job of this Spark task; None if the job does not stage in one pass."""
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(ONE_PASS)
+        if text is None:
+            return None
+        launch, kept, used = json.loads(text)
+        return cls(launch, tuple(kept), None if used is None else tuple(used))
+
+    def to_jvm(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return decoded rows with nulls in the columns that the transform does not use."""
+        if self.used is None:
+            return rows
+        columns = [
+            column if field.name in self.used else pa.nulls(len(rows), field.type)
+            for field, column in zip(rows.schema, rows.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, rows.schema.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The work of one task attempt: what it read, how many rows it staged, and how many records these come from.
+
+    `records` is None if the rows did not come in the order of the log, so that their records were not counted.
+    """
+
+    attempt: int
+    pieces: tuple[Staged, ...]
+    rows: int
+    records: int | None
+
+
+class HandOver:
+    """The files in which the worker of a task attempt that decodes leaves rows, rejects and its outcomes to the one
+    that stages. Both run on one machine, in the directory that Spark made for this application."""
+
+    def __init__(self, launch: str, attempt: int, folder: Path | None = None) -> None:
+        self._folder = folder or Path(SparkFiles.getRootDirectory())
+        self._name = f"exactbatch_{launch}_{attempt}"
+        self._outcomes = self._folder / f"{self._name}_outcomes"
+        self._rejects = self._folder / f"{self._name}_rejects"
+        self._kept = self._taken = 0  # batches of rows
+        self._file: Any = None
+        self._writer: Any = None
+
+    def keep_rows(self, rows: pa.RecordBatch) -> None:
+        """Leave rows, before what the transform makes of them can reach the worker that stages."""
+        with _private(self._rows(self._kept)) as file, pa.ipc.new_stream(file, rows.schema) as writer:
+            writer.write_batch(rows)
+        self._kept += 1
+
+    def take_rows(self) -> pa.RecordBatch | None:
+        """Return the next batch of rows, and remove its file; None if there is no other so far."""
+        path = self._rows(self._taken)
+        if not path.exists():
+            return None
+        self._taken += 1
+        rows = pa.ipc.open_stream(pa.memory_map(str(path))).read_next_batch()
+        path.unlink()  # the mapped memory stays
+        return rows
+
+    def _rows(self, number: int) -> Path:
+        return self._folder / f"{self._name}_rows_{number}"
+
+    def keep(self, rejects: Sequence[pa.RecordBatch]) -> None:
+        """Append rejects, with the columns of REJECT_SCHEMA."""
+        if self._writer is None:
+            self._file = _private(self._rejects)
+            self._writer = pa.ipc.new_stream(self._file, REJECT_SCHEMA)
+        for batch in rejects:
+            self._writer.write_batch(batch)
+
+    def finish(self, outcomes: Sequence[Staged | ExactbatchError]) -> None:
+        """Leave the outcomes. They are the last: the worker that stages begins with them."""
+        if self._writer is not None:
+            self._writer.close()
+            self._file.close()
+        with _private(self._outcomes) as file:
+            file.write(dump(list(outcomes)))
+
+    def outcomes(self) -> list[Staged | ExactbatchError]:
+        """Return what the worker that decodes did. Its rows have all come."""
+        outcomes: list[Staged | ExactbatchError] = load(self._outcomes.read_bytes())
+        return outcomes
+
+    def rejects(self) -> Iterator[pa.RecordBatch] | None:
+        """Return the rejects; None if there are none."""
+        return _batches(self._rejects) if self._rejects.exists() else None
+
+    def remove(self) -> None:
+        """Remove the files."""
+        for path in (self._outcomes, self._rejects, *self._folder.glob(f"{self._name}_rows_*")):
+            path.unlink(missing_ok=True)
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        yield from reader
+
+
+def _private(path: Path) -> Any:
+    """Open a new file that only this account may read: rejects are records."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+
+
+class UnchangedColumns:
+    """Adds the columns to the rows of a transform that are unchanged columns of their records."""
+
+    def __init__(self, hand_over: HandOver, unchanged: Mapping[str, str]) -> None:
+        """`unchanged` has the columns to add, with their names in the rows that were kept."""
+        self._hand_over, self._unchanged = hand_over, unchanged
+        self._rows: pa.RecordBatch | None = None
+        self._place: tuple[str, int] | None = None
+        self._offsets: Any = np.array([], np.int64)
+
+    def added_to(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the rows with these columns. They carry the lineage of decoded records, in the order of the log.
+
+        Raises StagedRowsDiffer if they do not.
+        """
+        topics, partitions, offsets = (rows.column(name) for name in _PLACE)
+        numbers = offsets.to_numpy()
+        for start, end in _runs(topics, partitions) if len(rows) else ():
+            place = topics[start].as_py(), partitions[start].as_py()
+            while start < end:
+                self._find(place, int(numbers[start]))
+                inside = numbers[start:end]
+                beyond = (inside > self._offsets[-1]) | (inside < self._offsets[0])
+                if beyond.any():
+                    inside = inside[: int(np.argmax(beyond))]
+                yield self._added(rows.slice(start, len(inside)), inside)
+                start += len(inside)
+
+    def _find(self, place: tuple[str, int], offset: int) -> None:
+        """Take kept rows until these have the record."""
+        while (
+            self._rows is None or place != self._place or not self._offsets[0] <= offset <= self._offsets[-1]
+        ):
+            if (kept := self._hand_over.take_rows()) is None:
+                raise _not_decoded(*place, offset)
+            topic, partition, offsets = (kept.column(name) for name in _PLACE)
+            self._rows, self._place = kept, (topic[0].as_py(), partition[0].as_py())
+            self._offsets = offsets.to_numpy()
+
+    def _added(self, rows: pa.RecordBatch, offsets: Any) -> pa.RecordBatch:
+        assert self._rows is not None
+        assert self._place is not None
+        indexes = np.searchsorted(self._offsets, offsets)
+        if (wrong := self._offsets[indexes] != offsets).any():
+            raise _not_decoded(*self._place, int(offsets[int(np.argmax(wrong))]))
+        first, count = int(indexes[0]), len(indexes)
+        if (indexes == np.arange(first, first + count)).all():
+            of_records = self._rows.slice(first, count)
+        else:
+            of_records = self._rows.take(pa.array(indexes))
+        for name, kept_name in self._unchanged.items():
+            rows = rows.append_column(name, of_records.column(kept_name))
+        return rows
+
+
+def _not_decoded(topic: str, partition: int, offset: int) -> StagedRowsDiffer:
+    return StagedRowsDiffer(
+        f"{topic}[{partition}] offset {offset}: Spark returned a row of this record out of order, or without having "
+        f"read it. Nothing was written; try again.",
+        topic=topic,
+        partition=partition,
+        from_offset=offset,
+        until_offset=offset + 1,
+    )
+
+
+class RecordsInOrder:
+    """Counts the records that rows come from, as long as these come in the order in which the records were read.
+
+    Then the rows of a record follow each other, and a record is new if its offset is greater than the one before.
+    """
+
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        """`ranges` are those of the task, in the order in which it reads them."""
+        self._ranges = ranges
+        self._range, self._offset = 0, -1  # the last row's range, and its offset
+        self._records = 0
+        self._in_order = True
+
+    @property
+    def count(self) -> int | None:
+        """The number of records; None if a row was out of order, or of no record in the ranges."""
+        return self._records if self._in_order else None
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add the rows that come next, with their lineage."""
+        if not self._in_order or not len(rows):
+            return
+        topics, partitions, offsets = (rows.column(name) for name in _PLACE)
+        if topics.null_count or partitions.null_count or offsets.null_count:
+            self._in_order = False
+            return
+        numbers = offsets.to_numpy()
+        for start, end in _runs(topics, partitions):
+            place = topics[start].as_py(), partitions[start].as_py()
+            while start < end and self._in_order:
+                start = self._add_of_a_range(place, numbers, start, end)
+
+    def _add_of_a_range(self, place: tuple[str, int], offsets: Any, start: int, end: int) -> int:
+        """Add rows of one partition that are in one range; return where those of the next range start."""
+        first = int(offsets[start])
+        for index in range(self._range, len(self._ranges)):
+            range_ = self._ranges[index]
+            if range_.topic_partition == place and range_.from_offset <= first < range_.until_offset:
+                break
+        else:
+            self._in_order = False
+            return end
+        inside = offsets[start:end]
+        outside = (inside < range_.from_offset) | (inside >= range_.until_offset)
+        if outside.any():
+            inside = inside[: int(np.argmax(outside))]
+        steps = np.diff(inside, prepend=self._offset if index == self._range else -1)
+        self._in_order = bool((steps >= 0).all())
+        self._records += int(np.count_nonzero(steps))
+        self._range, self._offset = index, int(inside[-1])
+        return start + len(inside)
+
+
+def _runs(topics: pa.Array, partitions: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield the start and end of each run of rows of one partition."""
+    rows = len(topics)
+    changes = pc.or_(
+        pc.not_equal(topics.slice(1), topics.slice(0, rows - 1)),
+        pc.not_equal(partitions.slice(1), partitions.slice(0, rows - 1)),
+    )
+    bounds = [0, *(int(at) + 1 for at in np.flatnonzero(changes.to_numpy(zero_copy_only=False))), rows]
+    return pairwise(bounds)
+
+
+def all_pieces(passed: Iterable[Passed]) -> tuple[Staged, ...]:
+    """Return what all task attempts read, in the order of the log."""
+    return tuple(sorted((piece for each in passed for piece in each.pieces), key=lambda piece: piece.range))
+
+
+def passed(
+    outcomes: Iterable[Staged | ExactbatchError], attempt: int, rows: int, records: int | None
+) -> Passed | ExactbatchError:
+    """Return what a task attempt did that has read `outcomes` and staged rows; the first error if it could not read."""
+    pieces = []
+    for outcome in outcomes:
+        if isinstance(outcome, ExactbatchError):
+            return outcome
+        pieces.append(outcome)
+    return Passed(attempt, tuple(pieces), rows, records)

@@ -1,0 +1,364 @@
+"""Stage the rows that a transform makes of decoded records: decode → the user's transform, in Spark → stage.
+
+The decoded records are kept on the executors' disks, so that rows, rejects and counts come from one read. Spark
+silently recomputes a block that is lost: each block carries the task attempt that read it, and these must be the
+same at the end.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.storagelevel import StorageLevel
+
+from exactbatch.batch.rows.decode import shared_reads
+from exactbatch.batch.spark.executors import tasks_failed
+from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
+from exactbatch.batch.staging.shares import attempt_id, distribute, grouped, loaded, partition_id
+from exactbatch.batch.staging.stage import decode_range, stage_lineage, stage_rows
+from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
+from exactbatch.batch.staging.staging_tables import create_lineage, decoded_schema
+from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt, dump
+from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
+from exactbatch.batch.transform.one_pass import (
+    ONE_PASS,
+    HandOver,
+    OnePass,
+    Passed,
+    RecordsInOrder,
+    UnchangedColumns,
+    all_pieces,
+    passed,
+)
+from exactbatch.batch.transform.spark_columns import columns_of, nested_as_json
+from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
+from exactbatch.columns import LINEAGE_NAMES
+from exactbatch.errors import (
+    ExactbatchError,
+    StagedRowsDiffer,
+    TasksFailed,
+    TransformFailed,
+    TransformRefused,
+)
+from exactbatch.failpoints import failpoint
+from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.pipeline import OUTCOME, Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.transforms.lineage import passes_lineage_through
+from exactbatch.transforms.narrow_plan import columns_of_records, is_narrow
+
+
+class TransformStager:
+    """The Stager of a pipeline with a transform."""
+
+    def __init__(
+        self, spark: SparkSession, connection: Connection, pipeline: Pipeline, tasks: Sequence[StageTask]
+    ) -> None:
+        """Plan and check the transform. The table of rejects must exist: some transforms start Spark jobs while
+        they are planned.
+
+        Raises TransformRefused for a transform that cannot be used, ConfigurationError for columns that the
+        sink cannot have, and the errors of stage() if a job that the transform has started failed.
+        """
+        self._spark, self._connection, self._pipeline, self._tasks = spark, connection, pipeline, tasks
+        self._bins = distribute(tasks, pipeline.max_connections)
+        self._read = _read(spark, self._bins).persist(StorageLevel.DISK_ONLY)
+        self._decoded = self._read.where(F.col(OUTCOME).isNull()).drop(OUTCOME)
+        try:
+            transformed = self._transformed()
+            if not self._read.storageLevel.useDisk:
+                raise TransformRefused(
+                    f"pipeline {pipeline.name!r}: its transform clears Spark's cache, in which the records of the "
+                    f"batch are kept. Nothing was written. Remove spark.catalog.clearCache()."
+                )
+            check_transform(pipeline, transformed)
+            self._rows = nested_as_json(transformed)
+            self._is_proven = True
+            if pipeline.sink.needs_lineage:
+                self._is_proven = passes_lineage_through(pipeline.name, transformed, self._decoded)
+            else:  # a row may come from many records: it must not seem to come from one of them
+                self._rows = self._rows.drop(*LINEAGE_NAMES)
+            self.columns = columns_of(pipeline, transformed)
+            pipeline.sink.check(self.columns)
+        except BaseException:
+            self._read.unpersist()
+            raise
+
+    def stage(self) -> StagedBatch:
+        """Read, transform and stage; return what the task attempts did that Spark accepted.
+
+        Raises TransformFailed, with the record if there is one, TransformRefused for rows whose lineage is not
+        that of a record of the batch, TasksFailed, StagedRowsDiffer, and the terminal error of a task.
+        """
+        try:
+            if self._is_proven and (staged := self._staged_in_one_pass()) is not None:
+                return staged
+            pieces = self._outcomes()
+            rejects = by_attempt(pieces, "rejects")
+            if sum(rejects.values()) > self._tasks[0].max_rejects:
+                return StagedBatch(tuple(pieces), {}, rejects)  # reading stopped: the batch has failed
+            failpoint("transform.after_read")
+            rows = self._stage_rows()
+            decoded = sum(piece.rows for piece in pieces)
+            if not self._is_proven:
+                self._check_lineage(list(rows), decoded)
+            if self._outcomes() != pieces:
+                raise StagedRowsDiffer(
+                    "Spark lost some of the decoded records before all rows were staged, and read them again. "
+                    "Nothing was written; try again. If it happens again: is a disk of an executor full, or does "
+                    "the cluster remove executors?",
+                    batch_id=self._tasks[0].tables.batch_id,
+                )
+        finally:
+            self._read.unpersist()
+        staged = StagedBatch(tuple(pieces), rows, rejects)
+        if not self._pipeline.sink.needs_lineage:
+            return staged  # a row may come from many records: which records were dropped cannot be known
+        with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
+        return StagedBatch(staged.pieces, rows, rejects, dropped=decoded - with_rows)
+
+    def _staged_in_one_pass(self) -> StagedBatch | None:
+        """Read, transform and stage in the same Spark tasks; return None if Spark would run them in others, or
+        encrypts what it writes to disks, which the files of a hand-over are not."""
+        if settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
+            return None
+        self._read.unpersist()
+        try:
+            unchanged, used = self._columns_of_records()
+            rows = self._rows_in_one_pass(unchanged)
+            if not is_narrow(rows):
+                self._read.persist(StorageLevel.DISK_ONLY)
+                return None
+            launch = f"{self._tasks[0].tables.launch:x}"
+            with self._job_in_one_pass(OnePass(launch, tuple({*unchanged.values()}), used)):
+                done: list[Passed] = loaded(bytes(row.outcome) for row in rows.collect())
+        except (PySparkException, Py4JJavaError) as error:
+            self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
+            raise self._failure(error) from error
+        pieces = all_pieces(done)
+        staged = StagedBatch(
+            pieces, {each.attempt: each.rows for each in done}, by_attempt(pieces, "rejects")
+        )
+        if staged.rejected > self._tasks[0].max_rejects or not self._pipeline.sink.needs_lineage:
+            return staged
+        counts = [each.records for each in done]
+        with_rows = sum(count for count in counts if count is not None)
+        if None in counts:
+            with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
+        return replace(staged, dropped=sum(piece.rows for piece in pieces) - with_rows)
+
+    def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...] | None]:
+        """Return the columns of the rows that need not go through the JVM, because they are columns of the records,
+        with their names there; and the columns of the records that must go through it, None for all."""
+        if not self._pipeline.sink.needs_lineage:
+            return {}, None  # rows do not name the records to take columns from
+        columns = columns_of_records(self._rows, self._decoded)
+        unchanged = {
+            name: of_record for name, of_record in columns.unchanged.items() if name not in LINEAGE_NAMES
+        }
+        return unchanged, (*columns.used, *LINEAGE_NAMES) if unchanged else None
+
+    def _rows_in_one_pass(self, unchanged: Mapping[str, str]) -> DataFrame:
+        """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read.
+
+        The columns `unchanged` of the rows are taken from the decoded records.
+        """
+        task = self._tasks[0]
+        tables, postgres = task.tables, task.postgres
+        columns = self._pipeline.sink.staged_columns(self.columns)
+        names = [name for name in self._rows.columns if name not in unchanged]
+        ranges = [[task.range for task in bin_] for bin_ in self._bins]
+        launch = f"{tables.launch:x}"
+        has_lineage = self._pipeline.sink.needs_lineage
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+            attempt = attempt_id()
+            counter = RecordsInOrder(ranges[partition_id()])
+            hand_over = HandOver(launch, attempt)
+            of_records = UnchangedColumns(hand_over, unchanged)
+
+            def complete() -> Iterator[pa.RecordBatch]:
+                for batch in batches:
+                    named = pa.RecordBatch.from_arrays(batch.columns, names)
+                    if has_lineage:
+                        counter.add(named)
+                    yield from of_records.added_to(named) if unchanged else [named]
+
+            try:
+                rows = stage_rows(complete(), tables, postgres, columns, attempt, hand_over.rejects)
+                outcome = (
+                    rows
+                    if isinstance(rows, ExactbatchError)
+                    else passed(hand_over.outcomes(), attempt, rows, counter.count)
+                )
+            finally:
+                hand_over.remove()
+            yield pa.RecordBatch.from_arrays([pa.array([dump(outcome)], pa.binary())], ["outcome"])
+
+        numbered = self._rows.toDF(*map(str, range(len(self._rows.columns))))
+        sent = [str(number) for number, name in enumerate(self._rows.columns) if name not in unchanged]
+        return numbered.select(*sent).mapInArrow(run, "outcome binary")
+
+    @contextmanager
+    def _job_in_one_pass(self, one_pass: OnePass) -> Iterator[None]:
+        """Tell the tasks of the Spark jobs in this block that they stage the rows as well."""
+        context = self._spark.sparkContext
+        context.setLocalProperty(ONE_PASS, one_pass.text())
+        try:
+            yield
+        finally:
+            context.setLocalProperty(ONE_PASS, None)  # type: ignore[arg-type]  # which removes it
+
+    def _transformed(self) -> DataFrame:
+        try:
+            return plan_transform(self._pipeline, self._decoded)
+        except (PySparkException, Py4JJavaError) as error:
+            raise self._failure(error) from error
+
+    def _outcomes(self) -> list[Staged]:
+        try:
+            outcomes = self._read.where(F.col(OUTCOME).isNotNull()).select(OUTCOME).collect()
+        except (PySparkException, Py4JJavaError) as error:
+            raise tasks_failed(self._spark, error, "read") from error
+        return sorted(loaded(bytes(row[0]) for row in outcomes), key=lambda piece: piece.range)
+
+    def _stage_rows(self) -> dict[int, int]:
+        """Stage the transformed rows; return how many each accepted attempt has staged."""
+        task = self._tasks[0]
+        tables, postgres = task.tables, task.postgres
+        columns = self._pipeline.sink.staged_columns(self.columns)
+        names = self._rows.columns
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+            attempt = attempt_id()
+            named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
+            rows = stage_rows(named, tables, postgres, columns, attempt)
+            failed = dump(rows) if isinstance(rows, ExactbatchError) else None
+            yield pa.RecordBatch.from_arrays(
+                [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],
+                ["attempt", "rows", "failed"],
+            )
+
+        try:
+            # mapInArrow parses a dot or a backtick in a column's name as syntax: the columns get numbers instead.
+            # After a shuffle there may be any number of tasks; each of these has a connection.
+            rows = self._rows.toDF(*map(str, range(len(names)))).coalesce(self._pipeline.max_connections)
+            outcomes = rows.mapInArrow(run, "attempt long, rows long, failed binary").collect()
+        except (PySparkException, Py4JJavaError) as error:
+            raise self._failure(error) from error
+        loaded(bytes(outcome.failed) for outcome in outcomes if outcome.failed is not None)
+        return {outcome.attempt: outcome.rows for outcome in outcomes}
+
+    def _check_lineage(self, attempts: Sequence[int], decoded: int) -> None:
+        """Raise TransformRefused unless the rows that the attempts have staged carry the lineage of decoded
+        records."""
+        tables = self._tasks[0].tables
+        with transaction(self._connection) as cursor:
+            create_lineage(cursor, tables)
+        readers = self._stage_lineage()
+        check_staged_lineage(
+            self._connection, self._pipeline, tables, attempts=attempts, readers=readers, decoded=decoded
+        )
+
+    def _stage_lineage(self) -> list[int]:
+        """Stage the lineage of the decoded records; return the task attempts that Spark accepted."""
+        task = self._tasks[0]
+        tables, postgres = task.tables, task.postgres
+
+        def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+            attempt = attempt_id()
+            stage_lineage(batches, tables, postgres, attempt)
+            yield pa.RecordBatch.from_arrays([pa.array([attempt])], ["attempt"])
+
+        try:
+            records = self._decoded.select(*LINEAGE_NAMES).coalesce(self._pipeline.max_connections)
+            return [row.attempt for row in records.mapInArrow(run, "attempt long").collect()]
+        except (PySparkException, Py4JJavaError) as error:
+            raise tasks_failed(self._spark, error, "stage the lineage of") from error
+
+    def _failure(self, error: PySparkException | Py4JJavaError) -> ExactbatchError:
+        """Return the error for a job that failed; it names the record that the transform fails for, if there is
+        one."""
+        if (refused := setting_refused(error, settings_of(self._spark))) is not None:
+            return refused
+        message = f"the transform returned no rows: {cause(error)}"
+        if not may_be_of_a_record(error):
+            return TasksFailed(
+                f"{message}. The next try reads the same ranges; the log of the executors has the traceback."
+            )
+        ranges = sorted(task.range for task in self._tasks)
+        failing = FailingRecordSearch(self._spark, self._pipeline, self._decoded).run(ranges)
+        if failing is None:
+            return TasksFailed(
+                f"{message}. It did not fail for any single record. The log of the executors has the traceback."
+            )
+        first, last = failing.ranges[0], failing.ranges[-1]
+        record = f"{first.topic}[{first.partition}] offset {first.from_offset}"
+        if len(failing.ranges) > 1 or len(first) > 1:
+            record = (
+                f"one of the records from {record} to {last.topic}[{last.partition}] offset "
+                f"{last.until_offset - 1} (the search for the record ended after {SEARCH_TIME:g} s)"
+            )
+        return TransformFailed(
+            f"{record}: the transform failed: {failing.error}. Nothing was written. Correct the transform, or let "
+            f"it drop such records.",
+            topic=first.topic,
+            partition=first.partition,
+        )
+
+
+def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame:
+    """Return decoded rows with their lineage and, in one more row for each task, its outcome."""
+    schema = decoded_schema(bins[0][0].columns).append(pa.field(OUTCOME, pa.binary()))
+
+    def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
+        attempt, one_pass = attempt_id(), OnePass.of_job()
+        hand_over = None if one_pass is None else HandOver(one_pass.launch, attempt)
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                if one_pass is None or hand_over is None:
+                    for task, reads in _with_reads(bins[index]):
+                        for decoded in decode_range(task, attempt, reads=reads):
+                            yield _with_outcome(decoded, schema)
+                    continue
+                for rows in decoded_rows(bins[index], attempt, one_pass, hand_over):
+                    yield _with_outcome(rows, schema)
+
+    def decoded_rows(
+        tasks: Sequence[StageTask], attempt: int, one_pass: OnePass, hand_over: HandOver
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield decoded rows, and hand over everything else."""
+        outcomes: list[Staged | ExactbatchError] = []
+        for task, reads in _with_reads(tasks):
+            for decoded in decode_range(task, attempt, hand_over.keep, reads):
+                if not isinstance(decoded, pa.RecordBatch):
+                    outcomes.append(decoded)
+                elif len(decoded):
+                    if one_pass.kept:
+                        hand_over.keep_rows(decoded.select([*one_pass.kept, *LINEAGE_NAMES[:3]]))
+                    yield one_pass.to_jvm(decoded)
+        hand_over.finish(outcomes)
+
+    spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    return spark.range(0, len(bins), 1, len(bins)).mapInArrow(run, spark_schema)
+
+
+def _with_reads(tasks: Sequence[StageTask]) -> Iterator[tuple[StageTask, SharedReads | None]]:
+    """Yield the tasks with the reads that they share with others, if they do."""
+    for group in grouped(tasks):
+        reads = shared_reads(group)
+        for task in group:
+            yield task, reads
+
+
+def _with_outcome(decoded: pa.RecordBatch | Staged | ExactbatchError, schema: pa.Schema) -> pa.RecordBatch:
+    if isinstance(decoded, pa.RecordBatch):
+        return decoded.append_column(OUTCOME, pa.nulls(len(decoded), pa.binary()))
+    *nulls, _ = (pa.nulls(1, field.type) for field in schema)
+    return pa.RecordBatch.from_arrays([*nulls, pa.array([dump(decoded)], pa.binary())], schema=schema)
