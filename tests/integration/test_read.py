@@ -446,6 +446,36 @@ def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("fetches", "wrong", "before"),
+    [([[0, 1, 2, 1, 4]], 1, 2), ([[0, 1], [1, 2]], 1, 1), ([[5, 6]], 5, 9)],
+)
+def test_offsets_that_do_not_ascend_are_refused(fetches: list[list[int]], wrong: int, before: int) -> None:
+    """As if the offset of a record batch were damaged: its records would count twice."""
+    left = [np.array(offsets, np.int64) for offsets in fetches]
+
+    class Damaged:
+        def fetch(self, _count: int, _timeout: float) -> list[Fetched]:
+            offsets = left.pop(0)
+            return [Fetched(("t", 0), MessageRecords([Nothing()] * len(offsets), offsets))]  # type: ignore[list-item]
+
+        def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
+            return 0, 100
+
+    class Nothing:
+        def __len__(self) -> int:
+            return 0
+
+        def leader_epoch(self) -> None:
+            return None
+
+    range_ = OffsetRange("t", 0, 10 if wrong == 5 else 0, 20, UUID(int=0))
+    with pytest.raises(
+        ReadFailed, match=rf"t\[0\] offset {wrong}: .* comes after offset {before}: .*damaged"
+    ):
+        list(_read(Damaged(), [range_], 5, Signals()))  # type: ignore[arg-type]
+
+
 def test_a_broker_that_never_answers_is_an_error_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()

@@ -350,3 +350,12 @@ def test_properties_of_a_schema_registry_are_not_for_the_clients() -> None:
 )
 def test_fetches_are_limited_under_the_name_that_the_connection_uses(properties, limited):
     assert limit_fetches({"client.id": "x", **properties}, 100) == {"client.id": "x", **limited}
+
+
+@pytest.mark.parametrize("client_id", ['team "a"', "CORP\\svc", "two\nlines"])
+def test_a_client_id_that_breaks_the_statistics_is_refused(client_id: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"client\.id is .*breaks the JSON of librdkafka's statistics"
+    ):
+        check_properties({**BROKER, "client.id": client_id})
+    check_properties({**BROKER, "client.id": "team-ä {1}"})

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import BuiltinMethodType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,13 +18,19 @@ import psutil
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from exactbatch.audit.log_windows import LogWindows
+from exactbatch.columns import Column
 from exactbatch.compiled import messages
 from exactbatch.compiled.availability import VARIABLE, is_available
+from exactbatch.compiled.json_kernel import JsonKernel
+from exactbatch.compiled.row_frame import row_frame
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka import open_consumer
 from exactbatch.kafka.client_properties import reader_properties
 from exactbatch.kafka.consumer import Signals
+from exactbatch.kafka.native_client import NativeClient
 from exactbatch.kafka.reader import read_range
+from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
 from support.environment import LONG
 from support.topics import Topic
@@ -57,23 +64,25 @@ def native(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def balance(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many messages were handed over, and how many were destroyed."""
-    from exactbatch.kafka import native_consumer, native_records
-
     balance = {"taken": 0, "destroyed": 0}
+    consume, destroy, destroy_left = NativeClient.consume, messages.destroy, NativeClient._destroy_messages
 
-    class Counted(native_records.NativeMessages):
-        def __init__(self, library: Any, held: Any, addresses: Any) -> None:
-            balance["taken"] += len(addresses)
-            super().__init__(library, held, addresses)
-
-    destroy = messages.destroy
+    def counted_consume(self: NativeClient, addresses: Any, timeout: float) -> int:
+        found = consume(self, addresses, timeout)
+        balance["taken"] += found
+        return found
 
     def counted(addresses: Any, function: Any) -> None:
         balance["destroyed"] += len(addresses)
         destroy(addresses, function)
 
+    def counted_left(self: NativeClient, addresses: Any) -> None:
+        balance["destroyed"] += np.count_nonzero(addresses)
+        destroy_left(self, addresses)
+
+    monkeypatch.setattr(NativeClient, "consume", counted_consume)
     monkeypatch.setattr(messages, "destroy", counted)
-    monkeypatch.setattr(native_consumer, "NativeMessages", Counted)
+    monkeypatch.setattr(NativeClient, "_destroy_messages", counted_left)
     return balance
 
 
@@ -106,6 +115,29 @@ def test_records_of_every_compression(make_topic: MakeTopic, compression: str) -
         assert block.present.tolist() == [value is not None for value in part.to_pylist()]
     assert found == values
     assert keys == [b"k"] * 1000 + [None] * 1000
+
+
+def test_what_was_tried_and_kept_on_disk_is_what_runs(make_topic: MakeTopic) -> None:
+    """numba would compile a loop again for arrays of another type, in the middle of a batch."""
+    from exactbatch.compiled import arrow_rows, json_kernel
+
+    topic = make_topic()
+    topic.produce(*(b'{"a": %d}' % number for number in range(5000)))
+    kernel = JsonKernel([Column("a", "integer")], {}, row_frame(3, "t", 0, {}))
+    for records in read(topic, 5000):
+        block = records.block()
+        offsets, times = records.offset_array, records.milliseconds()
+        taken = kernel.take(block.data, block.starts, block.ends, block.present, offsets, times)
+        assert taken.rows == len(records)
+        records.keys(), records.part(1, len(records))
+    loops = {
+        name: loop
+        for module in (messages, json_kernel, arrow_rows)
+        for name, loop in vars(module).items()
+        if hasattr(loop, "signatures")
+    }
+    assert {"json_rows", "gather", "read_fields", "destroy"} <= loops.keys()
+    assert {name for name, loop in loops.items() if len(loop.signatures) > 1} == set()
 
 
 def test_all_messages_are_destroyed_however_a_read_ends(
@@ -153,9 +185,12 @@ def test_a_read_that_the_garbage_collector_ends_does_not_wait_for_its_messages(
     assert balance["taken"] == balance["destroyed"]
 
 
+@pytest.mark.parametrize("fast_path", ["0", "off"])
+@pytest.mark.timeout(60)
 def test_what_a_callback_raises_ends_the_read(
-    make_topic: MakeTopic, balance: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    make_topic: MakeTopic, balance: dict[str, int], monkeypatch: pytest.MonkeyPatch, fast_path: str
 ) -> None:
+    monkeypatch.setenv(VARIABLE, fast_path)
     topic = make_topic()
     topic.produce(b"v")
 
@@ -166,6 +201,62 @@ def test_what_a_callback_raises_ends_the_read(
     with pytest.raises(ZeroDivisionError):  # statistics come once a second, and the range does not end before
         list(read(topic, 2))
     assert balance["taken"] == balance["destroyed"]
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises."""
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_between_two_statements_loses_no_message(
+    make_topic: MakeTopic, balance: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler raises when the call into librdkafka returns, before anybody has seen its result."""
+    topic = make_topic()
+    topic.produce(*(b"%d" % number for number in range(5000)))
+    consume = NativeClient.consume
+
+    def interrupted(self: NativeClient, addresses: Any, timeout: float) -> int:
+        if consume(self, addresses, timeout):
+            raise Interrupted
+        return 0
+
+    monkeypatch.setattr(NativeClient, "consume", interrupted)
+    with pytest.raises(Interrupted):
+        list(read(topic, 5000))
+    assert balance["taken"] == balance["destroyed"] > 0
+    partition = LogPartition(
+        topic=topic.name,
+        partition=0,
+        topic_id=UUID(int=0),
+        leader_epoch=None,
+        earliest=0,
+        last_stable=20_000,
+        high_watermark=20_000,
+    )
+    windows = LogWindows(topic.properties, partition, 0, 20_000)
+    with pytest.raises(Interrupted), closing(windows):
+        list(windows.window(20_000))
+
+
+@pytest.mark.timeout(60)
+def test_a_consumer_that_librdkafka_cannot_close_is_left_to_a_thread(
+    make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = make_topic()
+    topic.produce(b"v")
+    monkeypatch.setattr(NativeClient, "_destroy_messages", lambda _self, _addresses: None)
+    monkeypatch.setattr("exactbatch.kafka.native_client._CLOSE_TIMEOUT", 0.5)
+    reading = read(topic, 2)
+    kept = next(reading)
+    reading.close()
+    assert "librdkafka has not closed a consumer" in caplog.text
+    assert len(kept) == 1
+
+
+def test_callbacks_run_no_python_code() -> None:
+    """librdkafka loses a message if a callback raises, and a signal's handler can raise in any Python code."""
+    assert {type(callback) for callback in Signals().callbacks().values()} == {BuiltinMethodType}
 
 
 def test_a_property_that_librdkafka_refuses_is_named() -> None:

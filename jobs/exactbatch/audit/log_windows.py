@@ -15,7 +15,7 @@ from exactbatch.audit.native_offsets import OffsetConsumer, events_among
 from exactbatch.audit.report import Offsets
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import Event, Signals, check_in_log, is_cluster
+from exactbatch.kafka.consumer import Event, Signals, check_ascending, check_in_log, is_cluster
 from exactbatch.kafka.errors import event_error
 from exactbatch.kafka.native_library import LibraryUnusable, load_library
 from exactbatch.model import LogPartition
@@ -62,6 +62,7 @@ class _Messages:
 
     def __init__(self, config: Mapping[str, Any], signals: Signals) -> None:
         self.client = Consumer({**config, **signals.callbacks()})
+        self._signals = signals
         self._size = _FIRST_RECORDS
 
     def read(self) -> tuple[Block, int | None, Event | None]:
@@ -70,6 +71,7 @@ class _Messages:
         Unlike the batch path's reader, it also returns the records that come after the error.
         """
         read = self.client.consume(self._size, _WAIT)
+        self._signals.receive()
         messages = [message for message in read if message.error() is None]
         end_of_log, error = events_among(message for message in read if message.error() is not None)
         if messages:
@@ -132,6 +134,7 @@ class LogWindows:
         while self._reader is not None and self._position < end:
             read, end_of_log, error = self._reader.read()
             if len(read.offsets):
+                check_ascending(read.offsets, *key, self._position)
                 check_in_log(self._reader.client, *key, int(read.offsets[-1]))
                 self._position = int(read.offsets[-1]) + 1
                 block, self._ahead = read.cut(end)

@@ -4,6 +4,7 @@ Its fields are read here, by numpy, and not by the compiled loops of the batch p
 """
 
 import ctypes as c
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -41,13 +42,17 @@ class OffsetConsumer:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int | None, Event | None]:
         """Return the offsets of up to `count` records, those of null values, the end of the log if it was reached, and
         an error that concerns reading."""
-        addresses = self.client.consume(count, timeout)
+        key, held = object(), self.client.held
+        addresses = held[key] = np.zeros(count, np.uint64)
         try:
-            self.client.raise_from_callbacks()
-            return self._read(addresses)
+            found = self.client.consume(addresses, timeout)
+            self.client.receive()
+            return self._read(addresses[:found])
         finally:
-            for address in addresses.tolist():
-                self._destroy(address)
+            left = [None, *addresses[addresses != 0].tolist()]
+            del held[key]
+            # Without Python code in between, in which a signal's handler could run.
+            deque(map(self._destroy, iter(left.pop, None)), maxlen=0)
 
     def _read(
         self, addresses: Addresses

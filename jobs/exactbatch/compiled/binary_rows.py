@@ -122,6 +122,10 @@ def put_numeric(out: Any, at: Any, scaled: Any, scale: Any) -> Any:
         whole_groups += 1
         rest //= 10000
     weight = whole_groups - 1
+    if fraction_groups == 0:
+        while whole > 0 and whole % 10000 == 0:
+            whole //= 10000
+            whole_groups -= 1
     stored = whole_groups + fraction_groups
     if whole == 0 and fraction > 0:
         unit = np.int64(1)

@@ -83,12 +83,16 @@ def cache_directory() -> Path:
 
 
 def _fingerprint() -> str:
-    """Return a digest of all that decides the machine code, but for the processor, which numba distinguishes."""
+    """Return a digest of all that decides the machine code.
+
+    numba tells processors apart within a cache, but two of them that save at the same moment may take one file name.
+    """
     digest = hashlib.sha256()
     for source in sorted(_HERE.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     versions = (numba.__version__, llvmlite.__version__, np.__version__, _config.BOUNDSCHECK)
-    digest.update(repr(versions).encode())
+    processor = llvmlite.binding.get_host_cpu_name(), llvmlite.binding.get_host_cpu_features().flatten()
+    digest.update(repr((versions, processor)).encode())
     return digest.hexdigest()[:16]
 
 

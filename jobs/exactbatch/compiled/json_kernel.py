@@ -129,6 +129,9 @@ class JsonKernel:
             self._out = np.empty(bound * 5 // 4, np.uint8)
         declined = np.zeros(len(starts), np.bool_)
         times = np.where(present, timestamps_ms, 0) * 1000 - EPOCH_US
+        # numba compiles another version for a writable array: not the one that was tried and kept on disk.
+        data = data.view()
+        data.flags.writeable = False
         written = json_rows(
             data,
             np.where(present, starts, 0).astype(np.uint64, copy=False),

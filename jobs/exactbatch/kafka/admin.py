@@ -80,14 +80,15 @@ def _diagnose(properties: Mapping[str, Any]) -> "KafkaError | None":
     """Return the error that librdkafka has with the brokers; None if it reaches them."""
     from confluent_kafka import Consumer, KafkaException
 
-    from exactbatch.kafka.consumer import ConnectionErrors
+    from exactbatch.kafka.consumer import Signals
 
-    errors = ConnectionErrors()
-    consumer = Consumer({**reader_properties(properties), "error_cb": errors, "log_level": 0})
+    signals = Signals()
+    consumer = Consumer({**reader_properties(properties), **signals.callbacks(), "log_level": 0})
     timeout: KafkaError | None = None
     try:
         consumer.list_topics(timeout=_DIAGNOSIS)
     except KafkaException as error:
         timeout = error.args[0]
     consumer.close()  # delivers the callbacks that are due
-    return timeout and (errors.last or timeout)
+    signals.receive()
+    return timeout and (signals.errors.last or timeout)

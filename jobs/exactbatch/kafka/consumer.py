@@ -3,11 +3,14 @@
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import methodcaller
 from typing import Any, Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from exactbatch.errors import ConfigurationError, ReadFailed
@@ -96,28 +99,33 @@ class FetchPositions:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What the callbacks of a consumer have reported."""
+    """What the callbacks of a consumer have reported, once receive() has run.
+
+    The callbacks only note what they get, and run no Python code. An exception in a callback, which may be that of a
+    signal's handler, would make librdkafka lose a message, and then wait for it for ever when it is closed.
+    """
 
     errors: ConnectionErrors = field(default_factory=ConnectionErrors)
     fetched: FetchPositions = field(default_factory=FetchPositions)
     throttling: Throttling = field(default_factory=Throttling)
+    _noted: dict[str, deque[Any]] = field(
+        default_factory=lambda: {name: deque() for name in ("error_cb", "stats_cb", "throttle_cb")}
+    )
 
-    def callbacks(self) -> dict[str, Any]:
-        """Return them as confluent_kafka's configuration has them."""
-        return {"error_cb": self.errors, "stats_cb": self.fetched, "throttle_cb": self.throttling}
+    def callbacks(self) -> dict[str, Callable[[Any], None]]:
+        """Return the callbacks, as confluent_kafka's configuration has them."""
+        return {name: noted.append for name, noted in self._noted.items()}
 
-
-class FetchPosition(FetchPositions):
-    """The offset up to which librdkafka has fetched one partition, as stats_cb; -1 before the first fetch."""
-
-    def __init__(self, topic: str, partition: int) -> None:
-        super().__init__()
-        self._partition = topic, partition
-
-    @property
-    def offset(self) -> int:
-        """The offset."""
-        return self.of(self._partition)
+    def receive(self) -> None:
+        """Take in what the callbacks have noted. Call it after each poll."""
+        receivers: dict[str, Callable[[Any], None]] = {
+            "error_cb": self.errors,
+            "stats_cb": self.fetched,
+            "throttle_cb": self.throttling,
+        }
+        for name, noted in self._noted.items():
+            while noted:
+                receivers[name](noted.popleft())
 
 
 def split_events(messages: Sequence[Message]) -> tuple[Sequence[Message], int | None, Message | None]:
@@ -174,6 +182,27 @@ def is_cluster(consumer: ClusterClient, where: Any, topic: str, cluster_id: str 
             topic=topic,
         )
     return True
+
+
+def check_ascending(offsets: npt.NDArray[np.int64], topic: str, partition: int, position: int) -> None:
+    """Raise ReadFailed for a record below `position`, up to which the log is read, or not above the one before it.
+
+    No checksum covers the offset of a record batch: if a bit of it is damaged, its records can seem to be those of
+    another batch, a second time.
+    """
+    if not len(offsets):
+        return
+    before = np.concatenate(([position - 1], offsets[:-1]))
+    if (wrong := offsets <= before).any():
+        index = int(wrong.argmax())
+        raise ReadFailed(
+            f"{topic}[{partition}] offset {offsets[index]}: a record claims this offset, and comes after offset "
+            f"{before[index]}: the offset of its batch is damaged. {DAMAGED}",
+            topic=topic,
+            partition=partition,
+            from_offset=int(offsets[index]),
+            until_offset=int(offsets[index]) + 1,
+        )
 
 
 def check_in_log(consumer: ClusterClient, topic: str, partition: int, offset: int) -> None:

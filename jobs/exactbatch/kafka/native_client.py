@@ -5,6 +5,8 @@ handle whose Python object does not expect them.
 """
 
 import ctypes as c
+import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,7 +26,9 @@ from exactbatch.kafka.native_library import (
 )
 from exactbatch.offsets import TopicPartition as Partition
 
+logger = logging.getLogger(__name__)
 _CONSUMER: Final = 1  # RD_KAFKA_CONSUMER
+_CLOSE_TIMEOUT: Final = 20.0  # seconds
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -54,11 +58,15 @@ class NativeClient:
         """`library` is what load_library() returned."""
         self._library, self._signals = library, signals
         self._raised: BaseException | None = None  # by a callback
+        self._statistics: dict[int, bytes] = {}  # the last ones, by handle
         self._callbacks = (
             ErrorCallback(self._on_error),
-            StatsCallback(self._on_stats),
+            # Called every second. In Python code, a signal's handler could run here, and ctypes drops its exception.
+            StatsCallback(self._statistics.__setitem__),
             ThrottleCallback(self._on_throttle),
         )
+        # The addresses of the messages that are not destroyed yet; 0 is none.
+        self.held: dict[object, Addresses] = {}
         self._partition: Partition | None = None
         self._handle: int | None = self._open(config)
         library.poll_set_consumer(self._handle)
@@ -81,18 +89,19 @@ class NativeClient:
             library.topic_partition_list_destroy(assignment)
         self._partition = partition.topic, partition.partition
 
-    def consume(self, count: int, timeout: float) -> Addresses:
-        """Return the addresses of up to `count` messages, which the caller destroys.
+    def consume(self, addresses: Addresses, timeout: float) -> int:
+        """Write the addresses of messages into an array of zeros, and return how many they are.
 
-        Waits until there are so many or `timeout` seconds have passed. Calls the callbacks that are due.
+        The array is one of `held`, so that close() finds the messages if a signal's handler raises after this.
+        Waits until the array is full or `timeout` seconds have passed. Calls the callbacks that are due; receive()
+        comes next.
         """
-        addresses = np.empty(count, np.uint64)
-        found = self._library.consume_batch_queue(
-            self._queue, round(timeout * 1000), addresses.ctypes.data, count
+        found: int = self._library.consume_batch_queue(
+            self._queue, round(timeout * 1000), addresses.ctypes.data, len(addresses)
         )
         if found < 0:
             raise self._exception(self._library.last_error())
-        return addresses[:found]
+        return found
 
     def event(self, address: int) -> NativeEvent:
         """Return a message that is no record."""
@@ -130,7 +139,7 @@ class NativeClient:
             error = library.metadata(self._handle, 0, handle, c.byref(metadata), round(timeout * 1000))
         finally:
             library.topic_destroy(handle)
-        self.raise_from_callbacks()
+        self.receive()
         self._check(error)
         library.metadata_destroy(metadata)
         cluster = library.clusterid(self._handle, 0)
@@ -142,13 +151,24 @@ class NativeClient:
             library.mem_free(self._handle, cluster)
 
     def close(self) -> None:
-        """Close the connections. All messages are destroyed before."""
+        """Close the connections. Destroys the messages that are still held, too."""
         handle, self._handle = self._handle, None
         if handle is None:
             return
+        while self.held:
+            self._destroy_messages(self.held.popitem()[1])
         self._library.queue_destroy(self._queue)
         self._library.consumer_close(handle)
-        self._library.destroy(handle)
+        # librdkafka waits for every message. One is lost if a signal's handler raises just before it is destroyed.
+        closing = threading.Thread(target=self._library.destroy, args=(handle,), daemon=True)
+        closing.start()
+        closing.join(_CLOSE_TIMEOUT)
+        if closing.is_alive():
+            logger.warning("librdkafka has not closed a consumer within %g s", _CLOSE_TIMEOUT)
+
+    def _destroy_messages(self, addresses: Addresses) -> None:
+        for address in addresses[addresses != 0].tolist():
+            self._library.message_destroy(address)
 
     def _open(self, config: Mapping[str, Any]) -> int:
         library, text = self._library, c.create_string_buffer(ERROR_TEXT_BYTES)
@@ -178,10 +198,6 @@ class NativeClient:
 
         self._guarded(report)
 
-    def _on_stats(self, _handle: int, json: int, size: int, _opaque: Any) -> int:
-        self._guarded(lambda: self._signals.fetched(c.string_at(json, size).decode()))
-        return 0  # librdkafka frees the text
-
     def _on_throttle(self, _handle: int, _name: bytes, _broker: int, milliseconds: int, _opaque: Any) -> None:
         self._guarded(lambda: self._signals.throttling(SimpleNamespace(throttle_time=milliseconds / 1000)))
 
@@ -192,8 +208,11 @@ class NativeClient:
         except BaseException as error:
             self._raised = self._raised or error
 
-    def raise_from_callbacks(self) -> None:
-        """Raise what a callback has raised."""
+    def receive(self) -> None:
+        """Take in what the callbacks have noted, and raise what one of them has raised."""
+        while self._statistics:
+            _, statistics = self._statistics.popitem()
+            self._signals.fetched(statistics.decode())
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised

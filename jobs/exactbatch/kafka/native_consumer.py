@@ -1,33 +1,26 @@
 """A consumer on librdkafka's C interface, which creates no object for a record."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from confluent_kafka import KafkaError, TopicPartition
 
 from exactbatch.compiled import messages as compiled
-from exactbatch.kafka.consumer import Signals, concerns_reading
+from exactbatch.kafka.consumer import concerns_reading
 from exactbatch.kafka.native_client import Addresses, NativeClient, NativeEvent
-from exactbatch.kafka.native_records import NativeMessages, NativeRecords, destroy_messages
+from exactbatch.kafka.native_records import NativeMessages, NativeRecords
 from exactbatch.kafka.range_consumer import Fetched
 
 
 class NativeConsumer(NativeClient):
     """A RangeConsumer of one partition."""
 
-    def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals) -> None:
-        """`library` is what load_library() returned."""
-        super().__init__(library, config, signals)
-        # The addresses of the messages that are not destroyed yet.
-        self._held: dict[object, Addresses] = {}
-
     def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
         """See RangeConsumer."""
-        addresses = self.consume(count, timeout)
-        messages = NativeMessages(self._library, self._held, addresses)
-        self.raise_from_callbacks()
-        return [self._fetched(messages, addresses)] if len(addresses) else []
+        messages = NativeMessages(self._library, self.held, count)
+        found = self.consume(messages.addresses, timeout)
+        self.receive()
+        return [self._fetched(messages, messages.addresses[:found])] if found else []
 
     def _fetched(self, messages: NativeMessages, addresses: Addresses) -> Fetched:
         found = len(addresses)
@@ -57,10 +50,3 @@ class NativeConsumer(NativeClient):
     def pause(self, partitions: list[TopicPartition]) -> None:
         """See RangeConsumer. There is no other partition to go on with."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Close the connections. Destroys the messages that are still held elsewhere, too."""
-        while self._held:
-            _, addresses = self._held.popitem()
-            destroy_messages(self._library, addresses)
-        super().close()

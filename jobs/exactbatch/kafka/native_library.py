@@ -16,7 +16,8 @@ _MAJOR_VERSION: Final = 2
 ERROR_TEXT_BYTES: Final = 512
 
 ErrorCallback: Final = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_char_p, c.c_void_p)
-StatsCallback: Final = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_size_t, c.c_void_p)
+# Without its last two arguments, the size of the text and the opaque pointer. A result of None frees the text.
+StatsCallback: Final = c.CFUNCTYPE(c.c_void_p, c.c_void_p, c.c_char_p)
 ThrottleCallback: Final = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p, c.c_int32, c.c_int, c.c_void_p)
 
 

@@ -16,22 +16,24 @@ from exactbatch.kafka.records import NO_TIMESTAMP, Bytes, Flags, Int64s, Record,
 
 
 class NativeMessages:
-    """Messages that librdkafka has handed over; they are destroyed once, with this object or before.
+    """Messages that librdkafka hands over; they are destroyed once, with this object or before.
 
-    Whether they are is noted in the consumer's dictionary, and not by weak references: the garbage collector clears
-    these before it closes a consumer, and librdkafka would wait for the messages for ever.
+    `addresses` are theirs, 0 where there is no message. The consumer's dictionary notes which messages are not
+    destroyed yet. Weak references would not do: the garbage collector clears them before it closes a consumer, and
+    librdkafka would wait for the messages for ever.
     """
 
-    def __init__(self, library: Any, held: dict[object, Addresses], addresses: Addresses) -> None:
-        """`held` has the addresses of all messages of the consumer that are not destroyed yet."""
+    def __init__(self, library: Any, held: dict[object, Addresses], count: int) -> None:
+        """Prepare for up to `count`. `held` has the addresses of all messages of the consumer."""
         self._library, self._held, self._key = library, held, object()
-        held[self._key] = addresses
+        self.addresses = held[self._key] = np.zeros(count, np.uint64)
 
     def destroy(self) -> None:
         """Free them: what was not gathered until then cannot be read any more."""
         addresses = self._held.pop(self._key, None)
         if addresses is not None:
-            destroy_messages(self._library, addresses)
+            function = np.uint64(address_of(self._library.message_destroy))
+            compiled.destroy(addresses[addresses != 0], function)
 
     def __del__(self) -> None:
         self.destroy()
@@ -40,11 +42,6 @@ class NativeMessages:
         """Raise ValueError if the messages are destroyed."""
         if self._key not in self._held:
             raise ValueError("keys, headers and single records can be read only until the consumer is closed")
-
-
-def destroy_messages(library: Any, addresses: Addresses) -> None:
-    """Free messages of librdkafka."""
-    compiled.destroy(addresses, np.uint64(address_of(library.message_destroy)))
 
 
 class NativeRecords(Records):

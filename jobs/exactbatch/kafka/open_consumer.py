@@ -21,7 +21,7 @@ def open_consumer(
     """
     if partitions == 1 and pays(offsets) and is_available() and (native := _native()) is not None:
         return native(config, signals)
-    return MessageConsumer({**config, **signals.callbacks()})
+    return MessageConsumer(config, signals)
 
 
 @cache

@@ -245,6 +245,8 @@ REFUSED: Final[Mapping[str, str]] = {
 # librdkafka also accepts properties of topics with this prefix, which would take precedence over the fixed ones.
 _OF_TOPICS: Final = "topic."
 
+_BREAKS_JSON: Final = re.compile(r'["\\\x00-\x1f]')
+
 
 def allowed(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Return the properties that a client uses, in their order, without the fixed ones.
@@ -297,6 +299,11 @@ def _check(name: str, value: Any) -> None:
                 f"Remove it"
             )
     elif name in SHARED or name in READING:
+        if name == "client.id" and _BREAKS_JSON.search(str(value)):
+            raise _wrong(
+                f"the Kafka property client.id is {value!r}, which breaks the JSON of librdkafka's statistics. "
+                f"Remove quotation marks, backslashes and control characters"
+            )
         if is_number(name) and (isinstance(value, bool) or not _NUMBER.fullmatch(str(value))):
             raise _wrong(f"the Kafka property {name} is {value!r}, and must be a whole number. Correct it")
     elif is_security(name):

@@ -1,6 +1,6 @@
 """The consumer of a read, and the one of confluent_kafka, which creates an object for each record."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from exactbatch.kafka.consumer import ClusterClient, Event, split_events
+from exactbatch.kafka.consumer import ClusterClient, Event, Signals, split_events
 from exactbatch.kafka.records import MessageRecords, Records
 from exactbatch.offsets import TopicPartition as Partition
 
@@ -60,6 +60,11 @@ class MessageConsumer(Consumer):
 
     _only: Partition | None = None  # the partition that is assigned, if it is a single one
 
+    def __init__(self, config: Mapping[str, Any], signals: Signals) -> None:
+        """Raises KafkaException for properties that librdkafka refuses."""
+        super().__init__({**config, **signals.callbacks()})
+        self._signals = signals
+
     def assign(self, partitions: list[TopicPartition]) -> None:
         """See RangeConsumer."""
         self._only = (partitions[0].topic, partitions[0].partition) if len(partitions) == 1 else None
@@ -68,6 +73,7 @@ class MessageConsumer(Consumer):
     def fetch(self, count: int, timeout: float) -> Sequence[Fetched]:
         """See RangeConsumer."""
         messages = self.consume(count, timeout)
+        self._signals.receive()
         if self._only is not None:
             return [_fetched(self._only, messages)] if messages else []
         by_partition: dict[Partition | None, list[Message]] = {}

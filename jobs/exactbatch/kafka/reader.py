@@ -20,12 +20,7 @@ from exactbatch.errors import (
 )
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, limit_fetches, reader_properties
-from exactbatch.kafka.consumer import (
-    POLL,
-    Signals,
-    check_in_log,
-    is_cluster,
-)
+from exactbatch.kafka.consumer import POLL, Signals, check_ascending, check_in_log, is_cluster
 from exactbatch.kafka.open_consumer import open_consumer
 from exactbatch.kafka.range_consumer import Fetched, RangeConsumer
 from exactbatch.kafka.read_errors import check_epoch, no_progress, read_error
@@ -151,6 +146,7 @@ def _read(
                 continue  # its range is complete
             range_, reached = progress.range, progress.position
             offsets = fetched.records.offset_array
+            check_ascending(offsets, range_.topic, range_.partition, reached)
             if fetched.error is not None:
                 reached = int(offsets[-1]) + 1 if len(offsets) else reached
                 raise read_error(consumer, range_, reached, fetched.error, timeout)

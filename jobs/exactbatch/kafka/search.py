@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from exactbatch.errors import KafkaUnavailable
 from exactbatch.kafka.client_properties import reader_properties
-from exactbatch.kafka.consumer import POLL, FetchPosition, split_events
+from exactbatch.kafka.consumer import POLL, Signals, split_events
 from exactbatch.kafka.errors import event_error
 from exactbatch.model import FoundRecord
 from exactbatch.offsets import OffsetRange
@@ -29,12 +29,14 @@ def first_before(properties: Mapping[str, Any], range_: OffsetRange, at: datetim
     """
     milliseconds = math.ceil(at.timestamp() * 1000)
     limits = {"queued.min.messages": _SAMPLE, "queued.max.messages.kbytes": 8 * 1024, "log_level": 0}
-    fetched = FetchPosition(range_.topic, range_.partition)
-    with closing(Consumer({**reader_properties(properties), **limits, "stats_cb": fetched})) as consumer:
+    signals = Signals()
+    config = {**reader_properties(properties), **limits, **signals.callbacks()}
+    with closing(Consumer(config)) as consumer:
         consumer.assign([TopicPartition(range_.topic, range_.partition, range_.from_offset)])
         seen, passed, deadline = 0, range_.from_offset, time.monotonic() + _TIMEOUT
         while seen < _SAMPLE:
             messages, end_of_log, error = split_events(consumer.consume(_SAMPLE - seen, POLL))
+            signals.receive()
             for message in messages:
                 record = FoundRecord(message.offset() or 0, message.timestamp()[1])
                 if record.offset >= range_.until_offset:
@@ -46,8 +48,8 @@ def first_before(properties: Mapping[str, Any], range_: OffsetRange, at: datetim
             if end_of_log is not None:
                 return None
             seen += len(messages)
-            if fetched.offset > passed:
-                passed, deadline = fetched.offset, time.monotonic() + _TIMEOUT
+            if (fetched := signals.fetched.of(range_.topic_partition)) > passed:
+                passed, deadline = fetched, time.monotonic() + _TIMEOUT
             if time.monotonic() > deadline:
                 raise KafkaUnavailable(
                     f"{range_}: the broker sent no record for {_TIMEOUT:.0f} s. Check that the brokers are up, "
