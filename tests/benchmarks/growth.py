@@ -108,7 +108,9 @@ class Operations:
                 ledger.stored_offsets(self.pipeline)
                 ledger.add_coverage(batch)
                 assert len(ledger.coverage_of(batch)) == len(ranges)
-                ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges])
+                ledger.mark_committed(
+                    batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges]
+                )
                 raise _RolledBack
         except _RolledBack:
             pass
@@ -131,7 +133,9 @@ class Operations:
                 ledger.cut_coverage(batch)
                 ledger.add_coverage(batch)
                 assert len(ledger.coverage_of(batch)) == len(ranges)
-                ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges])
+                ledger.mark_committed(
+                    batch, rows=0, rejected=0, tombstones=0, records=[(each, 0) for each in ranges]
+                )
                 raise _RolledBack
         except _RolledBack:
             pass

@@ -66,7 +66,7 @@ def commit(connection: Any, pipeline: Pipeline, batch_id: int | None) -> None:
         batch = ledger.batch(batch_id)
         assert ledger.advance_stored_offsets(batch)
         ledger.add_coverage(batch)
-        ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
+        ledger.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=[])
 
 
 def stands(connection: Any, pipeline: Pipeline) -> list[int]:

@@ -137,7 +137,7 @@ class Buttons:
             else:
                 ledger.cut_coverage(batch)
             ledger.add_coverage(batch)
-            ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=[])
+            ledger.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=[])
 
     def report(self, run: Run) -> Any:
         """The asset event of report_batch. Raises when it sends none."""

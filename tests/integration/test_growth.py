@@ -72,7 +72,7 @@ def test_partitions_are_planned_committed_and_resolved_in_few_statements(connect
         ledger.add_coverage(batch)
         assert len(ledger.coverage_of(batch)) == MANY
         counts = [(each, each.partition) for each in ledger.ranges(batch_id)]
-        ledger.commit(batch, rows=0, rejected=0, tombstones=0, records=counts)
+        ledger.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=counts)
     with transaction(connection):
         assert ledger.stored_offsets(WIDE)[7] == StoredOffset(
             topic="w", partition=7, next_offset=20, leader_epoch=0, topic_id=ID

@@ -63,7 +63,7 @@ class AuditedTarget:
             for offset in rejects:
                 self._reject(cursor, offset, batch_id)
             records = rows + len(tombstones) + len(rejects)
-            ledger.commit(
+            ledger.mark_committed(
                 batch,
                 rows=rows,
                 rejected=len(rejects),

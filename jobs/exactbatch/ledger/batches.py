@@ -108,7 +108,7 @@ class Batches(OnConnection):
         """Mark a replay that later ones have overtaken as superseded: it can no longer commit."""
         _QUERIES.supersede_overtaken(self._connection, batch_id=batch.batch_id)
 
-    def commit(
+    def mark_committed(
         self,
         batch: Batch,
         *,

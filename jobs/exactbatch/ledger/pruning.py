@@ -45,7 +45,7 @@ class FoldedCoverage:
     after: int
 
 
-class Pruning(CoveredOffsets):
+class FoldedBatches(CoveredOffsets):
     """Folded batches: rows of exactbatch.batch without rows of batch_range."""
 
     def prunable(self, pipeline: Pipeline, before: datetime, *, after: int, limit: int) -> list[Prunable]:

@@ -1,4 +1,4 @@
-"""The offsets of a time window, and windows that cannot be replayed by time. Pure, no I/O."""
+"""Ranges of a time window whose offsets are known, and windows that cannot be replayed by time. Pure, no I/O."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta

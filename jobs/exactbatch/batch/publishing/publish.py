@@ -102,7 +102,7 @@ def publish(
         failpoint("publish.after_insert")
         ledger.add_coverage(batch)
         _check_covered(ledger, batch, ranges)
-        ledger.commit(
+        ledger.mark_committed(
             batch,
             rows=rows,
             rejected=rejected,
