@@ -201,7 +201,7 @@ def test_a_batch_whose_stored_offset_has_moved_is_fenced(
     world.execute("update exactbatch.stored_offset set next_offset = 1 where partition = 0")
     with pytest.raises(Fenced) as caught:
         world.process(pipeline, batch_id)
-    assert f"{topic.name}[0] 0..2: expected the stored offset 0, found 1" in str(caught.value)
+    assert f"{topic.name}[0] 0..2: the stored offset is 1, not 0 as planned" in str(caught.value)
     assert world.target(pipeline, "1") == []
     assert world.rows("select next_offset from exactbatch.stored_offset order by partition") == [(1,), (0,)]
 

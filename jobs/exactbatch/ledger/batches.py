@@ -141,7 +141,8 @@ class Batches(OnConnection):
         if committed != 1:
             raise TargetMismatch(
                 f"batch {batch.batch_id}: its row in exactbatch.batch could not be marked committed, because a "
-                f"trigger, a rule or a policy of the table prevents it. Nothing was written. Drop it.",
+                f"trigger, a rule or a policy of the table prevents it. Nothing was written. "
+                f"Drop that trigger, rule or policy.",
                 batch_id=batch.batch_id,
             )
 

@@ -116,7 +116,7 @@ def _fold(ledger: Ledger, pipeline: Pipeline, portion: _Portion, *, done: int) -
             f"batches {min(portion)} to {max(portion)}: {folded.before} offsets were covered, and {folded.after} are "
             f"after folding; of {sum(portion.values())} ranges, {deleted} were deleted. A trigger, a rule or a "
             f"policy on the ledger's tables alters what is written. This transaction wrote nothing; {done} batches "
-            f"were folded before it. Drop it."
+            f"were folded before it. Drop that trigger, rule or policy."
         )
 
 
@@ -124,7 +124,8 @@ def _blocked(replay: PlannedReplay, *, done: int) -> PruneRefused:
     before = f"{done} batches were folded before this and stay folded" if done else "Nothing was folded"
     return PruneRefused(
         f"batch {replay.batch_id} (replay) was planned at {replay.planned_at:%Y-%m-%d %H:%M:%S} UTC and has not "
-        f"committed: it would take back results of batches that are to be folded. {before}. Let the replay commit; or, "
-        f"if nothing processes it any more, plan its ranges again and let that replay commit. Then prune again.",
+        f"committed: it would retract results of batches that this command would fold. {before}. "
+        f"Let the replay commit; or, if nothing processes it any more, plan its ranges again and let that "
+        f"replay commit. Then prune again.",
         batch_id=replay.batch_id,
     )

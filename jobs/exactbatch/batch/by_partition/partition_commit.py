@@ -157,8 +157,9 @@ def _lock(cursor: TaskCursor, task: RangeTask) -> bool:
     if _is_committed(cursor, task):
         return False
     raise Fenced(
-        f"{task}: expected the stored offset {range_.from_offset}, found {next_offset} of topic id {topic_id}: "
-        f"another batch has moved it since this one was planned. Nothing of the range was written; plan again.",
+        f"{task}: the stored offset is {next_offset} (topic ID {topic_id}), not {range_.from_offset} "
+        f"(topic ID {range_.topic_id}) as planned: another batch has moved it. Nothing of the range was "
+        f"written; plan again.",
         batch_id=task.batch_id,
         **range_.place,
     )
@@ -196,8 +197,13 @@ def _superseded(task: RangeTask) -> Fenced:
 def _expect(task: RangeTask, what: str, written: tuple[Any, ...], expected: tuple[int, ...]) -> None:
     if written != expected:
         raise TasksFailed(
-            f"{task}: expected {what} to be written as {expected} rows, found {written}. Nothing of this range "
-            f"was written. Was the ledger changed by hand? `exactbatch audit` compares it with the log.",
+            f"{task}: {what}: the ledger stored {_rows(written)}, but the task wrote {_rows(expected)}. "
+            f"Nothing of this range was written. Was the ledger changed by hand? `exactbatch audit` compares it "
+            f"with the log.",
             batch_id=task.batch_id,
             **task.range.place,
         )
+
+
+def _rows(counts: Sequence[int]) -> str:
+    return f"{', '.join(map(str, counts))} rows"

@@ -124,9 +124,8 @@ def _advance(ledger: Ledger, pipeline: Pipeline, batch: Batch, ranges: Sequence[
     for range_ in ranges:
         if range_.topic_partition not in moved:
             raise Fenced(
-                f"batch {batch.batch_id}, {range_}: expected the stored offset {range_.from_offset}, found "
-                f"{stored.get(range_.topic_partition)}: another batch has moved it since this one was "
-                f"planned. Nothing was written; plan again.",
+                f"batch {batch.batch_id}, {range_}: the stored offset is {stored.get(range_.topic_partition)}, not "
+                f"{range_.from_offset} as planned: another batch has moved it. Nothing was written; plan again.",
                 batch_id=batch.batch_id,
                 **range_.place,
             )
@@ -194,7 +193,8 @@ def _check_covered(ledger: Ledger, batch: Batch, ranges: Sequence[OffsetRange]) 
     if covered != expected:
         raise TargetMismatch(
             f"batch {batch.batch_id}: exactbatch.coverage does not hold what was written into it: a trigger, a "
-            f"rule or a policy on the ledger's tables alters it. Nothing was written. Drop it.",
+            f"rule or a policy on the ledger's tables alters it. Nothing was written. Drop that "
+            f"trigger, rule or policy.",
             batch_id=batch.batch_id,
         )
 
@@ -206,9 +206,9 @@ def _check_inserted(
     expected = sum(staged.rows.values()), staged.rejected
     if (rows, rejected) != expected:
         raise TargetMismatch(
-            f"target {pipeline.sink.target}: expected to insert {expected[0]} rows and {expected[1]} rejected "
-            f"records, found that {rows} and {rejected} arrived. Nothing was written. Does a trigger or a rule "
-            f"discard rows? Remove it: rows that are not in the target cannot be accounted for.",
+            f"target {pipeline.sink.target}: {expected[0]} rows and {expected[1]} rejected records were staged, but "
+            f"{rows} and {rejected} arrived. Nothing was written. Does a trigger or a rule discard "
+            f"rows? Remove it: rows that are not in the target cannot be accounted for.",
             batch_id=batch.batch_id,
         )
 
@@ -218,8 +218,8 @@ def _check_complete(batch: Batch, ranges: Sequence[OffsetRange], staged: Sequenc
     pieces = merge(piece.range for piece in staged)
     if pieces != merge(ranges):
         raise StagedRowsDiffer(
-            f"batch {batch.batch_id}: expected the tasks to have read {', '.join(map(str, ranges))}, found "
-            f"{', '.join(map(str, pieces)) or 'nothing'}. Nothing was written; try again.",
+            f"batch {batch.batch_id}: the tasks read {', '.join(map(str, pieces)) or 'nothing'}, but the batch has "
+            f"the ranges {', '.join(map(str, ranges))}. Nothing was written; try again.",
             batch_id=batch.batch_id,
         )
 

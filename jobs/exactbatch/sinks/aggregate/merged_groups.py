@@ -121,6 +121,6 @@ class MergedGroups:
             raise TargetMismatch(
                 f"target {self.target.spec}: of the rows of this batch {missing} did not arrive and "
                 f"{differing - missing} are not stored as they were computed: {triggers} "
-                f"alters them. Nothing was written. Drop it, or let it change only columns that the "
+                f"alters them. Nothing was written. Drop {triggers}, or let it change only columns that the "
                 f"pipeline does not write."
             )

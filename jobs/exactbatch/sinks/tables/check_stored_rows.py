@@ -47,7 +47,7 @@ def check_stored_rows(
     if arrived != rows:
         raise TargetMismatch(
             f"target {target.spec}: {rows} rows were written, and {arrived} arrived: {triggers} drops rows or adds "
-            f"others. Nothing was written. Drop it, or let it leave the pipeline's rows alone."
+            f"others. Nothing was written. Drop {triggers}, or let it leave the pipeline's rows alone."
         )
     columns: list[str] = []
     for name in (*names, *lineage):
@@ -57,8 +57,8 @@ def check_stored_rows(
     where = f", column {', '.join(columns)}" if columns else ""
     raise TargetMismatch(
         f"target {target.spec}{where}: {differing} of {rows} rows are not stored as they were written: {triggers} "
-        f"alters them. Nothing was written. Drop it, or let it change only columns that the pipeline does not "
-        f"write."
+        f"alters them. Nothing was written. Drop {triggers}, or let it change only columns that the "
+        f"pipeline does not write."
     )
 
 

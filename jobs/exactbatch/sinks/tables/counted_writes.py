@@ -93,10 +93,11 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
     before = _counts(cursor, table) if _counts_if_watched(cursor, while_writing) is not None else None
     yield
     if before is not None and not (done := _counts(cursor, table) - before).is_insert_of(0):
+        row_changers = row_changers_of(while_writing.facts(cursor))
         raise TargetMismatch(
             f"target {table.spec}: while the batch wrote into {while_writing.spec}, Postgres counts {done} here, "
-            f"because of {row_changers_of(while_writing.facts(cursor))} of {while_writing.spec}. Nothing was written. "
-            f"Drop it, or let it write into other tables only."
+            f"because of {row_changers} of {while_writing.spec}. Nothing was written. Drop {row_changers}, or let it "
+            f"write into other tables only."
         )
 
 
@@ -124,7 +125,7 @@ def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None
         raise TargetMismatch(
             f"target {table.spec}: {row_changers} may change other rows than the batch writes, and Postgres "
             f"does not count them, because track_counts is off. Nothing was written. Switch "
-            f"track_counts on (the default), or drop it."
+            f"track_counts on (the default), or drop {row_changers}."
         )
     return _counts(cursor, table)
 
@@ -132,9 +133,10 @@ def _counts_if_watched(cursor: Cursor, table: TargetTable) -> WriteCounts | None
 def _other_rows_changed(
     cursor: Cursor, table: TargetTable, statement: str, done: WriteCounts
 ) -> TargetMismatch:
+    row_changers = row_changers_of(table.facts(cursor))
     return TargetMismatch(
-        f"target {table.spec}: {statement}, but Postgres counts {done}: {row_changers_of(table.facts(cursor))} "
-        f"changes other rows of the target. Nothing was written. Drop it, or let it write into other "
+        f"target {table.spec}: {statement}, but Postgres counts {done}: {row_changers} "
+        f"changes other rows of the target. Nothing was written. Drop {row_changers}, or let it write into other "
         f"tables only. A BEFORE trigger may fill columns that the pipeline does not write."
     )
 

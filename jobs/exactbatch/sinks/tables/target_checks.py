@@ -86,7 +86,7 @@ def check_companion(cursor: Cursor, table: TargetTable) -> None:
     if triggers := table.triggers(cursor):
         raise TargetMismatch(
             f"table {table.spec}: {triggers} could alter what exactbatch keeps in this table for itself. Nothing "
-            f"was written. Drop it, or put it on the target."
+            f"was written. Drop {triggers}, or create it on the target instead."
         )
 
 
@@ -245,14 +245,16 @@ def check_copyable(cursor: Cursor, table: TargetTable, columns: Sequence[Column]
         raise TargetMismatch(
             f"target {table.spec}: it has the constraint or unique index {constraint[0]}. With "
             f"commit='partition', ranges are written independently of each other, so the table must have no "
-            f"primary key, unique or exclusion constraint or unique index. Drop it, or use commit='batch'.",
+            f"primary key, unique or exclusion constraint or unique index. Drop {constraint[0]}, or use "
+            f"commit='batch'.",
             constraint=constraint[0],
         )
     altering = [fact for fact in table.facts(cursor) if fact.is_trigger and "BEFORE" in fact.trigger]
     if altering:
         raise TargetMismatch(
             f"target {table.spec}: {triggers_of(altering)} could alter rows while they are copied, and with "
-            f"commit='partition' there are no staged rows to compare them with. Drop it, or use commit='batch'."
+            f"commit='partition' there are no staged rows to compare them with. Drop "
+            f"{triggers_of(altering)}, or use commit='batch'."
         )
     cursor.execute("select current_setting('track_counts')")
     if cursor.fetchone()[0] != "on":

@@ -175,8 +175,8 @@ class LatestRows:
             raise TargetMismatch(
                 f"target {self.target.spec}: of the rows of this batch {missing} did not arrive, "
                 f"{differing - missing} are not stored as they were written, and {remaining} that were deleted "
-                f"are still there: {triggers} alters them. Nothing was written. Drop it, or let it change only "
-                f"columns that the pipeline does not write."
+                f"are still there: {triggers} alters them. Nothing was written. Drop {triggers}, or "
+                f"let it change only columns that the pipeline does not write."
             )
 
     @property
