@@ -86,8 +86,8 @@ def archive_options(archive: Path) -> str:
 def build_archive(folder: Path) -> tuple[Path, bool]:
     """Build the archive of this Java and this Spark, unless it exists; return it, and whether it was built.
 
-    It takes about 20 seconds and 150 MB. Raises ConfigurationError if Java is missing, if the folder is not writable,
-    or if Java writes no archive.
+    It takes about half a minute and 150 MB. Raises ConfigurationError if Java is missing, if the folder is not
+    writable, or if Java writes no archive.
     """
     archive = archive_file(folder)
     if archive is None:

@@ -348,7 +348,10 @@ def test_rows_of_an_attempt_that_spark_has_replaced_in_the_end_do_not_count(scen
         return [replace(each, attempt=each.attempt + 1000) for each in on_executors(*arguments, **named)]
 
     monkeypatch.setattr(driver_engine, "on_executors", replacing)
-    with scene.staging() as batch, pytest.raises(StagedRowsDiffer, match="in the end another one"):
+    with (
+        scene.staging() as batch,
+        pytest.raises(StagedRowsDiffer, match="later reported a different attempt"),
+    ):
         batch.result()
     assert scene.count() == 0
 

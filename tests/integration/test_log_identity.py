@@ -251,7 +251,7 @@ def test_log_cut_and_has_grown_again_is_told_from_one_that_was_not(
     assert message.startswith(
         "cut[0] 100..150: the log was truncated below 100, up to which it was processed, and has grown again ("
     )
-    assert "Compare the target with the log by `exactbatch audit`" in message
+    assert "Run `exactbatch audit` to compare the target with the log" in message
 
     # What was processed before the cut is still there, and a restart alone is no cut.
     assert read(log, cut, 50, leader_epoch=first.leader_epoch) == list(range(50, 150))

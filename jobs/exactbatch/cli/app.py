@@ -48,5 +48,5 @@ for _command in (
 )
 @with_exit_status
 def local(context: typer.Context) -> None:
-    """Run Kafka and Postgres on this machine. Needs the extra `local`."""
+    """Run Kafka, Postgres and Spark Connect on this machine. Needs the extra `local`."""
     run_local(context.args)

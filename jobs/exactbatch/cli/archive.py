@@ -5,8 +5,8 @@ from exactbatch.cli.console import err, out
 
 
 def archive() -> None:
-    """Archive the classes of Spark's JVM, so that drivers start sooner. Does nothing the second time."""
-    with err.status("starting Spark to record its classes (20 s, once)"):
+    """Archive the classes of Spark's JVM, so that drivers start sooner. Does nothing if the archive exists."""
+    with err.status("starting Spark to record its classes (half a minute, once)"):
         file, built = build_archive(archive_folder())
     size = file.stat().st_size // 10**6
     out.print(f"The archive {'is' if built else 'was already'} in {file} ({size} MB).", markup=False)

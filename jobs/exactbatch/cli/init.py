@@ -54,6 +54,6 @@ def init(
     out.print(f"Pipeline [bold]{pipeline.name}[/bold] → {escape(pipeline.sink.target)} {escape(state)}.")
     if not has_tables:
         tables = " and ".join(table.spec for table in pipeline.sink.tables)
-        out.print(f"The first batch creates {escape(tables)} as far as missing, including the schema.")
+        out.print(f"The first batch creates {escape(tables)}, and the schema, if they do not exist.")
     if index is not None:
         out.print(escape(render.index_note(index)))

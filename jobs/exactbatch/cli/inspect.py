@@ -58,9 +58,7 @@ def boundaries(
     """Show the offsets that the times of windows and backfills were resolved to, or forget some of them."""
     times = None if forget is None else (parse_time(forget[0], "FROM"), parse_time(forget[1], "TO"))
     if times is not None and times[0] > times[1]:
-        raise ConfigurationError(
-            f"--forget: FROM is {times[0]}, and TO is earlier, {times[1]}. Exchange them."
-        )
+        raise ConfigurationError(f"--forget: FROM is {times[0]}, and TO is earlier, {times[1]}. Swap them.")
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline) as connection, transaction(connection):
         ledger, forgotten = Ledger(connection), 0

@@ -18,12 +18,16 @@ from exactbatch.planning.request import parse_age, parse_time
 def prune(
     reference: Reference,
     before: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Batches that committed before this time.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Batches that committed before this time, and superseded ones that were planned before it.",
+        ),
     ] = None,
     keep: Annotated[
         str | None, typer.Option(metavar="AGE", help="As --before, this long ago: 90d, 12h or 90m.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All batches that have committed.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="All committed and superseded batches.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show how many batches would be folded, and stop.")
     ] = False,
@@ -60,7 +64,8 @@ def prune(
                 )
             if not as_json:
                 out.print(
-                    f"Folded {pruning.batches} batches. Autovacuum frees the space of {pruning.ranges} ranges."
+                    f"Folded {render.batches_of(pruning)}. Autovacuum frees the space of "
+                    f"{render.ranges_of(pruning)}."
                 )
         if as_json:
             print_json({"pipeline": pipeline.name, **asdict(pruning)})

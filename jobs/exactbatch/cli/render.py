@@ -157,13 +157,24 @@ def pruning_lines(pipeline: Pipeline, pruning: "Pruning") -> list[str]:
         else "Replays by --batch, and by clearing their DAG runs. Replays by offsets and by time stay possible."
     )
     return [
-        f"{pipeline.name}: {pruning.batches} batches with {pruning.ranges} ranges committed before {before}, up to "
-        f"batch {pruning.newest}.",
+        f"{pipeline.name}: {batches_of(pruning)} with {ranges_of(pruning)} "
+        f"{'is' if pruning.batches == 1 else 'are'} to be folded, up to batch {pruning.newest}: committed before "
+        f"{before}, or planned before then and superseded.",
         "Not possible after they are folded:",
         f"- {replays}",
-        "- To find in the ledger which of these batches covers an offset, and the ranges of each.",
+        "- Finding out from the ledger which of these batches covers an offset, and the ranges of each.",
         "Their counts, rejects and resolved times stay, and audits compare their offsets as before.",
     ]
+
+
+def batches_of(pruning: "Pruning") -> str:
+    """Say how many batches there are."""
+    return f"{pruning.batches} {'batch' if pruning.batches == 1 else 'batches'}"
+
+
+def ranges_of(pruning: "Pruning") -> str:
+    """Say how many ranges the batches had."""
+    return f"{pruning.ranges} {'range' if pruning.ranges == 1 else 'ranges'}"
 
 
 def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:

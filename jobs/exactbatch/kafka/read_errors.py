@@ -63,8 +63,8 @@ def read_error(
     if range_.from_offset > end:
         return StoredOffsetBeyondLog(
             f"{range_}: the log has ended at {end}, below this range, for {timeout:g} s: it lost records that "
-            f"existed when the batch was planned (an unclean leader election?). Compare the target with the "
-            f"log by `exactbatch audit`.",
+            f"existed when the batch was planned (an unclean leader election?). Run `exactbatch audit` to "
+            f"compare the target with the log.",
             **range_.place,
         )
     if _TRUNCATION in error.str() and position > range_.from_offset:
@@ -72,8 +72,9 @@ def read_error(
     if _TRUNCATION in error.str():
         return LogTruncated(
             f"{range_}: the log was truncated below {range_.from_offset}, up to which it was processed, and "
-            f"has grown again ({error.str()}): other records are there now. Compare the target with the log by "
-            f"`exactbatch audit`, and register a pipeline under a new name to load the log as it is now.",
+            f"has grown again ({error.str()}): other records are there now. Run `exactbatch audit` to "
+            f"compare the target with the log, and register a pipeline under a new name to load the log as it "
+            f"is now.",
             **range_.place,
         )
     return event_error(range_, range_.topic, range_.partition, event)

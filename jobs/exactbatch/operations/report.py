@@ -92,7 +92,7 @@ class Report:
         return render(
             table,
             _held_back(self.partitions),
-            missed and f"batches that no report had announced so far: {missed}",
+            missed and f"batches announced only now: {missed}",
         )
 
 
@@ -140,9 +140,7 @@ def _partitions(broker: KafkaBroker, pipeline: Pipeline) -> tuple[LogPartition, 
     try:
         return broker.known_partitions(pipeline.topics)
     except ExactbatchError as error:
-        logger.warning(
-            "it is not known how far the pipeline is behind the log: %s: %s", type(error).__name__, error
-        )
+        logger.warning("cannot determine the pipeline's lag: %s: %s", type(error).__name__, error)
         return ()
 
 

@@ -209,10 +209,14 @@ def _unfinished(batch: Batch) -> str:
 def _unannounced(batches: Sequence[Batch]) -> list[str]:
     if not batches:
         return []
-    more = " or more" if len(batches) == _SHOWN else ""
+    first, later = batches[0].batch_id, len(batches) - 1
+    others = ""
+    if later:
+        more = " or more" if len(batches) == _SHOWN else ""
+        others = f", nor those of {later}{more} later {'batches' if more or later > 1 else 'batch'}"
     return [
-        f"batch {batches[0].batch_id}: no asset event has announced its results, nor those of {len(batches) - 1}"
-        f"{more} later batches. The next run of the DAG announces them."
+        f"batch {first}: no asset event has announced its results{others}. The next run of the DAG "
+        f"announces them."
     ]
 
 
@@ -220,7 +224,7 @@ def _many_partitions(pipeline: Pipeline, partitions: int) -> list[str]:
     if partitions <= _MANY_PARTITIONS:
         return []
     return [
-        f"target {pipeline.sink.target} has {partitions} partitions, each of which makes queries take longer. Merge "
+        f"target {pipeline.sink.target} has {partitions} partitions, and every partition slows queries down. Merge "
         f"small ones: exactbatch merge {pipeline.name}"
     ]
 

@@ -116,7 +116,7 @@ class ConnectExecutors:
             except (AnalysisException, IllegalArgumentException) as error:
                 raise ConfigurationError(
                     f"pipeline {pipeline.name!r}: the server of Spark Connect refuses its spark_conf: "
-                    f"{_reason(error)}. Nothing was written. Correct it."
+                    f"{_reason(error)}. Nothing was written. Correct spark_conf."
                 ) from error
             if (version := session.version) != pyspark.__version__:
                 raise ConfigurationError(
@@ -126,7 +126,7 @@ class ConnectExecutors:
             if session.conf.get(ARTIFACT_ISOLATION) != "false":
                 raise ConfigurationError(
                     f"the server of Spark Connect at {address} has {ARTIFACT_ISOLATION} = true: each batch would "
-                    f"leave a Python daemon on it. Nothing was written. Start the server by `exactbatch connect`."
+                    f"leave a Python daemon on it. Nothing was written. Start the server with `exactbatch connect`."
                 )
             self.parallelism = self._parallelism()
         session.registerProgressHandler(self._note)  # type: ignore[arg-type] # any callable

@@ -98,8 +98,9 @@ class EarlyInserts:
         for attempt, rows in self._rows.items():
             if staged.rows.get(attempt) != rows:
                 raise StagedRowsDiffer(
-                    f"batch {self._batch.batch_id}: Spark accepted the task attempt {attempt} with {rows} rows, and "
-                    f"in the end another one, or other rows. Nothing was written; try again.",
+                    f"batch {self._batch.batch_id}: Spark first accepted task attempt {attempt} with {rows} "
+                    f"rows, and later reported a different attempt or a different number of rows. Nothing was "
+                    f"written; try again.",
                     batch_id=self._batch.batch_id,
                 )
         return staged.of_attempts([attempt for attempt in staged.attempts if attempt not in self._rows])
@@ -212,7 +213,7 @@ class EarlyInserts:
         self._rows.clear()
         self._transaction_id, self._ended = None, True
         logger.info(
-            "batch %s: %s: %s rows were taken back, and all rows are inserted at the end",
+            "batch %s: %s: rolled back %s inserted rows; all rows will be inserted after staging",
             self._batch.batch_id,
             why,
             rows,

@@ -70,12 +70,12 @@ def _check_not_overtaken(batch: Batch, coverage: Sequence[Covered]) -> None:
 def check_topic_ids(ranges: Sequence[OffsetRange], topic_ids: Mapping[str, UUID]) -> None:
     """Raise TopicRecreated unless every range belongs to the topic that bears its name now.
 
-    Topic ids are never reused: the same id after the read means that it was the same topic during the read.
+    Topic IDs are never reused: the same ID after the read means that it was the same topic during the read.
     """
     for range_ in ranges:
         if topic_ids[range_.topic] != range_.topic_id:
             raise TopicRecreated(
-                f"{range_}: the topic was deleted and created again since the batch was planned: its id was "
+                f"{range_}: the topic was deleted and created again since the batch was planned: its ID was "
                 f"{range_.topic_id} and is now {topic_ids[range_.topic]}. Nothing was written. Register a "
                 f"pipeline under a new name to load the new topic.",
                 **range_.place,

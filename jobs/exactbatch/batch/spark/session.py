@@ -46,14 +46,16 @@ def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
         if name in os.environ:
             raise ConfigurationError(
-                f"{name} is set: Spark would start a session of Spark Connect, which cannot run a batch. Unset "
-                f"it for batches, and name the cluster with spark-submit --master or in the Spark connection."
+                f"{name} is set: Spark would start a session of Spark Connect, but this driver needs classic "
+                f"Spark. Unset it for batches, and name the cluster with spark-submit --master or in the Spark "
+                f"connection. For Spark Connect, use engine='connect' or --master sc://…."
             )
     own = {**_KEPT, **pipeline.spark_conf, "spark.api.mode": "classic"}
     if "spark.remote" in own:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r}: spark_conf has spark.remote: Spark would start a session of Spark "
-            f"Connect, which cannot run a batch. Remove it, and name the cluster with spark-submit --master."
+            f"Connect, but this driver needs classic Spark. Remove it, and name the cluster with spark-submit "
+            f"--master. For Spark Connect, use engine='connect' or --master sc://…."
         )
     builder = SparkSession.builder.appName(f"exactbatch {pipeline.name}")
     if master is not None:
