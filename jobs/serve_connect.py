@@ -1,4 +1,4 @@
-"""The driver of a server of Spark Connect; spark-submit runs this (`exactbatch connect`).
+"""The driver of a Spark Connect server; spark-submit runs this (`exactbatch connect`).
 
 Spark's own server class sets spark.sql.artifact.isolation.enabled to true, whatever its configuration says. Each
 session would then start a Python daemon, which lives as long as the server. The plugin takes the property as it is

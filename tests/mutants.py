@@ -1224,7 +1224,7 @@ MUTANTS: Final = (
         ("tests/unit/test_connect_task.py::test_a_worker_with_another_seed_of_hash_runs_nothing",),
     ),
     Mutant(
-        "a server of Spark Connect runs a transform that nobody has checked",
+        "a Spark Connect server runs a transform that nobody has checked",
         "connect_limits.py",
         "    if pipeline.is_transformed:\n",
         "    if False:\n",

@@ -13,6 +13,6 @@ def check_pipeline(pipeline: Pipeline) -> None:
         )
     if theirs := sorted(name for name in pipeline.spark_conf if not name.startswith("spark.sql.")):
         raise ConfigurationError(
-            f"pipeline {pipeline.name!r}: spark_conf has {', '.join(theirs)}, which a server of Spark Connect reads "
+            f"pipeline {pipeline.name!r}: spark_conf has {', '.join(theirs)}, which a Spark Connect server reads "
             f"only when it starts. Set it for the server and remove it from spark_conf, or use engine='spark-submit'."
         )

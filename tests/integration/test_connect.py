@@ -1,4 +1,4 @@
-"""Batches through a server of Spark Connect: the same guarantees, whoever is killed in the middle."""
+"""Batches through a Spark Connect server: the same guarantees, whoever is killed in the middle."""
 
 import os
 import signal

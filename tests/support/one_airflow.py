@@ -66,8 +66,8 @@ def running_airflow(
     """Run Airflow with the project's DAGs and plugins and the hourly DAG, all paused, with secrets in its
     connections and a user for each role.
 
-    Drivers wait after staging until the file `hold` exists, and write Spark's event log into `event_log`. A server of
-    Spark Connect runs next to it.
+    Drivers wait after staging until the file `hold` exists, and write Spark's event log into `event_log`. A Spark
+    Connect server runs next to it.
     """
     stack.connect.configure({}, {"spark.ui.enabled": "false", "spark.driver.memory": "512m"}, anywhere=True)
     with patch.dict(os.environ, {"SPARK_SUBMIT_OPTS": quick_spark(HOME)}):

@@ -1,4 +1,4 @@
-"""Which workers of a server of Spark Connect run a client's tasks."""
+"""Which workers of a Spark Connect server run a client's tasks."""
 
 import io
 import pickle

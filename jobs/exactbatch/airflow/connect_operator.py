@@ -1,4 +1,4 @@
-"""The operator that processes a batch through a server of Spark Connect, in the task's own process."""
+"""The operator that processes a batch through a Spark Connect server, in the task's own process."""
 
 from typing import Any
 
@@ -77,6 +77,6 @@ def server_url(conn_id: str) -> str:
     if connection.conn_type != SparkConnectHook.conn_type:
         raise AirflowFailException(
             f"expected the Airflow connection {conn_id!r} to have the type {SparkConnectHook.conn_type}, found "
-            f"{connection.conn_type}: engine='connect' needs the address of a server of Spark Connect."
+            f"{connection.conn_type}: engine='connect' needs the address of a Spark Connect server."
         )
     return SparkConnectHook(conn_id).get_connection_url()

@@ -49,7 +49,7 @@ def pipeline_dag(
     `replay_pool` the pool of replays; without them, Airflow's default_pool. Create a pool before you name it here:
     Airflow lets a task wait forever for a missing pool.
 
-    `engine` is what processes a batch: a driver that spark-submit starts, or, with "connect", a server of Spark Connect
+    `engine` is what processes a batch: a driver that spark-submit starts, or, with "connect", a Spark Connect server
     that runs already, whose address is the connection `spark`. A pipeline with a transform needs spark-submit.
 
     Further arguments go to the DAG. default_args, tags, params and doc_md are merged with the DAG's own.

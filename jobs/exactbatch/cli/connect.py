@@ -1,4 +1,4 @@
-"""`exactbatch connect`: a long-lived server of Spark, for engine="connect"."""
+"""`exactbatch connect`: a long-lived Spark Connect server, for engine="connect"."""
 
 import os
 from typing import Annotated
@@ -18,7 +18,7 @@ def connect(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A Spark property; repeatable.")
     ] = None,
 ) -> None:
-    """Run a server of Spark Connect for batches with engine="connect", until it is stopped.
+    """Run a Spark Connect server for batches with engine="connect", until it is stopped.
 
     Clients need the token in SPARK_CONNECT_AUTHENTICATE_TOKEN, if it is set here.
     """

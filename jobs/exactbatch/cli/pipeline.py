@@ -19,7 +19,7 @@ from exactbatch.settings import KAFKA, POSTGRES, Settings
 Reference = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="MODULE:NAME, or NAME for pipelines.NAME:NAME.")
 ]
-Master = Annotated[str, typer.Option(help="Spark master, or the URL of a server of Spark Connect.")]
+Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
 
 
 def load(reference: str) -> tuple[Pipeline, Settings]:

@@ -200,7 +200,7 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
 
 @contextmanager
 def _engine(pipeline: Pipeline, master: str) -> "Iterator[Engine]":
-    """Start a Spark driver in this process, or use the server of Spark Connect that `master` names."""
+    """Start a Spark driver in this process, or use the Spark Connect server that `master` names."""
     if master.startswith("sc://"):
         from exactbatch.batch.engines.connect_engine import ConnectEngine
 

@@ -290,7 +290,7 @@ def _connections(stack: LocalStack) -> dict[str, dict[str, Any]]:
 
 
 def _connect(stack: LocalStack) -> dict[str, dict[str, Any]]:
-    """The connection for engine="connect", if the stack has a server of Spark Connect."""
+    """The connection for engine="connect", if the stack has a Spark Connect server."""
     if stack.connect.pid is None:
         return {}
     host, _, port = stack.connect.address.partition(":")

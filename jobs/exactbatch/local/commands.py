@@ -47,12 +47,12 @@ def up(
     postgres_port: Annotated[
         int | None, typer.Option(help="Preferred port of Postgres.", show_default="5432")
     ] = None,
-    connect: Annotated[bool, typer.Option(help="Also start a server of Spark Connect.")] = True,
+    connect: Annotated[bool, typer.Option(help="Also start a Spark Connect server.")] = True,
     connect_port: Annotated[
         int | None, typer.Option(help="Preferred port of Spark Connect.", show_default="15002")
     ] = None,
 ) -> None:
-    """Start Kafka, Postgres and a server of Spark Connect. They keep the data of earlier starts."""
+    """Start Kafka, Postgres and a Spark Connect server. They keep the data of earlier starts."""
     with err.status("starting") as status:
         stack = LocalStack(home, name, progress=_shown_on(status))
         started = stack.up(

@@ -1,4 +1,4 @@
-"""A server of Spark Connect on this machine, for engine="connect"."""
+"""A Spark Connect server on this machine, for engine="connect"."""
 
 import os
 import secrets
@@ -17,7 +17,7 @@ _HOST = "localhost"
 
 
 class Connect(Server):
-    """The stack's server of Spark Connect, on all cores of this machine. Its settings are Spark properties."""
+    """The stack's Spark Connect server, on all cores of this machine. Its settings are Spark properties."""
 
     name: ClassVar[str] = "connect"
     title: ClassVar[str] = "Spark Connect"

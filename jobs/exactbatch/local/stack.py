@@ -1,4 +1,4 @@
-"""One Kafka broker, one Postgres server and, on request, a server of Spark Connect, brought up and down together."""
+"""One Kafka broker, one Postgres server and, on request, a Spark Connect server, brought up and down together."""
 
 import fcntl
 import json
@@ -66,7 +66,7 @@ class LocalStack:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """The broker, Postgres and, if it was ever started, the server of Spark Connect."""
+        """The broker, Postgres and, if it was ever started, the Spark Connect server."""
         return self.broker, self.postgres, *((self.connect,) if self.connect.ports else ())
 
     @property
@@ -105,7 +105,7 @@ class LocalStack:
         """Start the servers that do not run, and wait until they answer. Return False if all of them were up.
 
         If a port is not free, another one is taken. Properties and settings are added to the stack's own and are
-        remembered; None keeps the remembered ones. `connect` also starts a server of Spark Connect.
+        remembered; None keeps the remembered ones. `connect` also starts a Spark Connect server.
 
         Raises LocalStackError if a server cannot be started, or already runs with different settings.
         """

@@ -1,4 +1,4 @@
-"""The engine of a long-lived server of Spark Connect: a batch needs no JVM of its own.
+"""The engine of a long-lived Spark Connect server: a batch needs no JVM of its own.
 
 The client has no SparkContext: tasks run as mapInArrow over one row for each task. Nothing of this reaches the server's
 configuration; secrets travel in the pickled function, of which Spark's pages and logs show eight bytes.
@@ -50,7 +50,7 @@ _OUTCOME: Final = StructType([StructField("outcome", BinaryType())])
 
 
 class ConnectEngine:
-    """The Engine of a server of Spark Connect, `sc://host:port/;token=…`."""
+    """The Engine of a Spark Connect server, `sc://host:port/;token=…`."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -87,7 +87,7 @@ class ConnectEngine:
             session = SparkSession(DefaultChannelBuilder(self._url, channelOptions=list(_CHANNEL)))
         except PySparkException as error:
             raise ConfigurationError(
-                f"expected the URL of a server of Spark Connect, such as sc://host:15002, found {self.address}: "
+                f"expected the URL of a Spark Connect server, such as sc://host:15002, found {self.address}: "
                 f"{_reason(error)}"
             ) from error
         session.client.set_retry_policies([_RETRIES])
@@ -101,7 +101,7 @@ class ConnectEngine:
 
 
 class ConnectExecutors:
-    """The Executors of a session on a server of Spark Connect."""
+    """The Executors of a session on a Spark Connect server."""
 
     def __init__(self, session: SparkSession, pipeline: Pipeline, address: str) -> None:
         self._session, self._address, self._most = session, address, pipeline.max_connections
@@ -115,17 +115,17 @@ class ConnectExecutors:
                 session.conf._set_all(dict(pipeline.spark_conf), silent=False)
             except (AnalysisException, IllegalArgumentException) as error:
                 raise ConfigurationError(
-                    f"pipeline {pipeline.name!r}: the server of Spark Connect refuses its spark_conf: "
+                    f"pipeline {pipeline.name!r}: the Spark Connect server refuses its spark_conf: "
                     f"{_reason(error)}. Nothing was written. Correct spark_conf."
                 ) from error
             if (version := session.version) != pyspark.__version__:
                 raise ConfigurationError(
-                    f"the server of Spark Connect at {address} is Spark {version}, and this client is PySpark "
+                    f"the Spark Connect server at {address} is Spark {version}, and this client is PySpark "
                     f"{pyspark.__version__}. Nothing was written. Install the same version on both."
                 )
             if session.conf.get(ARTIFACT_ISOLATION) != "false":
                 raise ConfigurationError(
-                    f"the server of Spark Connect at {address} has {ARTIFACT_ISOLATION} = true: each batch would "
+                    f"the Spark Connect server at {address} has {ARTIFACT_ISOLATION} = true: each batch would "
                     f"leave a Python daemon on it. Nothing was written. Start the server with `exactbatch connect`."
                 )
             self.parallelism = self._parallelism()
@@ -216,18 +216,18 @@ class ConnectExecutors:
         code = _status(error)
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             return ConfigurationError(
-                f"the server of Spark Connect at {self._address} refuses the token: {_reason(error)}. Nothing was "
+                f"the Spark Connect server at {self._address} refuses the token: {_reason(error)}. Nothing was "
                 f"written. Set the token in the password of the Airflow connection, or in "
                 f"SPARK_CONNECT_AUTHENTICATE_TOKEN."
             )
         if code == grpc.StatusCode.UNAVAILABLE:
             return TasksFailed(
-                f"the server of Spark Connect at {self._address} does not answer: {_reason(error)}. Is it running? "
+                f"the Spark Connect server at {self._address} does not answer: {_reason(error)}. Is it running? "
                 f"The retry checks the ledger, and processes the same ranges unless the batch was committed."
             )
         if isinstance(error, PySparkAssertionError) or _RESTARTED in str(error):
             return TasksFailed(
-                f"the server of Spark Connect at {self._address} was restarted while it ran the batch. The retry "
+                f"the Spark Connect server at {self._address} was restarted while it ran the batch. The retry "
                 f"checks the ledger, and processes the same ranges unless the batch was committed."
             )
         if isinstance(error, PySparkException) and (refused := setting_refused(error, {})) is not None:

@@ -1,4 +1,4 @@
-"""What a server of Spark Connect runs for a batch: tasks over ranges, each in a Python worker of its own."""
+"""What a Spark Connect server runs for a batch: tasks over ranges, each in a Python worker of its own."""
 
 import os
 import pickle
@@ -53,18 +53,18 @@ def _refusal(identity: str, variables: Mapping[str, str]) -> ExactbatchError | N
     """Return why this worker must not run a task of the client, if it must not."""
     if code_identity() != identity:
         return ConfigurationError(
-            f"the server of Spark Connect runs exactbatch {code_identity()}, and this client {identity}. Nothing was "
+            f"the Spark Connect server runs exactbatch {code_identity()}, and this client {identity}. Nothing was "
             f"written. Install the same version on both, and restart the server."
         )
     if os.environ.get("SPARK_REUSE_WORKER"):
         return ConfigurationError(
-            "the server of Spark Connect has spark.python.worker.reuse = true, so a worker could run an old version "
+            "the Spark Connect server has spark.python.worker.reuse = true, so a worker could run an old version "
             "of a pipeline's functions. Nothing was written. Start the server with `exactbatch connect`, or with "
             "spark.python.worker.reuse=false."
         )
     if os.environ.get("PYTHONHASHSEED") != variables["PYTHONHASHSEED"]:
         return ConfigurationError(
-            f"the server of Spark Connect runs Python with PYTHONHASHSEED = {os.environ.get('PYTHONHASHSEED')}, and "
+            f"the Spark Connect server runs Python with PYTHONHASHSEED = {os.environ.get('PYTHONHASHSEED')}, and "
             f"this batch needs {variables['PYTHONHASHSEED']}, so that hash() returns the same in a retry. Nothing was "
             f"written. Start the server with `exactbatch connect`, or set it in the server's environment and as "
             f"spark.executorEnv.PYTHONHASHSEED."

@@ -1,4 +1,4 @@
-"""Spark's Python daemon for a server of Spark Connect: it imports exactbatch once, and forks a worker for each task.
+"""Spark's Python daemon for a Spark Connect server: it imports exactbatch once, and forks a worker for each task.
 
 With spark.python.worker.reuse=false, a worker ends with its task: it imports a pipeline's own modules as they are then.
 """

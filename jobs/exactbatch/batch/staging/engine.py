@@ -1,4 +1,4 @@
-"""What runs the tasks of a batch: the Spark driver of this process, or a server of Spark Connect."""
+"""What runs the tasks of a batch: the Spark driver of this process, or a Spark Connect server."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
