@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from exactbatch.compiled import availability
+from exactbatch.errors import ConfigurationError
 from support.new_process import run
 
 _IS_AVAILABLE = """
@@ -96,6 +97,7 @@ print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         ("", False, availability.PAYS_FROM, True),
         ("", True, 1, True),
         ("off", True, 10**9, False),
+        (" OFF ", True, 10**9, False),
         ("10", False, 10, True),
         ("10", True, 9, False),
         ("0", False, 1, True),
@@ -105,6 +107,15 @@ def test_the_size_of_a_range_decides(monkeypatch, value, loaded, offsets, expect
     monkeypatch.setenv(availability.VARIABLE, value)
     monkeypatch.setattr(availability, "_loaded", loaded)
     assert availability.pays(offsets) is expected
+
+
+@pytest.mark.parametrize("value", ["no", "-1", "1.5", "150_000", "²"])
+def test_a_value_that_is_neither_a_number_nor_off_is_refused(monkeypatch, value):
+    monkeypatch.setenv(availability.VARIABLE, value)
+    with pytest.raises(
+        ConfigurationError, match=f"EXACTBATCH_FAST_PATH is '{value}', which is neither a number"
+    ):
+        availability.pays(1)
 
 
 def test_machine_code_that_gives_another_row_is_not_used(monkeypatch: Any):

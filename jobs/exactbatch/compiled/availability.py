@@ -5,24 +5,34 @@ import os
 from functools import cache
 from typing import Final
 
+from exactbatch.errors import ConfigurationError
+
 logger = logging.getLogger(__name__)
 
 # Offsets: from this size of a range on, the fast path saves more time than a new process takes to load it.
 PAYS_FROM: Final = 150_000
-# Another number of offsets, or "off".
+# Another number of offsets, or "off" in upper or lower case.
 VARIABLE: Final = "EXACTBATCH_FAST_PATH"
 _OFF: Final = "off"
 _loaded = False
 
 
 def pays(offsets: int) -> bool:
-    """True if the fast path pays for a range of so many offsets. What the process has loaded already is free."""
-    value = os.environ.get(VARIABLE, "")
-    if value == _OFF:
+    """True if the fast path pays for a range of so many offsets. What the process has loaded already is free.
+
+    Raises ConfigurationError if EXACTBATCH_FAST_PATH is neither a number nor `off`.
+    """
+    value = os.environ.get(VARIABLE, "").strip()
+    if not value:
+        return _loaded or offsets >= PAYS_FROM
+    if value.lower() == _OFF:
         return False
-    if value.isdecimal():
-        return offsets >= int(value)
-    return _loaded or offsets >= PAYS_FROM
+    if not (value.isascii() and value.isdecimal()):
+        raise ConfigurationError(
+            f"{VARIABLE} is {value!r}, which is neither a number of offsets nor 'off'. Correct it in the environment "
+            f"of the executors, or remove it."
+        )
+    return offsets >= int(value)
 
 
 def is_available() -> bool:

@@ -42,8 +42,8 @@ def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchE
     schema, constants = row_schema(tasks[0].columns), {"task_attempt": attempt}
     reads, pending = shared_reads(tasks), PendingRejects()
     readers = [RangeReader(task, attempt, schema, constants, reads=reads, pending=pending) for task in tasks]
-    encoder = encoder_for(tasks[0], schema, constants) if len(tasks) == 1 else None
     try:
+        encoder = encoder_for(tasks[0], schema, constants) if len(tasks) == 1 else None
         with pause_garbage_collector():
             if encoder is None:
                 _stage_batches(tasks, readers, pending)
