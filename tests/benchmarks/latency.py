@@ -1,4 +1,5 @@
-"""Seconds from the start of a job over 1,000 records to its commit: in a warm Spark session, and by a new process.
+"""Seconds from the start of a job over 1,000 records to its commit: on a Spark Connect server, in a warm Spark session,
+and by a new process.
 
 Writes build/latency.json.
 """
@@ -16,8 +17,9 @@ from bench import HOME, ROOT, check
 from rich.console import Console
 from runner import Runner, Servers, benchmark_servers, progress_on
 from topics import ensure_topic
-from ways import CORES, EXACTBATCH, Place
+from ways import CORES, EXACTBATCH, Place, one_transaction, run_batch
 
+from exactbatch.batch.engines.connect_engine import ConnectEngine
 from exactbatch.settings import Settings
 
 REPORT = ROOT / "build" / "latency.json"
@@ -25,13 +27,14 @@ ROWS, ROUNDS = 1_000, 5
 
 
 def main() -> None:
-    """Measure both, print the medians, and write build/latency.json."""
+    """Measure all, print the medians, and write build/latency.json."""
     console = Console()
     with progress_on(console) as progress, benchmark_servers(HOME, progress) as servers:
         topic = f"flights_{ROWS}"
         ensure_topic(servers.stack.kafka_properties, topic, ROWS, progress)
         place = servers.place(topic, ROWS)
         seconds = {
+            "Spark Connect server": served(servers, place, progress),
             "warm session": warm(servers, place, progress),
             "new process": cold(servers, place, progress),
         }
@@ -40,6 +43,24 @@ def main() -> None:
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     for name, times in seconds.items():
         console.print(f"{name}: {statistics.median(times):.2f} s (median of {len(times)})")
+
+
+def served(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:
+    """Return the seconds of batches on a server that has processed one before: plan, read, stage, publish."""
+    server, settings = servers.stack.connect, Settings(kafka=place.kafka, postgres=place.postgres)
+    server.configure({}, {"spark.master": f"local[{CORES}]", "spark.ui.enabled": "false"}, anywhere=True)
+    progress("starting a Spark Connect server")
+    server.start()
+    engine, pipeline, seconds = ConnectEngine(server.url), one_transaction(place), []
+    for number in range(ROUNDS + 1):
+        progress(f"batch {number} of {ROUNDS} on a Spark Connect server")
+        servers.prepare(place, EXACTBATCH)
+        started = time.perf_counter()
+        run_batch(engine, pipeline, settings)
+        seconds.append(time.perf_counter() - started)
+        check(servers, place, EXACTBATCH)
+    server.stop()
+    return seconds[1:]
 
 
 def warm(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:

@@ -25,6 +25,7 @@ from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
 from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
+from exactbatch.batch.staging.engine import Engine
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.pipeline import Pipeline
@@ -310,7 +311,7 @@ def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     register(place, pipeline)
 
     def run() -> Mapping[str, float]:
-        return run_batch(spark, pipeline, settings)
+        return run_batch(DriverEngine(spark), pipeline, settings)
 
     def import_staging(_: Any) -> None:  # on an executor, which does not know this module
         import exactbatch.batch.by_partition.partition_commit
@@ -326,7 +327,7 @@ def exactbatch_session(place: Place, pipeline: Pipeline) -> Session:
     return Session(run=run, warm=warm)
 
 
-def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> Mapping[str, float]:
+def run_batch(engine: Engine, pipeline: Pipeline, settings: Settings) -> Mapping[str, float]:
     """What a DAG run does: plan, then process the batch; the seconds of each, and of the publish step."""
     started = time.perf_counter()
     ledger = connect_postgres(settings.postgres, application="benchmark")
@@ -335,7 +336,7 @@ def run_batch(spark: SparkSession, pipeline: Pipeline, settings: Settings) -> Ma
     assert batch_id is not None
     planned = time.perf_counter()
     with _timed_publish() as publish:
-        process_batch(DriverEngine(spark), pipeline, batch_id, settings)
+        process_batch(engine, pipeline, batch_id, settings)
     ended = time.perf_counter()
     seconds = {"plan": planned - started, "process": ended - planned}
     return seconds if not publish else {**seconds, "publish": sum(publish)}
