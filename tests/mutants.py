@@ -410,6 +410,27 @@ MUTANTS: Final = (
         (f"{_BATCH}::test_a_trigger_that_swallows_rows_fails_the_batch",),
     ),
     Mutant(
+        "a unique index that holds different keys to be equal by its collation is taken",
+        "sinks/tables/target_checks.py",
+        "and (not coalesce(n.collisdeterministic, true) or o.oid",
+        "and (o.oid",
+        (f"{_WRITES}::test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused",),
+    ),
+    Mutant(
+        "a unique index that holds different keys to be equal by its operator class is taken",
+        "sinks/tables/target_checks.py",
+        "or o.oid is distinct from d.oid and not (",
+        "or false and not (",
+        (f"{_WRITES}::test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused",),
+    ),
+    Mutant(
+        "a unique index that holds different keys to be equal by its condition, which is always true, is taken",
+        "sinks/tables/target_checks.py",
+        "and (i.indpred is null or i.indpred::text not like '%%{VAR %%')",
+        "and i.indpred is null",
+        (f"{_WRITES}::test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused",),
+    ),
+    Mutant(
         "an upsert does not delete",
         "sinks/upsert/latest_rows.py",
         "on commit drop as select {key} from {staged} where deleted ",

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from psycopg2 import sql
@@ -10,6 +11,8 @@ from psycopg2 import sql
 from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Pipeline, Sum, Upsert
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.tables.target_checks import check_unique
 from support.staged_batches import ID, LINEAGE, Batches, trigger
 
 ROWS = tuple((number, number * 10) for number in range(5))
@@ -442,6 +445,108 @@ def test_a_key_that_the_target_compares_otherwise_is_refused(db, batches, way):
     db.execute(f"create table t ({key}, v int)")
     with pytest.raises(TargetMismatch, match=said):
         batches("id text, v int", Upsert("public.t", key=("id",))).run(("bob", 1, False))
+
+
+# What compares text without regard to case, as a collation and as an operator class. Not every build of Postgres has
+# ICU, the only provider of such collations; one that is only declared so must be refused as well.
+LOOSE = """
+create collation loose (provider = libc, locale = 'C');
+update pg_collation set collisdeterministic = false where collname = 'loose';
+create function same(text, text) returns bool immutable strict language sql as 'select lower($1) = lower($2)';
+create function less(text, text) returns bool immutable strict language sql as 'select lower($1) < lower($2)';
+create function more(text, text) returns bool immutable strict language sql as 'select lower($1) > lower($2)';
+create function order_of(text, text) returns int immutable strict language sql
+    as 'select bttextcmp(lower($1), lower($2))';
+create operator === (leftarg = text, rightarg = text, function = same);
+create operator <<< (leftarg = text, rightarg = text, function = less);
+create operator >>> (leftarg = text, rightarg = text, function = more);
+create operator class loose_ops for type text using btree as operator 1 <<<, operator 3 ===, operator 5 >>>,
+    function 1 order_of(text, text);
+create operator class same_name_ops for type text using btree as operator 1 <, operator 3 =, operator 5 >,
+    function 1 order_of(text, text);
+"""
+LOOSE_INDEXES = {
+    "a collation": ("(id collate loose)", "collation loose"),
+    "an operator class": ("(id loose_ops)", "operator class loose_ops"),
+    "an operator class with the usual operators": ("(id same_name_ops)", "operator class same_name_ops"),
+    "included columns": ("(id collate loose) include (more)", "collation loose"),
+    "a condition without a column": ("(id loose_ops) where 1 = 1", "operator class loose_ops"),
+}
+
+
+def aggregate_or_upsert(sink: str) -> tuple[Any, str, str]:
+    """A sink whose rows `id` names, its columns, and its constraint."""
+    if sink == "Upsert":
+        return Upsert("public.t", key=("id",)), "v int", "unique (id)"
+    aggregate = Aggregate("public.t", group_by=("id",), aggregates={"n": Count()})
+    return aggregate, "n bigint", "unique nulls not distinct (id)"
+
+
+@pytest.mark.parametrize("has_good_one", [False, True])
+@pytest.mark.parametrize("sink", ["Upsert", "Aggregate"])
+@pytest.mark.parametrize("index", LOOSE_INDEXES)
+def test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused(
+    db, batches, index, sink, has_good_one
+):
+    of_index, said = LOOSE_INDEXES[index]
+    made_sink, column, unique = aggregate_or_upsert(sink)
+    db.execute(LOOSE)
+    db.execute(f"create table t (id text, more int, {column}{', ' + unique if has_good_one else ''})")
+    db.execute(
+        f"create unique index of_loose on t {of_index.replace(') where', ') nulls not distinct where')}"
+    )
+    made = batches("id text, v int", made_sink)
+    rows = [("a", 1, False), ("A", 2, False)] if sink == "Upsert" else [("a", 1), ("A", 2)]
+    said = f"column id: the unique index of_loose compares it by the {said}"
+    with pytest.raises(TargetMismatch, match=said):
+        made.run(rows[0])
+    if has_good_one:
+        db.execute("drop index of_loose")
+        for row in rows:
+            made.run(row)
+        assert db.rows("select count(*) from t") == [(2,)]
+
+
+KEPT_APART = {
+    "varchar": ("id varchar(9), {unique}", "(id)"),
+    "another order": ("id text, {unique}", "(id text_pattern_ops)"),
+    "another deterministic collation": ('id text collate "POSIX", {unique}', '(id collate "C")'),
+    "an expression": ("id text, {unique}", "(id, (id || v) collate loose)"),
+    "another column": ("id text, {unique}", "(v loose_ops)"),
+    "a condition": ("id text, {unique}", "(id loose_ops) where id > 'b'"),
+    "a column of another key": ("id text, {unique}", "(id loose_ops, v)"),
+    "an exclusion constraint": ("id text, {unique}, exclude (id with =)", "(id)"),
+}
+
+
+@pytest.mark.parametrize("way", KEPT_APART)
+def test_other_unique_indexes_are_allowed(db, batches, way):
+    columns, index = KEPT_APART[way]
+    db.execute(LOOSE)
+    db.execute(f"create table t ({columns.format(unique='v text, unique (id)')})")
+    db.execute(f"create unique index other on t {index}")
+    made = batches("id text, v text", Upsert("public.t", key=("id",)))
+    made.run(("a", "1", False))
+    made.run(("A", "2", False))
+    made.run(("a", "3", False))
+    assert sorted(db.rows("select id, v from t")) == [("A", "2"), ("a", "3")]
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["int", "bigint", "numeric(9,2)", "uuid", "cidr", "inet", "char(3)", "bytea", "boolean", "date", "timestamptz",
+     "interval", "text[]", "int4range", "public.mood", "public.pair", "citext", "jsonb"],
+)  # fmt: skip
+def test_the_default_operators_of_a_type_are_allowed(db, column):
+    db.execute(
+        "create extension if not exists citext; create type mood as enum ('a'); create type pair as (a int)"
+    )
+    db.execute(f"create domain d as {column}; create table t (id {column}, e d, unique (id, e))")
+    with transaction(db.connection) as cursor:
+        check_unique(cursor, TargetTable("public.t"), ("e", "id"))
+    db.execute("create type s as range (subtype = text); create table u (id s primary key)")
+    with transaction(db.connection) as cursor:
+        check_unique(cursor, TargetTable("public.u"), ("id",))
 
 
 def test_a_replay_of_many_ranges_reads_the_target_once(db, batches):

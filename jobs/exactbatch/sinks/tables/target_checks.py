@@ -48,6 +48,58 @@ where y.typtype = 'b' and y.typcategory <> 'A' and n.nspname <> 'pg_catalog'
   and n.nspname <> all(current_schemas(true))
 order by 1 limit 1
 """
+# Unique indexes of exactly the key, as `on conflict (key)` takes them, that could hold different keys to be equal: by a
+# collation other than the column's, or by an operator class other than the default one of the column's type. Postgres's
+# own classes may order otherwise, as text_pattern_ops does, if their `=` is the same.
+_LOOSE_INDEXES: Final = """
+with recursive types as (
+    select a.attnum as number, a.atttypid as oid from pg_attribute a
+    where a.attrelid = %(table)s::regclass and a.attname = any(%(key)s) and a.attnum > 0
+    union all
+    select t.number, y.typbasetype from types t join pg_type y on y.oid = t.oid where y.typtype = 'd'
+), defaults as (
+    select t.number, d.*
+    from types t join pg_type y on y.oid = t.oid and y.typtype <> 'd'
+    cross join lateral (
+        select o.oid, o.opcfamily, o.opcintype
+        from pg_opclass o join pg_type i on i.oid = o.opcintype
+        left join pg_cast c on c.castsource = y.oid and c.casttarget = i.oid
+            and c.castmethod = 'b' and c.castcontext = 'i'
+        where o.opcdefault and o.opcmethod = (select oid from pg_am where amname = 'btree')
+        and (i.oid = y.oid or c.oid is not null or i.oid = case
+            when y.typcategory = 'A' then 'anyarray'::regtype when y.typtype = 'e' then 'anyenum'::regtype
+            when y.typtype = 'r' then 'anyrange'::regtype when y.typtype = 'm' then 'anymultirange'::regtype
+            when y.typtype = 'c' then 'record'::regtype end)
+        order by i.oid = y.oid desc, c.oid is not null and i.typispreferred desc limit 1
+    ) d
+)
+select i.indexrelid::regclass::text, a.attname::text,
+       case when not n.collisdeterministic then 'collation ' || quote_ident(n.collname)
+            else 'operator class ' || quote_ident(o.opcname) end
+from pg_index i
+cross join lateral unnest(
+    -- These vectors count from 0; after the key columns come the included ones.
+    (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1],
+    (i.indclass::oid[])[0:i.indnkeyatts - 1]) k (number, compared_by, class)
+join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.number
+join pg_opclass o on o.oid = k.class
+left join defaults d on d.number = k.number
+left join pg_collation n on n.oid = k.compared_by and k.compared_by <> a.attcollation
+where i.indrelid = %(table)s::regclass and i.indisunique and not i.indisexclusion and i.indexprs is null
+-- A condition without a column, such as `where true`, excludes no row.
+and (i.indpred is null or i.indpred::text not like '%%{VAR %%')
+and (select array_agg(distinct c.attname::text order by c.attname::text) from pg_attribute c
+     where c.attrelid = i.indrelid and c.attnum = any((i.indkey::int2[])[0:i.indnkeyatts - 1]))
+    = (select array_agg(name order by name) from unnest(%(key)s) name)
+and (not coalesce(n.collisdeterministic, true) or o.oid is distinct from d.oid and not (
+    o.opcnamespace = 'pg_catalog'::regnamespace and exists (
+        select from pg_amop own join pg_amop usual on usual.amopopr = own.amopopr
+        where own.amopfamily = o.opcfamily and own.amopstrategy = 3
+        and own.amoplefttype = o.opcintype and own.amoprighttype = o.opcintype
+        and usual.amopfamily = d.opcfamily and usual.amopstrategy = 3
+        and usual.amoplefttype = d.opcintype and usual.amoprighttype = d.opcintype)))
+order by 1, 2 limit 1
+"""
 # Tables, with their partitions, of which a publication cannot replicate deletes or updates.
 _NOT_REPLICATED: Final = """
 with family as (
@@ -146,10 +198,11 @@ def check_operators(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> N
 def check_unique(
     cursor: Cursor, table: TargetTable, key: Sequence[str], *, nulls_equal: bool = False
 ) -> None:
-    """Raise TargetMismatch unless a constraint keeps two rows from having the same key.
+    """Raise TargetMismatch unless a constraint keeps two rows from having the same key, and none does more.
 
     With `nulls_equal`, the constraint must treat null like any other value.
     """
+    _check_indexes(cursor, table, key)
     cursor.execute(
         "select array_agg(a.attname::text order by a.attname) from pg_index i "
         "join pg_attribute a on a.attrelid = i.indrelid "
@@ -170,6 +223,23 @@ def check_unique(
         f"of the pipeline{', that treats nulls as equal' if nulls_equal else ''}, found none. Add it: "
         f"alter table {table.spec} add {clause} ({names});"
     )
+
+
+def _check_indexes(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> None:
+    """Raise TargetMismatch if a unique index of the key could hold different keys to be equal.
+
+    `on conflict (key)` takes every unique index of these columns, so that a row would replace that of another key.
+    """
+    cursor.execute(_LOOSE_INDEXES, {"table": table.identifier.as_string(cursor), "key": list(key)})
+    if (row := cursor.fetchone()) is not None:
+        index, column, difference = row
+        raise TargetMismatch(
+            f"target {table.spec}, column {column}: the unique index {index} compares it by the {difference}, which "
+            f"can make different values equal, so that a row would replace that of another key. Nothing was "
+            f"written. Drop the index, or the constraint that it belongs to: drop index {index};",
+            column=column,
+            constraint=index,
+        )
 
 
 def check_cascades(cursor: Cursor, table: TargetTable, allowed: Sequence[str] = ()) -> None:
