@@ -431,6 +431,36 @@ MUTANTS: Final = (
         (f"{_WRITES}::test_a_unique_index_that_could_hold_different_keys_to_be_equal_is_refused",),
     ),
     Mutant(
+        "an earlier change that the target cannot hold any more is cut off",
+        "sinks/upsert/latest_rows.py",
+        "        if not (rules := kept_rules(kept, casts)):\n",
+        "        if kept or not (rules := kept_rules(kept, casts)):\n",
+        (
+            "tests/integration/test_latest_changes.py"
+            "::test_an_earlier_change_that_the_target_cannot_hold_any_more_is_refused",
+        ),
+    ),
+    Mutant(
+        "kept values of the same type, but for its length, are taken to fit",
+        "sinks/values/kept_values.py",
+        "    if kept.sql_name == target.sql_name or",
+        "    if kept.leaf.name == target.leaf.name or",
+        (
+            "tests/integration/test_latest_changes.py"
+            "::test_an_earlier_change_that_the_target_cannot_hold_any_more_is_refused",
+        ),
+    ),
+    Mutant(
+        "the audit casts a change as the target does, and finds no difference",
+        "sinks/upsert/audit.py",
+        '        also_wrong=sql.SQL("m.{}").format(_LOST) if losses else None,\n',
+        "",
+        (
+            "tests/integration/test_latest_changes.py"
+            "::test_the_audit_finds_a_row_whose_value_the_cast_has_changed",
+        ),
+    ),
+    Mutant(
         "an upsert does not delete",
         "sinks/upsert/latest_rows.py",
         "on commit drop as select {key} from {staged} where deleted ",

@@ -8,6 +8,7 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Pipeline, Upsert
+from exactbatch.audit.derived import difference
 from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres import connection as connections
 from exactbatch.postgres.connection import transaction
@@ -42,6 +43,22 @@ def is_what_the_auditor_expects(made: Batches) -> bool:
             ).format(comparison.expected, comparison.actual)
         )
         return bool(cursor.fetchone()[0] == 0)
+
+
+def rows_that_the_audit_finds(made: Batches) -> int:
+    sink = made.pipeline.sink
+    with transaction(made.connection) as cursor:
+        types = [
+            {name: column.type for name, column in table.columns(cursor).items()}
+            for table in (sink.tables[-1], sink.lineage_table.table)
+        ]
+        comparison = sink.compare_target(made.columns, *types)
+        cursor.execute(
+            sql.SQL("with expected as ({}), actual as ({}) {}").format(
+                comparison.expected, comparison.actual, difference(comparison)
+            )
+        )
+        return int(cursor.fetchone()[0])
 
 
 @pytest.mark.parametrize(
@@ -307,3 +324,106 @@ def test_no_index_is_created_besides_another_one_or_on_changes_that_have_none(db
     before = db.rows(INDEXES)
     made.run((2, "b", 1, False))
     assert db.rows(INDEXES) == before
+
+
+# The type of a column, a type to which the target's column is then changed, values that it cannot hold, some that it
+# can, and the type to which the table of changes is changed, if any: as if the pipeline had had another type.
+NARROWED = [
+    ("text", "varchar(3)", ["abcdef", "abc "], ["abc", "", None], ""),
+    ("text", "char(3)", ["abcdef"], ["ab"], ""),
+    ("text", "short", ["abcdef", "no"], ["abc", None], ""),
+    ("text", "money_of", ["1.2345"], ["1.2", "1", "1e1"], ""),
+    ("text", "jsonb", ['{"a": 1, "a": 2}'], ['{"a":  1}', "[]"], ""),
+    ("text", "uuid", [], ["A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"], ""),
+    ("text", "numeric(10,2)", ["1.2345"], ["1.2", "1e1"], ""),
+    ("text", "real", ["0.123456789"], ["0.5"], ""),
+    ("text", "timestamp(0)", ["2026-01-01 00:00:00.5"], ["2026-01-01T00:00:00"], ""),
+    ("text[]", "varchar(3)[]", ["{a,abcdef}"], ["{a,abc,NULL}"], ""),
+    ("varchar(9)", "varchar(3)", ["abcdef"], ["abc"], ""),
+    ("numeric(20,4)", "numeric(10,2)", ["1.2345", "1e12"], ["1.2", "NaN"], ""),
+    ("numeric", "numeric(10,2)", ["1.2345"], ["1.2", "1.20000"], ""),
+    ("numeric", "cents", ["1.2345"], ["1.2", "1.20000"], ""),
+    ("numeric(20,4)", "int", ["1.5", "3000000000"], ["1.0"], ""),
+    ("numeric(20,4)", "real", ["123456.1234"], ["1.5"], ""),
+    ("numeric(20,4)[]", "numeric(10,2)[]", ["{1.5,1.2345}"], ["{1.5,1}"], ""),
+    ("bigint", "int", ["3000000000"], ["3"], ""),
+    ("bigint", "double precision", ["9007199254740993", "9223372036854775807"], ["3"], ""),
+    ("bigint", "numeric(5,-2)", ["1234"], ["1200"], ""),
+    ("double precision", "real", ["0.123456789"], ["0.5", "NaN", "Infinity"], ""),
+    ("double precision", "bigint", ["1.5"], ["2"], ""),
+    ("int", "int", ["1.5"], ["1"], "double precision"),
+    ("int", "numeric(5,1)", ["1.25"], ["1.5"], "double precision"),
+    ("timestamp", "timestamp(0)", ["2026-01-01 00:00:00.5"], ["2026-01-01 00:00:00"], ""),
+    ("timestamptz", "timestamptz(1)", ["2026-01-01 00:00:00.15Z"], ["2026-01-01 00:00:00.1Z"], ""),
+    ("interval", "interval(0)", ["1.5 seconds"], ["30 days"], ""),
+]
+DOMAINS = (
+    "create domain short as varchar(3) check (value <> 'no'); create domain cents as numeric(10,2); "
+    "create domain money_of as numeric(10,2)"
+)
+
+
+def narrowed(db: Database, batches: Any, case: Any, kept: Any) -> Batches:
+    """A batch with a value, one with null after it, and then the target's column has another type."""
+    type_, narrower, _, _, widened = case
+    db.execute(DOMAINS)
+    made = batches(f"id int, v {type_}", BY_OFFSET)
+    made.run((1, None if widened else kept, False), (2, None, True))
+    made.run((1, None, False), (2, None, True))
+    if widened:
+        db.execute(f"alter table t_change alter v type {widened}")
+        db.execute(f"update t_change set v = '{kept}' where id = 1 and kafka_offset = 0")
+    if narrower != type_:
+        db.execute(f"alter table t alter v type {narrower} using v::text::{narrower}")
+    made.log[0][2] = (2, None, True)
+    return made
+
+
+def cases_of(values: int) -> list[Any]:
+    return [
+        pytest.param(case, value, id=f"{case[4] or case[0]} to {case[1]}: {value}")
+        for case in NARROWED
+        for value in case[values]
+    ]
+
+
+@pytest.mark.parametrize(("case", "kept"), cases_of(2))
+def test_an_earlier_change_that_the_target_cannot_hold_any_more_is_refused(db, batches, case, kept):
+    made = narrowed(db, batches, case, kept)
+    said = r"column v: it cannot hold an earlier change .* \(id\) = \(1\), t\[0\] offset 0 in .*t_change"
+    with pytest.raises(TargetMismatch, match=said) as caught:
+        made.replay((0, 2, 3))
+    assert (caught.value.column, caught.value.from_offset) == ("v", 0)
+    assert db.rows("select id, v from t") == [(1, None)]
+    db.execute(f"alter table t alter v type {case[4] or case[0]} using null")
+    made.pipeline = (
+        made.pipeline if not case[4] else batches("id int, v double precision", BY_OFFSET).pipeline
+    )
+    made.columns = made.pipeline.value.columns
+    made.replay((0, 2, 3))
+    assert db.rows("select id, v::text from t") == db.rows(
+        "select id, v::text from t_change where kafka_offset = 0"
+    )
+    assert rows_that_the_audit_finds(made) == 0
+
+
+@pytest.mark.parametrize(("case", "kept"), cases_of(3))
+def test_an_earlier_change_that_the_target_holds_in_another_type_is_restored(db, batches, case, kept):
+    made = narrowed(db, batches, case, kept)
+    made.replay((0, 2, 3))
+    assert db.rows("select id, v::text from t") == db.rows(
+        f"select id, v::{case[1]}::text from t_change where kafka_offset = 0"
+    )
+    assert rows_that_the_audit_finds(made) == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "kept"),
+    # Postgres itself refuses to cast the others.
+    [each for each in cases_of(2) if each.values[1] not in ("no", "1e12", "3000000000", '{"a": 1, "a": 2}')],
+)
+def test_the_audit_finds_a_row_whose_value_the_cast_has_changed(db, batches, case, kept):
+    made = narrowed(db, batches, case, kept)
+    db.execute("delete from t_change where kafka_offset = 2")
+    db.execute(f"update t set v = (select v::{case[1]} from t_change where kafka_offset = 0)")
+    assert rows_that_the_audit_finds(made) == 1

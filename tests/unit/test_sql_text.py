@@ -19,6 +19,13 @@ TAKEN: Final = {
     "sinks/tables/check_stored_rows.py": {"cast.type"},
     "sinks/tables/constraint_errors.py": {"row[0]"},
     "sinks/values/exact_values.py": {"target.sql_name"},
+    "sinks/values/kept_values.py": {"target.sql_name", "kept.sql_name"},
+    "sinks/values/audited_casts.py": {
+        "condition",
+        "kept",
+        "target",
+        "re.sub('^character(?! varying)', 'bpchar', into)",
+    },
     "sinks/upsert/latest_rows.py": {"cast.type"},
     "sinks/aggregate/merged_groups.py": {"column.type"},
     "sinks/aggregate/partial_results.py": {"column.type", "type_"},

@@ -4,12 +4,17 @@ This is written independently of latest_changes.py, which it checks, and shares 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.sinks.base import Comparison
+from exactbatch.sinks.values.audited_casts import lost
 from exactbatch.sinks.values.null_safe_groups import column_list
+
+# True of a change that the target's types cannot hold.
+_LOST: Final = sql.Identifier("exactbatch Lost")
 
 
 def compare_with_changes(
@@ -33,6 +38,11 @@ def compare_with_changes(
         for name, type_ in target_types.items()
         if name in change_types and (own_names is None or name in own_names)
     }
+    losses = [
+        loss
+        for name, type_ in types.items()
+        if (loss := lost(sql.Identifier(name), change_types[name], type_)) is not None
+    ]
     expected = sql.SQL(
         "select {values} from (select {names}, deleted, row_number() over (partition by {key} order by "
         "{version} is null, {version} desc, kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
@@ -40,8 +50,13 @@ def compare_with_changes(
     ).format(
         # The target's types may be narrower than those of the changes.
         values=sql.SQL(", ").join(
-            sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(type_))
-            for name, type_ in types.items()
+            [
+                *(
+                    sql.SQL("{0}::{1} as {0}").format(sql.Identifier(name), sql.SQL(type_))
+                    for name, type_ in types.items()
+                ),
+                *([sql.SQL("{} as {}").format(sql.SQL(" or ").join(losses), _LOST)] if losses else []),
+            ]
         ),
         names=column_list(types),
         key=column_list(key),
@@ -54,4 +69,5 @@ def compare_with_changes(
         actual_count=sql.SQL("select count(*) from {}").format(target),
         same_row=sql.SQL(" and ").join(sql.SQL("m.{0} = t.{0}").format(sql.Identifier(name)) for name in key),
         compared=[*types],
+        also_wrong=sql.SQL("m.{}").format(_LOST) if losses else None,
     )

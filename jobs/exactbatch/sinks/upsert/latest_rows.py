@@ -19,6 +19,7 @@ from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.upsert.latest_changes import KEPT, ROW, STAGED
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
 from exactbatch.sinks.values.cast import Cast
+from exactbatch.sinks.values.kept_values import kept_rules
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 # The affected keys that have no row in the target any more.
@@ -37,10 +38,11 @@ class LatestRows:
         """Write the rows of all affected keys as LatestChanges.find() has found them.
 
         With `all_new`, no affected key had a change before: the target should have no row of it. Raises
-        TargetMismatch if the target refuses or alters a row.
+        TargetMismatch if the target refuses or alters a row, or cannot hold an earlier change.
         """
         casts = self.target.casts(cursor, columns)
         first = self.changes.casts(cursor, columns)
+        self._check_kept(cursor, first, casts)
         candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
         with forbid_changes(cursor, self.changes.table, while_writing=self.target):
             triggers = self.target.triggers(cursor)
@@ -61,6 +63,46 @@ class LatestRows:
                 self._insert_or_update(cursor, casts, in_order, candidates)
             if triggers:
                 self._check_written(cursor, casts, latest, triggers)
+
+    def _check_kept(self, cursor: Cursor, first: Sequence[Cast], casts: Sequence[Cast]) -> None:
+        """Raise TargetMismatch if the target cannot hold an earlier change as it is kept.
+
+        Its columns may have changed since: only staged values are checked before publish.
+        """
+        kept = {cast.column.name: cast.target for cast in first}
+        if not (rules := kept_rules(kept, casts)):
+            return
+        cursor.execute(
+            sql.SQL(
+                "select kafka_topic, kafka_partition, kafka_offset, concat_ws(', ', {key}) as key, "
+                "case {columns} end as column_name, case {reasons} end as reason from {kept} "
+                "where not deleted and ({conditions}) order by 1, 2, 3 limit 1"
+            ).format(
+                key=sql.SQL(", ").join(sql.SQL("{}::text").format(sql.Identifier(name)) for name in self.key),
+                columns=sql.SQL(" ").join(
+                    sql.SQL("when {} then {}").format(rule.condition, sql.Literal(rule.column))
+                    for rule in rules
+                ),
+                reasons=sql.SQL(" ").join(
+                    sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in rules
+                ),
+                kept=KEPT,
+                conditions=sql.SQL(" or ").join(sql.SQL("({})").format(rule.condition) for rule in rules),
+            )
+        )
+        if (row := cursor.fetchone()) is not None:
+            topic, partition, offset, key, column, reason = row
+            raise TargetMismatch(
+                f"target {self.target.spec}, column {column}: it cannot hold an earlier change that is the latest "
+                f"one of its key, ({', '.join(self.key)}) = ({key}), {topic}[{partition}] offset {offset} in "
+                f"{self.changes.table.spec}: {reason}. Nothing was written. Give the column a type that holds the "
+                f"value, such as {kept[column].sql_name}, or replay that offset first, which rejects the change.",
+                column=column,
+                topic=topic,
+                partition=partition,
+                from_offset=offset,
+                until_offset=offset + 1,
+            )
 
     def _insert_new(
         self, cursor: Cursor, casts: Sequence[Cast], latest: sql.Composable, candidates: sql.Composable
