@@ -9,6 +9,7 @@ import pytest
 from psycopg2 import sql
 
 from exactbatch import Aggregate, Append, Count, Max, Min, OffsetRange, Pipeline, Sum, Upsert
+from exactbatch.audit.derived import difference
 from exactbatch.errors import ConfigurationError, PostgresUnavailable, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.tables.target import TargetTable
@@ -547,6 +548,67 @@ def test_the_default_operators_of_a_type_are_allowed(db, column):
     db.execute("create type s as range (subtype = text); create table u (id s primary key)")
     with transaction(db.connection) as cursor:
         check_unique(cursor, TargetTable("public.u"), ("id",))
+
+
+GREATEST = Aggregate("public.t", group_by=("id",), aggregates={"n": Count(), "v": Max("v")})
+
+
+@pytest.mark.parametrize(
+    ("column", "narrower", "wide"),
+    [("v", "numeric(10,2)", "1.2345"), ("v", "int", "1.5"), ("id", "numeric(10,2)", "1.2345")],
+)
+def test_a_result_that_the_target_cannot_hold_any_more_is_refused(db, batches, column, narrower, wide):
+    """The partial results are of a time when the pipeline had a wider type."""
+    made = batches("id numeric, v numeric", GREATEST)
+    made.run(("1", "1"), ("2", "0"))
+    types = {"id": "numeric", "v": "numeric"} | {column: narrower}
+    made.pipeline = batches(f"id {types['id']}, v {types['v']}", GREATEST).pipeline
+    made.columns = made.pipeline.value.columns
+    db.execute(f"alter table t alter {column} type {narrower}")
+    made.run(("1", "0"))
+    assert stale(made) == 0
+    db.execute(f"update t_partial set {column} = {wide} where batch_id = 1 and id = 1")
+    before = db.rows("select * from t order by 1")
+    said = f"column {column}: it cannot hold the result of the group .*, which .*t_partial.* keeps as numeric"
+    with pytest.raises(TargetMismatch, match=said):
+        # A group of a narrower type is affected only where a replay retracts it.
+        made.run(("1", "0")) if column == "v" else made.replay((0, 0, 2))
+    assert db.rows("select * from t order by 1") == before
+    db.execute(f"update t set {column} = {wide} where id = 1")
+    assert stale(made) > 0
+
+
+def stale(made: Batches) -> int:
+    """How many rows the audit finds."""
+    sink = made.pipeline.sink
+    with transaction(made.connection) as cursor:
+        types = [
+            {name: column.type for name, column in table.columns(cursor).items()}
+            for table in (sink.tables[-1], sink.lineage_table.table)
+        ]
+        comparison = sink.compare_target(made.columns, *types)
+        cursor.execute(
+            sql.SQL("with expected as ({}), actual as ({}) {}").format(
+                comparison.expected, comparison.actual, difference(comparison)
+            )
+        )
+        return int(cursor.fetchone()[0])
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("alter v type numeric(10,2)", "column v: expected type numeric, .* found numeric.10,2"),
+        ('alter id type text collate "loose"', "column id: its collation loose makes different texts equal"),
+    ],
+)
+def test_partial_results_that_would_be_rounded_or_grouped_otherwise_are_refused(db, batches, statement, said):
+    db.execute(LOOSE)
+    made = batches("id text, v numeric", GREATEST)
+    made.run(("a", "1.5"))
+    db.execute(f"alter table t_partial {statement}")
+    with pytest.raises(TargetMismatch, match=f"t_partial.*, {said}"):
+        made.run(("a", "1.2345"))
 
 
 def test_a_replay_of_many_ranges_reads_the_target_once(db, batches):

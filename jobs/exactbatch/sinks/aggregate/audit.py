@@ -17,8 +17,11 @@ from exactbatch.sinks.base import Comparison
 from exactbatch.sinks.ledger_conditions import committed_batches, has_committed_replay
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.values.audited_casts import lost
 from exactbatch.sinks.values.null_safe_groups import column_list, same_group
 
+# True of a result that the target's types cannot hold.
+_LOST: Final = sql.Identifier("exactbatch Lost")
 _KAFKA_TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 
 
@@ -29,6 +32,7 @@ def compare_with_partials(
     aggregates: Mapping[str, AggregateFunction],
     finality: WindowFinality | None,
     types: Mapping[str, str],
+    partial_types: Mapping[str, str],
 ) -> Comparison:
     """Compare the target with the merged partial results. `types` are those of the target's columns.
 
@@ -44,15 +48,21 @@ def compare_with_partials(
         name: function.over_partials(sql.Identifier(name), types[name])
         for name, function in aggregates.items()
     }
+    losses = [
+        loss
+        for name, value in results.items()
+        if name in partial_types and (loss := lost(value, partial_types[name], types[name])) is not None
+    ]
     compared, names = [*aggregates], [*group_columns, *aggregates]
-    also_wrong = None
+    wrong: list[sql.Composable] = [sql.SQL("m.{}").format(_LOST)] if losses else []
     if finality is not None:
         results["final"] = _is_final(finality)
         compared.append("final")
         names += own
-        also_wrong = _impossible_revisions(target, finality)
-    expected = sql.SQL("select {groups}, {results} from {partials} group by {groups}").format(
+        wrong.append(_impossible_revisions(target, finality))
+    expected = sql.SQL("select {groups}, {results}{lost} from {partials} group by {groups}").format(
         groups=column_list(group_columns),
+        lost=sql.SQL(", {} as {}").format(sql.SQL(" or ").join(losses), _LOST) if losses else sql.SQL(""),
         results=sql.SQL(", ").join(
             sql.SQL("({})::{} as {}").format(value, sql.SQL(types[name]), sql.Identifier(name))
             for name, value in results.items()
@@ -65,7 +75,7 @@ def compare_with_partials(
         actual_count=sql.SQL("select count(*) from {}").format(target.identifier),
         same_row=same_group(group_columns, "m", "t"),
         compared=compared,
-        also_wrong=also_wrong,
+        also_wrong=sql.SQL(" or ").join(wrong) if wrong else None,
     )
 
 

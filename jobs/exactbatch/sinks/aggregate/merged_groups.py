@@ -15,6 +15,7 @@ from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.values.byte_equality import differs, has_one_image
+from exactbatch.sinks.values.kept_values import kept_rules
 from exactbatch.sinks.values.null_safe_groups import column_list, same_group
 
 _OBSOLETE: Final = sql.Identifier("exactbatch_obsolete")
@@ -29,8 +30,12 @@ class MergedGroups:
     finality: WindowFinality | None
 
     def derive(self, cursor: Cursor, columns: Sequence[Column]) -> None:
-        """Bring the rows of the affected groups up to date; partials.merge() has merged them."""
+        """Bring the rows of the affected groups up to date; partials.merge() has merged them.
+
+        Raises TargetMismatch if the target refuses or alters a row, or cannot hold a result.
+        """
         results = self.partials.result_columns(columns)
+        self._check_fit(cursor, results)
         group_columns = self.partials.group_columns
         # Equal values of a group can look different; the row has the one that represents them all.
         written = [
@@ -97,6 +102,49 @@ class MergedGroups:
         )
         if triggers:
             self._check_written(cursor, results, triggers)
+
+    def _check_fit(self, cursor: Cursor, results: Sequence[Column]) -> None:
+        """Raise TargetMismatch if the target cannot hold a result, because the partial results have wider types."""
+        partial = self.partials.table.table
+        kept = {cast.column.name: cast.target for cast in partial.casts(cursor, results)}
+        rules = kept_rules(kept, self.target.casts(cursor, results))
+        groups = self.partials.group_columns
+        # A group without a result any more is deleted, and must not become another one either.
+        for rows, checked in (
+            (MERGED, rules),
+            (AFFECTED, [rule for rule in rules if rule.column in groups]),
+        ):
+            if not checked:
+                continue
+            cursor.execute(
+                sql.SQL(
+                    "select concat_ws(', ', {groups}) as key, case {columns} end as column_name, "
+                    "case {reasons} end as reason from {rows} where {conditions} limit 1"
+                ).format(
+                    groups=sql.SQL(", ").join(
+                        sql.SQL("coalesce({}::text, 'null')").format(sql.Identifier(name)) for name in groups
+                    ),
+                    columns=sql.SQL(" ").join(
+                        sql.SQL("when {} then {}").format(rule.condition, sql.Literal(rule.column))
+                        for rule in checked
+                    ),
+                    reasons=sql.SQL(" ").join(
+                        sql.SQL("when {} then {}").format(rule.condition, rule.reason) for rule in checked
+                    ),
+                    rows=rows,
+                    conditions=sql.SQL(" or ").join(
+                        sql.SQL("({})").format(rule.condition) for rule in checked
+                    ),
+                )
+            )
+            if (row := cursor.fetchone()) is not None:
+                group, column, reason = row
+                raise TargetMismatch(
+                    f"target {self.target.spec}, column {column}: it cannot hold the result of the group "
+                    f"({', '.join(groups)}) = ({group}), which {partial.spec} keeps as {kept[column].sql_name}: "
+                    f"{reason}. Nothing was written. Give the target's column that type.",
+                    column=column,
+                )
 
     def _check_written(self, cursor: Cursor, results: Sequence[Column], triggers: str) -> None:
         """Check that the affected groups' rows are as they were computed: a trigger may alter or drop them."""

@@ -14,7 +14,7 @@ from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED, retract_affecting
 from exactbatch.sinks.tables.counted_writes import write_rows
 from exactbatch.sinks.tables.lineage_table import LINEAGE, LineageTable, Part
-from exactbatch.sinks.tables.target_checks import check_companion
+from exactbatch.sinks.tables.target_checks import check_collations, check_companion
 from exactbatch.sinks.tables.target_definition import Evolve
 from exactbatch.sinks.values.byte_equality import has_one_image
 from exactbatch.sinks.values.null_safe_groups import column_list, group_hash, same_group
@@ -49,7 +49,7 @@ class PartialResults:
 
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve) -> None:
         """Create the table if it is missing, and otherwise check its columns."""
-        if self.table.prepare(cursor, (*self.result_columns(columns), RECORDS), evolve=evolve):
+        if self.table.prepare(cursor, (*self.result_columns(columns), RECORDS), evolve=evolve, exact=True):
             # Nulls are equal in the hash of a record, and in no other index that a join can use.
             cursor.execute(
                 sql.SQL("create index on {} ({})").format(
@@ -57,6 +57,7 @@ class PartialResults:
                 )
             )
         check_companion(cursor, self.table.table)
+        check_collations(cursor, self.table.table, self.group_columns)
 
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete the partial results of the batches whose results stand for ranges; return how many staged rows

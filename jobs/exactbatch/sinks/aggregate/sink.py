@@ -280,7 +280,7 @@ class Aggregate(SinkDefaults):
         self,
         columns: Sequence[Column] | None,  # noqa: ARG002
         target_types: Mapping[str, str],
-        lineage_types: Mapping[str, str],  # noqa: ARG002
+        lineage_types: Mapping[str, str],
     ) -> Comparison:
         """Compare each row of the target with the partial results of its group."""
         return compare_with_partials(
@@ -290,6 +290,7 @@ class Aggregate(SinkDefaults):
             self.aggregates,
             self.finality,
             target_types,
+            lineage_types,
         )
 
     def compare_batches(

@@ -81,12 +81,13 @@ class LineageTable:
         columns: Sequence[Column],
         *,
         evolve: Evolve = "refuse",
+        exact: bool = False,
         partition_by: str = "",
     ) -> bool:
         """Create the table if it is missing, and otherwise check its columns; return whether it was missing.
 
-        `partition_by` is the clause with which a new table is created. Raises TargetMismatch, which names the column
-        and both types.
+        With `exact`, no column may need a cast. `partition_by` is the clause with which a new table is created. Raises
+        TargetMismatch, which names the column and both types.
         """
         required = [column.name for column in self.lineage_columns if column.name != "kafka_timestamp"]
         created = prepare_table(
@@ -96,6 +97,7 @@ class LineageTable:
             lineage=self.lineage_columns,
             required=required,
             evolve=evolve,
+            exact=exact,
             partition_by=partition_by,
         )
         if created:
