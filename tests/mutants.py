@@ -1275,6 +1275,20 @@ MUTANTS: Final = (
         (f"{_BY_BATCH}::test_an_audit_that_began_before_a_batch_does_not_see_it",),
     ),
     Mutant(
+        "an open partition belongs to the login that opened it",
+        "sinks/by_batch/staged_partition.py",
+        "    give_to_owner(cursor, target, partition)\n    attach(",
+        "    attach(",
+        (f"{_BY_BATCH}::test_each_partition_belongs_to_the_owner_of_the_target",),
+    ),
+    Mutant(
+        "a merged partition belongs to the login that merged",
+        "sinks/by_batch/merge.py",
+        "        give_to_owner(cursor, self.target, merged)\n",
+        "",
+        (f"{_MERGE}::test_a_merged_partition_belongs_to_the_owner_of_the_target",),
+    ),
+    Mutant(
         "a merge overwrites what a replay did meanwhile",
         "sinks/by_batch/merge.py",
         "        return members if tuple(each.name for each in members) == group.partitions else None\n",

@@ -18,13 +18,14 @@ from exactbatch.batch.staging import stage_partition, staged_pieces
 from exactbatch.batch.staging.stage_partition import PartitionTask, stage_piece
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects
+from exactbatch.columns import Column
 from exactbatch.errors import StagedRowsDiffer, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.sinks.by_batch.parent import check_parent
 from support.batch_runner import LINEAGE, BatchRunner
-from support.partitions import bounds, by_batch, exact, plan_replay
+from support.partitions import bounds, by_batch, exact, owners, plan_replay
 from support.staged_batches import trigger
 from support.topics import record
 
@@ -621,7 +622,7 @@ def test_the_login_must_own_the_target_and_create_tables_beside_it(world, topic,
     world.run(pipeline)
     role = f"role_{topic.name}"
     target = pipeline.sink.tables[-1]
-    world.execute(f"create role {role}")
+    world.execute(f"create role {role}; create role member_{role} in role {role}")
     try:
         with transaction(world.connection) as cursor:
             cursor.execute(f"set local role {role}")
@@ -634,15 +635,44 @@ def test_the_login_must_own_the_target_and_create_tables_beside_it(world, topic,
             cursor.execute(f"set local role {role}")
             with pytest.raises(TargetMismatch, match=f"grant create on schema public to {role}"):
                 check_parent(cursor, target)
+        world.execute(f"grant create on schema public to member_{role}")
+        with transaction(world.connection) as cursor:
+            cursor.execute(f"set local role member_{role}")
+            with pytest.raises(
+                TargetMismatch, match=f"its owner, {role}, may not create tables in the schema"
+            ):
+                check_parent(cursor, target)
         world.execute(f"grant create on schema public to {role}")
         topic.produce(record(9))
         world.run(pipeline)
-        owners = world.rows(
-            "select distinct pg_get_userbyid(c.relowner)::text as owner from pg_class c "
-            "join pg_inherits i on i.inhrelid = c.oid where i.inhparent = %s::regclass",
-            f'"{topic.name}"',
+        assert role in owners(world, topic.name), "a new partition belongs to the owner of the target"
+        assert exact(world, pipeline)
+    finally:
+        world.execute(
+            f"reassign owned by {role} to current_user; drop owned by {role}, member_{role}; "
+            f"drop role {role}, member_{role}"
         )
-        assert (role,) in owners, "a new partition belongs to the owner of the target"
+
+
+def test_each_partition_belongs_to_the_owner_of_the_target(world, topic, make_pipeline):
+    """Whoever ran the batch: another member of that role can then end, merge and alter the partition."""
+    role = f"role_{topic.name}"
+    world.execute(
+        f"create role {role}; grant create on schema public to {role}; "
+        f'create table "{topic.name}" (id int, name text, {LINEAGE}) partition by range (batch_id); '
+        f'alter table "{topic.name}" owner to {role}'
+    )
+    try:
+        pipeline = make_pipeline(topic, sink=by_batch(topic.name, smallest=6))
+        large = world.run(pipeline).batch.batch_id
+        topic.produce(record(9))
+        small = world.run(pipeline).batch.batch_id
+        assert bounds(world, pipeline) == [(large, large + 1), (small, small + 100)]
+        assert owners(world, topic.name) == {role}
+        with transaction(world.connection) as cursor:
+            cursor.execute(f"set local role {role}")
+            columns = (*pipeline.value.columns, Column("note", "text"))
+            pipeline.sink.prepare(cursor, columns, evolve="add")
         assert exact(world, pipeline)
     finally:
         world.execute(f"reassign owned by {role} to current_user; drop owned by {role}; drop role {role}")

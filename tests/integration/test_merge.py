@@ -17,7 +17,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect
 from support.batch_runner import LINEAGE, BatchRunner
-from support.partitions import bounds, by_batch, exact, plan_replay
+from support.partitions import bounds, by_batch, exact, owners, plan_replay
 from support.topics import record
 
 LARGE = 1 << 30
@@ -100,6 +100,18 @@ def test_indexes_constraints_and_defaults_remain(world, topic, make_pipeline):
     topic.produce(record(3))
     world.run(pipeline)
     assert exact(world, pipeline)
+
+
+def test_a_merged_partition_belongs_to_the_owner_of_the_target(world, topic, pipeline):
+    role = f"role_{topic.name}"
+    world.execute(f'create role {role}; alter table "{topic.name}" owner to {role}')
+    try:
+        merge(world, pipeline)
+        assert len(bounds(world, pipeline)) == 1
+        assert owners(world, topic.name) == {role}
+        assert exact(world, pipeline)
+    finally:
+        world.execute(f"reassign owned by {role} to current_user; drop role {role}")
 
 
 @pytest.mark.parametrize("moment", ["merge.after_copy", "merge.before_commit", "merge.after_commit"])

@@ -23,6 +23,17 @@ def bounds(world: BatchRunner, pipeline: Pipeline) -> list[tuple[int | None, int
     return [(each.lower, each.upper) for each in found]
 
 
+def owners(world: BatchRunner, name: str) -> set[str]:
+    """Return the roles that own partitions of a table."""
+    return {
+        owner
+        for (owner,) in world.rows(
+            "select pg_get_userbyid(c.relowner)::text from pg_class c join pg_inherits i on i.inhrelid = c.oid "
+            "where i.inhparent = %s::regclass", f'"{name}"'
+        )
+    }  # fmt: skip
+
+
 def plan_replay(world: BatchRunner, pipeline: Pipeline, **request: Any) -> int:
     """Plan a replay; return its batch ID."""
     asked = ReplayRequest(**request)

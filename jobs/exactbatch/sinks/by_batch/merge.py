@@ -23,7 +23,13 @@ from exactbatch.sinks.by_batch.partitions import (
     partition_of,
     partitions_of,
 )
-from exactbatch.sinks.by_batch.staged_partition import BOUND, bound_of, build_indexes, create_like
+from exactbatch.sinks.by_batch.staged_partition import (
+    BOUND,
+    bound_of,
+    build_indexes,
+    create_like,
+    give_to_owner,
+)
 from exactbatch.sinks.tables.target import TargetTable
 
 _TRIES: Final = 4
@@ -100,6 +106,7 @@ class PartitionMerger:
                     merged.identifier, sql.Identifier(key.name), sql.SQL(key.definition)
                 )
             )
+        give_to_owner(cursor, self.target, merged)
         cursor.execute(sql.SQL("analyze {}").format(merged.identifier))
         return rows
 

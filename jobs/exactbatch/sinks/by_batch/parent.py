@@ -15,7 +15,9 @@ select c.relkind = 'p' as is_partitioned,
        p.partstrat = 'r' and p.partnatts = 1 and a.attname = 'batch_id' as is_by_batch,
        nullif(p.partdefid, 0)::regclass::text as default_partition,
        pg_has_role(c.relowner, 'usage') as is_owner, quote_ident(pg_get_userbyid(c.relowner)) as owner,
-       has_schema_privilege(c.relnamespace, 'create') as may_create, quote_ident(current_user) as login
+       has_schema_privilege(c.relnamespace, 'create') as may_create, quote_ident(current_user) as login,
+       has_schema_privilege(c.relowner, c.relnamespace, 'create')
+           or (select rolsuper from pg_roles where rolname = current_user) as may_own
 from pg_class c
 left join pg_partitioned_table p on p.partrelid = c.oid
 left join pg_attribute a on a.attrelid = c.oid and a.attnum = p.partattrs[0]
@@ -81,6 +83,13 @@ def check_parent(cursor: Cursor, table: TargetTable) -> None:
         raise TargetMismatch(
             f"{where}: the login {parent.login} may not create tables in the schema {schema}, where the partitions "
             f"belong. Nothing was written. As its owner: grant create on schema {schema} to {parent.login};"
+        )
+    if not parent.may_own:
+        schema = table.name[0]
+        raise TargetMismatch(
+            f"{where}: its owner, {parent.owner}, may not create tables in the schema {schema}, and each partition is "
+            f"to belong to that role. Nothing was written. As the schema's owner: grant create on schema {schema} to "
+            f"{parent.owner};"
         )
     for name, is_via_root, _ in publications(cursor, table):
         if not is_via_root:

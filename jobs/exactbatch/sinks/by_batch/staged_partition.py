@@ -173,8 +173,6 @@ def build_indexes(cursor: Cursor, target: TargetTable, table: sql.Composable) ->
 
 def move(cursor: Cursor, target: TargetTable, table: sql.Identifier, partition: Partition) -> None:
     """Give a staged table the name, the schema and the owner of a partition of the target."""
-    cursor.execute(_STORAGE, (target.identifier.as_string(cursor),))
-    owner = cursor.fetchone().owner
     try:
         cursor.execute(sql.SQL("alter table {} rename to {}").format(table, sql.Identifier(partition.name)))
         staged = sql.Identifier(table.strings[0], partition.name)
@@ -183,6 +181,13 @@ def move(cursor: Cursor, target: TargetTable, table: sql.Identifier, partition: 
         )
     except psycopg2.errors.DuplicateTable:
         raise name_taken(target, partition) from None
+    give_to_owner(cursor, target, partition)
+
+
+def give_to_owner(cursor: Cursor, target: TargetTable, partition: Partition) -> None:
+    """Let a complete partition belong to the owner of the target: other members of that role change it, too."""
+    cursor.execute(_STORAGE, (target.identifier.as_string(cursor),))
+    owner = cursor.fetchone().owner
     if owner is not None:
         cursor.execute(
             sql.SQL("alter table {} owner to {}").format(partition.identifier, sql.Identifier(owner))
@@ -197,5 +202,6 @@ def create_partition(cursor: Cursor, target: TargetTable, lower: int, upper: int
         build_indexes(cursor, target, partition.identifier)
     except psycopg2.errors.DuplicateTable:
         raise name_taken(target, partition) from None
+    give_to_owner(cursor, target, partition)
     attach(cursor, target, partition)
     return partition
