@@ -1289,6 +1289,16 @@ MUTANTS: Final = (
         (f"{_MERGE}::test_a_merged_partition_belongs_to_the_owner_of_the_target",),
     ),
     Mutant(
+        "a merge needs more locks than the server has",
+        "sinks/by_batch/merge.py",
+        "            or len(group.partitions) == _MOST_PARTITIONS\n",
+        "",
+        (
+            "tests/unit/test_merged_partitions.py"
+            "::test_a_transaction_exchanges_100_partitions_at_most_and_the_next_merge_goes_on",
+        ),
+    ),
+    Mutant(
         "a merge overwrites what a replay did meanwhile",
         "sinks/by_batch/merge.py",
         "        return members if tuple(each.name for each in members) == group.partitions else None\n",

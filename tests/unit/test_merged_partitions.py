@@ -42,6 +42,26 @@ def test_partitions_that_take_more_rows_or_have_no_bound_are_left():
     assert (group.lower, group.upper, group.partitions, group.bytes) == (1, 3, ("p1", "p2"), 2)
 
 
+def test_a_transaction_exchanges_100_partitions_at_most_and_the_next_merge_goes_on():
+    sizes = [(each, 1) for each in partitions(*((number, number + 1) for number in range(2101)))]
+    counts = []
+    while groups := groups_of(sizes, planned=(), below=9999, max_bytes=1 << 29):
+        assert max(len(group.partitions) for group in groups) <= 100
+        names = {name for group in groups for name in group.partitions}
+        merged = [
+            (partition, group.bytes)
+            for group in groups
+            for partition in partitions((group.lower, group.upper))
+        ]
+        sizes = sorted(
+            [*merged, *(each for each in sizes if each[0].name not in names)],
+            key=lambda sized: sized[0].lower or 0,
+        )
+        counts.append(len(sizes))
+    assert counts == [22, 1]
+    assert sizes[0][1] == 2101
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 6)), max_size=12),
     st.sets(st.integers(0, 60), max_size=4),

@@ -33,6 +33,8 @@ from exactbatch.sinks.by_batch.staged_partition import (
 from exactbatch.sinks.tables.target import TargetTable
 
 _TRIES: Final = 4
+# The exchange locks each partition with its indexes, and the server's table of locks has some 6,400 places by default.
+_MOST_PARTITIONS: Final = 100
 _SIZES: Final = "select oid::bigint as oid, pg_table_size(oid) as bytes from unnest(%s::oid[]) oid"
 _COLUMNS: Final = """
 select attname::text from pg_attribute
@@ -63,8 +65,9 @@ class PartitionMerger:
     ) -> list[MergeGroup]:
         """Return which neighbouring partitions to merge, none of which has rows of batches from `below` on.
 
-        A merged partition has at most so many bytes, and none of the `planned` batches will belong into it. Raises
-        TargetMismatch if merging would have an effect beyond the target.
+        A merged partition has at most so many bytes, and none of the `planned` batches will belong into it. It takes
+        the place of 100 partitions at most; the next merge combines it with others. Raises TargetMismatch if merging
+        would have an effect beyond the target.
         """
         self._check(cursor)
         partitions = partitions_of(cursor, self.target)
@@ -174,6 +177,7 @@ def groups_of(
         if (
             group is None
             or group.bytes + size > max_bytes
+            or len(group.partitions) == _MOST_PARTITIONS
             or any(group.lower <= batch_id < upper for batch_id in planned)
         ):
             group = MergeGroup(lower, upper, (partition.name,), size)
