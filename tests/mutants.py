@@ -1289,6 +1289,16 @@ MUTANTS: Final = (
         (f"{_MERGE}::test_a_merged_partition_belongs_to_the_owner_of_the_target",),
     ),
     Mutant(
+        "a publish waits for the partitions of a target that it has locked",
+        "sinks/tables/target.py",
+        "lock table only {} in share update exclusive mode{}",
+        "lock table only {0} in row exclusive mode{1}; lock table only {0} in share update exclusive mode{1}",
+        (
+            f"{_BY_BATCH}"
+            "::test_a_replay_that_drops_a_partition_and_another_pipeline_publish_one_after_the_other",
+        ),
+    ),
+    Mutant(
         "a merge needs more locks than the server has",
         "sinks/by_batch/merge.py",
         "            or len(group.partitions) == _MOST_PARTITIONS\n",

@@ -23,6 +23,7 @@ from exactbatch.errors import StagedRowsDiffer, TargetMismatch, TooManyRejects
 from exactbatch.ledger import Ledger
 from exactbatch.planning.request import RequestedRange
 from exactbatch.postgres.connection import connect, transaction
+from exactbatch.sinks.by_batch.layout import ByBatch
 from exactbatch.sinks.by_batch.parent import check_parent
 from support.batch_runner import LINEAGE, BatchRunner
 from support.partitions import bounds, by_batch, exact, owners, plan_replay
@@ -557,6 +558,43 @@ def test_two_pipelines_share_a_target(world, make_topic, make_pipeline):
     )
     assert len(bounds(world, pipelines[0])) == 3
     assert all(exact(world, each) for each in pipelines)
+
+
+@pytest.mark.parametrize("smallest", [0, 100], ids=["attached", "inserted"])
+def test_a_replay_that_drops_a_partition_and_another_pipeline_publish_one_after_the_other(
+    world, settings, make_topic, make_pipeline, monkeypatch, smallest
+):
+    first, second = make_topic(), make_topic()
+    first.produce(record(1))
+    second.produce(record(2))
+    replayed = make_pipeline(first, sink=by_batch("shared"), name="replayed")
+    other = make_pipeline(second, sink=by_batch("shared", smallest=smallest), name="other")
+    old = world.run(replayed).batch.batch_id
+    replay, advance = plan_replay(world, replayed, batch_ids=(old,)), world.plan(other)
+    drop = ByBatch.drop_batches
+    with ThreadPoolExecutor(1) as pool:
+        started: list[Any] = []
+
+        def drop_while_the_other_waits(*arguments: Any) -> None:
+            started.append(pool.submit(world.process, other, advance))
+            watching = connect(settings.postgres, application="tests")
+            with watching, watching.cursor() as cursor:
+                waits = 0
+                while not waits:
+                    assert not started[0].done()
+                    cursor.execute(
+                        "select count(*) from pg_locks where not granted and locktype = 'relation'"
+                    )
+                    waits = cursor.fetchone()[0]
+            watching.close()
+            drop(*arguments)
+
+        monkeypatch.setattr(ByBatch, "drop_batches", drop_while_the_other_waits)
+        world.process(replayed, replay)
+        started[0].result()
+    assert old not in [lower for lower, _ in bounds(world, replayed)], "the partition is dropped"
+    assert exact(world, replayed)
+    assert exact(world, other)
 
 
 def test_an_open_partition_of_another_pipeline_that_covers_the_batch_fails_the_try(

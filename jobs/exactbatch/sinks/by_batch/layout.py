@@ -17,7 +17,6 @@ from exactbatch.sinks.by_batch.partitions import (
     detach_and_drop,
     end_before,
     lock_alone,
-    lock_bounds,
     partitions_of,
     range_from,
 )
@@ -90,8 +89,10 @@ class ByBatch:
         return True
 
     def ensure_partition(self, cursor: Cursor, staged: StagedRows) -> None:
-        """Create a partition for staged rows that are about to be inserted, unless there is one."""
-        lock_bounds(cursor, self.target)
+        """Create a partition for staged rows that are about to be inserted, unless there is one.
+
+        The caller has locked the definition of the target.
+        """
         partitions = partitions_of(cursor, self.target)
         if covering(partitions, staged.batch_id) is None:
             batches = 1 if self._is_large(cursor, staged) else OPEN_PARTITION

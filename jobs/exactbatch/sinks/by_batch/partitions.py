@@ -100,11 +100,6 @@ def partition_of(table: TargetTable, lower: int, upper: int) -> Partition:
     return Partition(schema, start + suffix, lower, upper)
 
 
-def lock_bounds(cursor: Cursor, table: TargetTable) -> None:
-    """Keep others from adding partitions until the transaction ends. Others may read and write rows."""
-    cursor.execute(sql.SQL("lock table only {} in share update exclusive mode").format(table.identifier))
-
-
 def attach(cursor: Cursor, table: TargetTable, partition: Partition) -> None:
     """Attach a table as a partition. Readers and writers of the target do not wait."""
     cursor.execute(

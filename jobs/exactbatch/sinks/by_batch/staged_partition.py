@@ -21,7 +21,6 @@ from exactbatch.sinks.by_batch.partitions import (
     Partition,
     attach,
     covering,
-    lock_bounds,
     name_taken,
     partition_of,
     partitions_of,
@@ -78,11 +77,10 @@ class StagedPartition:
         build_indexes(cursor, self.target, table)
 
     def publish(self, cursor: Cursor, table: sql.Identifier) -> None:
-        """Make the table a partition of the target.
+        """Make the table a partition of the target, whose definition the caller has locked.
 
         Raises StagedRowsDiffer, retryable, if the target has changed so that the rows must be inserted instead.
         """
-        lock_bounds(cursor, self.target)
         partition = self._partition
         other = covering(partitions_of(cursor, self.target), self.batch_id)
         obstacle = (
@@ -195,7 +193,7 @@ def give_to_owner(cursor: Cursor, target: TargetTable, partition: Partition) -> 
 
 
 def create_partition(cursor: Cursor, target: TargetTable, lower: int, upper: int) -> Partition:
-    """Create an empty partition for the batch IDs [lower, upper). The caller holds lock_bounds()."""
+    """Create an empty partition for the batch IDs [lower, upper). The caller has locked the target's definition."""
     partition = partition_of(target, lower, upper)
     try:
         create_like(cursor, target, partition.identifier)

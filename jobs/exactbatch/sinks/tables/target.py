@@ -97,13 +97,16 @@ class TargetTable:
     def lock_definition(self, cursor: Cursor, *, wait: bool = True) -> None:
         """Prevent changes to the table's definition until the transaction ends. Others may write rows.
 
+        With `changes_partitions`, others do not add or drop partitions either. The lock must be the first on the
+        table: a session that holds a weaker one and waits for this one is in the way of the session that has it.
+
         Without `wait`, raises psycopg2's LockNotAvailable if another session holds or wants a conflicting lock.
         """
         nowait = sql.SQL("" if wait else " nowait")
-        only = sql.SQL("only" if self.changes_partitions else "")
-        cursor.execute(
-            sql.SQL("lock table {} {} in row exclusive mode{}").format(only, self.identifier, nowait)
-        )
+        statement = sql.SQL("lock table {} in row exclusive mode{}")
+        if self.changes_partitions:
+            statement = sql.SQL("lock table only {} in share update exclusive mode{}")
+        cursor.execute(statement.format(self.identifier, nowait))
 
     def exists(self, cursor: Cursor) -> bool:
         """True if the table exists. Raises TargetMismatch if something else has its name."""
