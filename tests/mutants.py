@@ -1073,6 +1073,16 @@ MUTANTS: Final = (
         ("tests/unit/test_kafka_client.py::test_a_client_id_that_breaks_the_statistics_is_refused",),
     ),
     Mutant(
+        "a large batch in small pieces does not take the fast path",
+        "batch/rows/fast_path.py",
+        "max(len(task.range), task.slot_offsets)",
+        "len(task.range)",
+        (
+            "tests/unit/test_fast_path_availability.py"
+            "::test_a_worker_that_reads_many_pieces_loads_the_code_for_all_of_them",
+        ),
+    ),
+    Mutant(
         "an error leaves the consumer to the garbage collector",
         "batch/rows/arrow_copy.py",
         "    with closing(rows):",

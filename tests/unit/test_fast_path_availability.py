@@ -1,10 +1,13 @@
 """The fast path is harmless where it is absent or cannot be compiled, and right wherever its code comes from."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from exactbatch.batch.rows import fast_path
 from exactbatch.compiled import availability
 from exactbatch.errors import ConfigurationError
 from support.new_process import run
@@ -130,3 +133,14 @@ def test_machine_code_that_gives_another_row_is_not_used(monkeypatch: Any):
 def test_a_driver_does_not_import_numba():
     code = "import sys, exactbatch.batch.job, exactbatch.batch.staging.stage_partition; print('numba' in sys.modules)"
     assert run(code).stdout == "False\n"
+
+
+@pytest.mark.parametrize(("slot_offsets", "expected"), [(0, 10), (200_000, 200_000)])
+def test_a_worker_that_reads_many_pieces_loads_the_code_for_all_of_them(
+    monkeypatch: pytest.MonkeyPatch, slot_offsets: int, expected: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(fast_path, "pays", lambda offsets: bool(asked.append(offsets)))
+    task = SimpleNamespace(range=range(10), slot_offsets=slot_offsets)
+    assert fast_path.encoder_for(task, pa.schema([]), {}) is None  # type: ignore[arg-type]
+    assert asked == [expected]

@@ -321,6 +321,7 @@ def _process_ranges(
                 postgres=settings.postgres,
                 seen=seen,
                 cluster_id=cluster_id,
+                slot_offsets=sum(map(len, ranges)) // executors.parallelism,
             )
             for range_ in ranges
         ]

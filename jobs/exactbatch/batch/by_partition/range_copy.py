@@ -48,6 +48,7 @@ class RangeTask:
     postgres: str = field(repr=False)
     seen: tuple[Fact, ...] = field(repr=False)
     cluster_id: str | None = None
+    slot_offsets: int = 0  # how many offsets of the batch each slot of Spark reads
 
     @property
     def key(self) -> tuple[int, str, int, int]:

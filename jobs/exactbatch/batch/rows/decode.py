@@ -35,7 +35,7 @@ class ReadTask(Protocol):
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
     `cluster_id` is the Kafka cluster of the plan. Reading ends when there are more rejects than `max_rejects`.
-    `read_timeout` is in seconds.
+    `read_timeout` is in seconds. `slot_offsets` is how many offsets of the batch each slot of Spark reads.
     """
 
     @property
@@ -48,6 +48,8 @@ class ReadTask(Protocol):
     def kafka(self) -> Mapping[str, Any]: ...
     @property
     def read_timeout(self) -> float: ...
+    @property
+    def slot_offsets(self) -> int: ...
     @property
     def value(self) -> Format | WithMessage: ...
     @property

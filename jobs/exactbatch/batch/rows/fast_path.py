@@ -17,7 +17,8 @@ def encoder_for(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int])
 
     `constants` are the values of bigint columns of the schema that are the same for all rows.
     """
-    if not pays(len(task.range)) or not is_available():
+    # A worker loads the code once, and reads several ranges one after the other.
+    if not pays(max(len(task.range), task.slot_offsets)) or not is_available():
         return None
     from exactbatch.batch.rows.row_encoder import row_encoder  # imports numba
 

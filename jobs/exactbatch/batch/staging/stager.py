@@ -66,6 +66,7 @@ def stage_tasks(
             max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
             read_timeout=pipeline.read_timeout,
             cluster_id=cluster_id,
+            slot_offsets=sum(map(len, ranges)) // parallelism,
         )
         for piece in split(ranges, parts=parts, smallest=_SMALLEST_PIECE)
     ]

@@ -20,7 +20,7 @@ class StageTask:
 
     `leader_epoch` is the epoch up to which the log was processed at the start of the range, if it is known;
     `columns` are those of a staged row without its lineage; `cluster_id` is the Kafka cluster of the plan.
-    Timeouts are in seconds.
+    Timeouts are in seconds; `slot_offsets` is how many offsets of the batch each slot of Spark reads.
     """
 
     range: OffsetRange
@@ -34,6 +34,7 @@ class StageTask:
     max_rejects: int
     read_timeout: float
     cluster_id: str | None = None
+    slot_offsets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
