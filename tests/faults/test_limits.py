@@ -30,6 +30,7 @@ from support.environment import LONG
 from support.faults.drivers import BatchLauncher, Driver
 from support.faults.worker_memory import each_in_turn, peak_of
 from support.topics import Topic, record
+from support.waiting import wait_for
 
 log = logging.getLogger(__name__)
 MakeTopic = Callable[..., Topic]
@@ -66,9 +67,9 @@ def watching(look: Callable[[], None]) -> Iterator[None]:
 
 @pytest.mark.parametrize("commit", ["batch", "partition"] if LONG else ["batch"])
 def test_connections_are_capped_however_many_partitions_and_slots_there_are(
-    world, make_topic, make_pipeline, commit
+    world, make_topic, make_pipeline, tmp_path, commit
 ):
-    """Many more ranges than slots, each with 100 records of 1 kB."""
+    """Many more ranges than slots, each with 100 records of 1 kB. The first tasks wait for each other."""
     topic = make_topic(PARTITIONS)
     for partition in range(PARTITIONS):
         for number in range(100):
@@ -97,12 +98,22 @@ def test_connections_are_capped_however_many_partitions_and_slots_there_are(
         for name, count in {**found, "all": sum(found.values())}.items():
             most[name] = max(most[name], count)
 
-    driver = world.launch(pipeline, batch_id)
+    gate, writing = tmp_path / "go", tmp_path / "go.held"
+    moment = "stage.before_copy_commit" if commit == "batch" else "partition.before_commit"
+    driver = world.launch(pipeline, batch_id, f"{moment}=hold:{gate}")
     with watching(look):
+        wait_for(
+            lambda: writing.exists() and len(set(writing.read_text().split())) == CONNECTIONS,
+            "tasks that write",
+            driver=driver,
+            timeout=100,
+        )
+        wait_for(lambda: most["exactbatch task"] == CONNECTIONS, "their connections", timeout=10)
+        gate.touch()
         assert driver.wait() == 0, driver.output
     watcher.close()
     # Postgres still shows a connection for a moment after the task has closed it and opened the next one.
-    assert CONNECTIONS <= most["exactbatch task"] < 2 * CONNECTIONS
+    assert most["exactbatch task"] < 2 * CONNECTIONS
     assert most["all"] < 2 * CONNECTIONS + 2
     world.assert_exact(pipeline, rows=PARTITIONS * 100)
 
