@@ -1,6 +1,8 @@
 """How the tasks of a batch are shared among Spark tasks, and what these return to the driver."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any, Final, Protocol, TypeVar
 
 from pyspark import TaskContext
@@ -38,6 +40,17 @@ def run_share(work: Callable[[Sequence[Task], int], Any], share: Sequence[Task])
     """Run one Spark task's share of a batch, on an executor; yield the outcomes of each group."""
     for group in grouped(share):
         yield dump(work(group, attempt_id()))
+    _freeze()
+
+
+@cache
+def _freeze() -> None:
+    """Exempt the objects of imported modules from garbage collection.
+
+    Spark's worker collects garbage after every task. With these objects that takes up to 0.1 s, a third of the time
+    that 100,000 records take.
+    """
+    gc.freeze()
 
 
 def grouped(share: Sequence[Task]) -> list[list[Task]]:
