@@ -1,17 +1,20 @@
 """What compiled code stages is what ADBC stages, whatever is left to the strict decoder and wherever it is killed."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from psycopg2 import sql
 
 from exactbatch import Append, Json, Pipeline, Upsert
 from exactbatch.batch.staging import stage as stage_module
-from exactbatch.batch.staging.stage import stage
+from exactbatch.batch.staging.stage import decode_range, stage, stage_rows
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.batch.staging.task import Staged, StageTask
+from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import StagedRowsDiffer
 from exactbatch.ledger import Ledger
@@ -38,8 +41,8 @@ def topic(make_topic: Any) -> Topic:
     return topic
 
 
-def staged_by(world: BatchRunner, pipeline: Pipeline, monkeypatch: Any) -> tuple[StageTask, Staged, Staged]:
-    """The task of the topic's range, and what its attempts 1, with ADBC, and 2, with compiled code, did."""
+def task_of(world: BatchRunner, pipeline: Pipeline) -> StageTask:
+    """The task of the topic's range, whose staging tables exist."""
     batch_id = world.plan(pipeline)
     tables = StagingTables(batch_id, 7)
     with transaction(world.connection) as cursor:
@@ -47,6 +50,12 @@ def staged_by(world: BatchRunner, pipeline: Pipeline, monkeypatch: Any) -> tuple
         create_rejects(cursor, tables)
         create_rows(cursor, tables, pipeline.sink.staged_columns(pipeline.value.columns))
     (task,) = stage_tasks(pipeline, ranges, {}, tables, world.settings, 1)
+    return task
+
+
+def staged_by(world: BatchRunner, pipeline: Pipeline, monkeypatch: Any) -> tuple[StageTask, Staged, Staged]:
+    """The task of the topic's range, and what its attempts 1, with ADBC, and 2, with compiled code, did."""
+    task = task_of(world, pipeline)
     outcomes = []
     for attempt, value in ((1, "off"), (2, "0")):
         monkeypatch.setenv(VARIABLE, value)
@@ -100,6 +109,26 @@ def test_both_paths_stage_the_same_rows_and_rejects(world, topic, make_pipeline,
     assert differences(world, task.tables.rejects) == 0
 
 
+def test_both_paths_give_a_transform_the_same_records_and_stage_its_rows(
+    world, topic, make_pipeline, monkeypatch
+):
+    pipeline = make_pipeline(topic, value=Json(_SCHEMA), max_rejects=1.0)
+    task, columns = task_of(world, pipeline), pipeline.sink.staged_columns(pipeline.value.columns)
+    decoded = []
+    for attempt, value in ((1, "off"), (2, "0")):
+        monkeypatch.setenv(VARIABLE, value)
+        rejects: list[pa.RecordBatch] = []
+        *batches, outcome = decode_range(task, 0, rejects.extend)
+        table = pa.Table.from_batches(batches).combine_chunks()
+        rows = ArrowRows(table.schema).write(table.to_batches()[0])
+        decoded.append((rows, pa.Table.from_batches(rejects), replace(outcome, taken=0)))
+        assert (outcome.taken > 300) == (value == "0")
+        assert stage_rows(batches, task.tables, task.postgres, columns, attempt) == outcome.rows
+    assert decoded[0] == decoded[1]
+    assert outcome.rejects > 50
+    assert differences(world, task.tables.rows) == 0
+
+
 def test_a_batch_of_spark_tasks_says_how_many_records_compiled_code_took(
     world, make_topic, make_pipeline, monkeypatch, caplog
 ):
@@ -115,16 +144,17 @@ def test_a_batch_of_spark_tasks_says_how_many_records_compiled_code_took(
     assert world.is_exact(pipeline)
 
 
+@pytest.mark.parametrize("sql", [None, "select * from records"])
 @pytest.mark.parametrize(
     "moment", ["read.after_records", "stage.before_copy_commit", "stage.after_copy_commit"]
 )
-def test_a_killed_worker_is_replaced(world, make_topic, make_pipeline, monkeypatch, tmp_path, moment):
+def test_a_killed_worker_is_replaced(world, make_topic, make_pipeline, monkeypatch, tmp_path, moment, sql):
     topic = make_topic()
     topic.produce(*(b'{"id":%d,"name":"a"}' % number for number in range(100)))
     environment = world.spark.sparkContext.environment
     monkeypatch.setitem(environment, VARIABLE, "0")
     monkeypatch.setitem(environment, "EXACTBATCH_FAILPOINTS", f"{moment}=kill:{tmp_path / 'killed'}")
-    pipeline = make_pipeline(topic)
+    pipeline = make_pipeline(topic, sql=sql)
     assert world.run(pipeline).batch.rows == 100
     assert (tmp_path / "killed").exists()
     assert world.is_exact(pipeline)

@@ -15,6 +15,7 @@ from exactbatch.batch.staging import storable_rows
 from exactbatch.batch.staging.stage import stage_rows
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
 from exactbatch.batch.transform import failing_record, transform
+from exactbatch.compiled.availability import VARIABLE
 from exactbatch.errors import (
     ReadFailed,
     TargetMismatch,
@@ -129,9 +130,11 @@ def test_without_lineage_such_a_value_ends_the_batch(world, make_topic, make_pip
     assert message.startswith("column 'line': the text is not valid UTF-8, in a row of the transform. ")
 
 
+@pytest.mark.parametrize("fast_path", ["off", "0"])
 def test_value_that_only_postgres_refuses_is_terminal_and_names_its_records(
-    connection, settings, monkeypatch
+    connection, settings, monkeypatch, fast_path
 ):
+    monkeypatch.setenv(VARIABLE, fast_path)
     tables = StagingTables(1, 1)
     columns = Json("name text").columns
     with transaction(connection) as cursor:

@@ -9,7 +9,8 @@ import pyarrow as pa
 from exactbatch import Json
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel, TakenRows
-from exactbatch.compiled.row_frame import row_frame
+from exactbatch.compiled.row_frame import Frame, row_frame
+from exactbatch.compiled.rows_arrow import RowsAsArrow
 from support.copy_rows import comparable, fields_of, values_of
 
 PARTITION = 3
@@ -27,8 +28,7 @@ class Compared:
 
 def take(format_: Json, values: Sequence[bytes | None], required: Collection[str] = ()) -> TakenRows:
     """What the loop makes of values at the offsets 0, 3, 6, …, at as many milliseconds after 2000."""
-    frame = row_frame(len(_LINEAGE) + len(format_.columns), "topic", PARTITION, {})
-    kernel = JsonKernel(format_.columns, format_.epoch, frame, required)
+    kernel = JsonKernel(format_.columns, format_.epoch, _frame(format_), required)
     sizes = np.array([len(value or b"") for value in values], np.uint64)
     ends = np.cumsum(sizes, dtype=np.uint64)
     offsets = np.arange(len(values)) * 3
@@ -49,8 +49,8 @@ def compare(
     *,
     by_field: bool = False,
 ) -> Compared:
-    """Fail unless each row that the loop writes is the one that the format gives; `by_field` also reads the rows
-    without the code that both share to write them."""
+    """Fail unless each row that the loop writes is the one that the format gives, also when it is read back into
+    Arrow columns; `by_field` also reads the rows without the code that both share to write them."""
     taken = take(format_, values, required)
     indexes = np.setdiff1d(np.arange(len(values)), taken.declined)
     assert len(indexes) == taken.rows
@@ -75,7 +75,14 @@ def compare(
             assert fields[: len(lineage)] == lineage
             assert values_of(fields[len(lineage) :], columns) == row, repr(values[index])
     assert expected == taken.data
+    columns = RowsAsArrow(decoded.rows.schema, len(_frame(format_).head)).read(taken.data, taken.rows)
+    columns.validate(full=True)
+    assert rows.write(_with_lineage(columns, indexes)) == taken.data
     return Compared(len(values), taken.rows)
+
+
+def _frame(format_: Json) -> Frame:
+    return row_frame(len(_LINEAGE) + len(format_.columns), "topic", PARTITION, {})
 
 
 def _with_lineage(rows: pa.RecordBatch, indexes: np.ndarray) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ from exactbatch.compiled import messages
 from exactbatch.compiled.arrow_rows import ArrowRows
 from exactbatch.compiled.json_kernel import JsonKernel
 from exactbatch.compiled.row_frame import row_frame
+from exactbatch.compiled.rows_arrow import RowsAsArrow
 
 _VALUES: Final = (b'{"a": -7, "b": "\\u00e9x"}', b'{"b": null, "a": "x"}')
 _ROW: Final = (
@@ -22,6 +23,8 @@ _ROW: Final = (
     b"\x00\x00\x00\x04\xff\xff\xff\xf9"
     b"\x00\x00\x00\x03\xc3\xa9x"
 )
+_HEAD_SIZE: Final = len(_ROW) - 15  # all but the last two fields
+_SCHEMA: Final = pa.schema([("a", pa.int32()), ("b", pa.string())])
 _CELLS: Final = b"\x00\x01\x00\x00\x00\x04\xff\xff\xff\xf9\x00\x01\xff\xff\xff\xff"
 
 
@@ -41,7 +44,13 @@ def check_machine_code() -> None:
     cells = ArrowRows(pa.schema([("a", pa.int32())])).write(
         pa.record_batch({"a": pa.array([-7, None], pa.int32())})
     )
-    if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells) != (_ROW, [1], _CELLS):
+    read = RowsAsArrow(_SCHEMA, _HEAD_SIZE).read(_ROW, 1).to_pylist()
+    if not _gathers_messages() or (taken.data, taken.declined.tolist(), cells, read) != (
+        _ROW,
+        [1],
+        _CELLS,
+        [{"a": -7, "b": "éx"}],
+    ):
         raise RuntimeError("the compiled code does not give what it should")
 
 

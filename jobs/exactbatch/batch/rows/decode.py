@@ -19,6 +19,7 @@ from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.offsets import OffsetRange
 
 if TYPE_CHECKING:
+    from exactbatch.batch.rows.fast_decoder import FastDecoder
     from exactbatch.batch.rows.row_encoder import RowEncoder
 
 
@@ -63,7 +64,7 @@ class RangeReader:
 
     records: how many records were read
     rows: how many rows they gave
-    taken: how many of these compiled code encoded
+    taken: how many of these compiled code encoded or decoded
     rejects: how many did not decode
     tombstones: how many were null values without a row
     pending: rejects that the caller has yet to copy
@@ -80,12 +81,13 @@ class RangeReader:
         *,
         reads: SharedReads | None = None,
         pending: PendingRejects | None = None,
+        decoder: "FastDecoder | None" = None,
     ) -> None:
         """`schema` has the columns of a row and any of those of its lineage, and `constants` the values of others
         that are the same for all rows. `attempt` is the task attempt that the rejects carry. `reads` and `pending`
-        are those that the task shares with others, if it does."""
+        are those that the task shares with others, if it does. `decoder` decodes the rows of batches()."""
         self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
-        self._reads = reads
+        self._reads, self._decoder = reads, decoder
         self.records = self.rows = self.taken = self.rejects = self.tombstones = 0
         self.pending = PendingRejects() if pending is None else pending
         self.first: list[str] = []
@@ -97,7 +99,12 @@ class RangeReader:
         """
         try:
             for records in self._read():
-                decoded = self._decode(records)
+                if self._decoder is None:
+                    decoded = self._strictly(records)
+                else:
+                    decoded, taken = self._decoder.decode(records, self._strictly)
+                    self.taken += taken
+                self._count(records, decoded)
                 if self.rejects > self._task.max_rejects:
                     return
                 yield self._with_lineage(records, decoded)
@@ -123,7 +130,8 @@ class RangeReader:
                         records = records.take(taken.declined.tolist())
                 if not len(records):
                     continue
-                decoded = self._decode(records)
+                decoded = self._strictly(records)
+                self._count(records, decoded)
                 if self.rejects > self._task.max_rejects:
                     return
                 yield encoder.encode(self._with_lineage(records, decoded))
@@ -144,16 +152,17 @@ class RangeReader:
             cluster_id=task.cluster_id,
         )
 
-    def _decode(self, records: Records) -> Decoded:
-        """Decode records, count them, and keep their rejects."""
-        decoded = _decode(self._task.value, self._task.changes, records)
+    def _strictly(self, records: Records) -> Decoded:
+        return _decode(self._task.value, self._task.changes, records)
+
+    def _count(self, records: Records, decoded: Decoded) -> None:
+        """Count decoded records, and keep their rejects."""
         self.records += len(records)
         self.rows += len(decoded.rows)
         self.rejects += len(decoded.rejects)
         self.tombstones += decoded.tombstones
         if decoded.rejects:
             self._reject(records, decoded)
-        return decoded
 
     def _reject(self, records: Records, decoded: Decoded) -> None:
         batch = reject_batch(rejects_of(self._task.range, records, decoded, self._attempt))

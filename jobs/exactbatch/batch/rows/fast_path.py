@@ -1,4 +1,4 @@
-"""Choose how the rows of a range are encoded: by compiled code if that pays and works, or by ADBC."""
+"""Choose how records are decoded and rows encoded: by compiled code if that pays and works, or by pyarrow and ADBC."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from exactbatch.batch.rows.decode import ReadTask
 from exactbatch.compiled.availability import is_available, pays
 
 if TYPE_CHECKING:
+    from exactbatch.batch.rows.fast_decoder import FastDecoder
     from exactbatch.batch.rows.row_encoder import RowEncoder
 
 
@@ -17,9 +18,31 @@ def encoder_for(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int])
 
     `constants` are the values of bigint columns of the schema that are the same for all rows.
     """
-    # A worker loads the code once, and reads several ranges one after the other.
-    if not pays(max(len(task.range), task.slot_offsets)) or not is_available():
+    if not _is_fast(max(len(task.range), task.slot_offsets)):
         return None
     from exactbatch.batch.rows.row_encoder import row_encoder  # imports numba
 
     return row_encoder(task, schema, constants)
+
+
+def decoder_for(task: ReadTask) -> "FastDecoder | None":
+    """Return the decoder of a range for a transform; None if pyarrow decodes it."""
+    if not _is_fast(max(len(task.range), task.slot_offsets)):
+        return None
+    from exactbatch.batch.rows.fast_decoder import fast_decoder  # imports numba
+
+    return fast_decoder(task)
+
+
+def encodes(schema: pa.Schema, slot_offsets: int) -> bool:
+    """True if compiled code encodes a transform's rows, of which each slot of Spark stages those of so many offsets."""
+    if not _is_fast(slot_offsets):
+        return False
+    from exactbatch.batch.rows.row_encoder import is_encodable  # imports numba
+
+    return is_encodable(schema)
+
+
+def _is_fast(offsets: int) -> bool:
+    """True if compiled code pays for the offsets that a worker reads, one range after the other, and works."""
+    return pays(offsets) and is_available()

@@ -40,11 +40,11 @@ def run_share(work: Callable[[Sequence[Task], int], Any], share: Sequence[Task])
     """Run one Spark task's share of a batch, on an executor; yield the outcomes of each group."""
     for group in grouped(share):
         yield dump(work(group, attempt_id()))
-    _freeze()
+    freeze_modules()
 
 
 @cache
-def _freeze() -> None:
+def freeze_modules() -> None:
     """Exempt the objects of imported modules from garbage collection.
 
     Spark's worker collects garbage after every task. With these objects that takes up to 0.1 s, a third of the time

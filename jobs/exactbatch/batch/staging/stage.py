@@ -1,15 +1,17 @@
 """Read, decode and stage: the work of Spark tasks, on executors."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import psycopg2
 import pyarrow as pa
 from adbc_driver_manager import Error as AdbcError
 
 from exactbatch.batch.rows.arrow_copy import PostgresAccess, copy_batches, copy_in_turns
 from exactbatch.batch.rows.binary_copy import EncodedRows, copy_encoded
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
-from exactbatch.batch.rows.fast_path import encoder_for
+from exactbatch.batch.rows.fast_path import decoder_for, encoder_for, encodes
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA, PendingRejects
 from exactbatch.batch.rows.watchdog import StallTimeout
 from exactbatch.batch.staging.staging_tables import (
@@ -31,6 +33,9 @@ from exactbatch.postgres.connection import Connection
 if TYPE_CHECKING:
     from exactbatch.batch.rows.row_encoder import RowEncoder
     from exactbatch.postgres.arrow import ArrowConnection  # not imported by the driver: ADBC imports pandas
+
+# Of a connection of ADBC or psycopg2: the table, its columns and the rows to copy.
+_CopyInto = Callable[[Any, str, pa.Schema, Iterator[pa.RecordBatch]], None]
 
 
 def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchError]:
@@ -113,7 +118,8 @@ def decode_range(
 
     Yields the rows, with the columns of decoded_schema(), and then what was done; or, last, a terminal error.
     """
-    reader = RangeReader(task, attempt, decoded_schema(task.columns), {}, reads=reads)
+    decoder = decoder_for(task) if reads is None else None
+    reader = RangeReader(task, attempt, decoded_schema(task.columns), {}, reads=reads, decoder=decoder)
 
     def copy_rejects() -> None:
         if not (rejects := reader.pending.take()):
@@ -167,11 +173,14 @@ def stage_rows(
     postgres: PostgresAccess,
     columns: Sequence[Column],
     attempt: int,
+    *,
+    slot_offsets: int = 0,
     rejects: Callable[[], Iterator[pa.RecordBatch] | None] | None = None,
 ) -> int | ExactbatchError:
     """Stage the rows of a transform, with their lineage if they carry it; return how many.
 
-    `rejects` is called after the last row, and returns rejects to stage as well.
+    `rejects` is called after the last row, and returns rejects to stage as well. `slot_offsets` is how many offsets
+    of the batch each slot of Spark reads.
 
     Leaves out a row that Postgres cannot store, and notes its record as one to reject. If rows do not carry their
     record, or if Postgres itself refuses a value, that is TransformFailed. Returns a terminal error, and raises a
@@ -189,12 +198,12 @@ def stage_rows(
             records.add(rows)
             yield rows
 
-    def copy(connection: "ArrowConnection", timeout: StallTimeout) -> None:
+    def copy(copy_into: _CopyInto, connection: "ArrowConnection | Connection", timeout: StallTimeout) -> None:
         def copy_rows(rows: Iterator[pa.RecordBatch]) -> None:
             records.begin()
             try:
-                _copy(connection, tables.rows, schema, rows)
-            except AdbcError as error:
+                copy_into(connection, tables.rows, schema, rows)
+            except (AdbcError, psycopg2.DataError) as error:
                 raise_refused_value(error, records)
                 raise
 
@@ -202,17 +211,21 @@ def stage_rows(
             timeout.watch(storable()),
             notes,
             copy_rows,
-            lambda noted: _copy(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),
+            lambda noted: copy_into(connection, tables.rejects, REJECT_SCHEMA, iter(noted)),
         )
         if rejects is not None and (read := rejects()) is not None:
-            _copy(connection, tables.rejects, REJECT_SCHEMA, read)
+            copy_into(connection, tables.rejects, REJECT_SCHEMA, read)
             failpoint("stage.after_rejects")
         failpoint("stage.before_copy_commit")
         connection.commit()
         failpoint("stage.after_copy_commit")
 
+    where = f"batch {tables.batch_id}, staging rows of the transform"
     try:
-        postgres.run(copy, where=f"batch {tables.batch_id}, staging rows of the transform")
+        if encodes(schema, slot_offsets):
+            postgres.run_encoded(partial(copy, _copy_encoded), where=where)
+        else:
+            postgres.run(partial(copy, _copy), where=where)
     except Exception as error:
         return _terminal(error)
     return count
@@ -257,3 +270,14 @@ def _copy(
 ) -> None:
     with connection.cursor() as cursor:
         copy_batches(cursor, table, schema, batches, mode="append", db_schema_name=SCHEMA)
+
+
+def _copy_encoded(
+    connection: Connection, table: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]
+) -> None:
+    from exactbatch.compiled.arrow_rows import ArrowRows  # imports numba
+
+    rows = ArrowRows(schema)
+    with connection.cursor() as cursor:
+        encoded = (EncodedRows(rows.write(batch), len(batch)) for batch in batches)
+        copy_encoded(cursor, identifier(table), schema.names, encoded)

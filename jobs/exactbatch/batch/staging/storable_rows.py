@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import psycopg2
 import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_manager import Error as AdbcError
@@ -13,7 +14,7 @@ from exactbatch.batch.rows.rejects import REJECT_SCHEMA, PendingRejects, note_at
 from exactbatch.columns import LINEAGE_NAMES
 from exactbatch.errors import TransformFailed
 from exactbatch.errors.sqlstates import DATA_EXCEPTION
-from exactbatch.errors.translation import adbc_detail, adbc_message
+from exactbatch.errors.translation import adbc_detail, refusal_of
 from exactbatch.formats.postgres_limits import NUL, check_storable
 
 # Where Postgres says that an error in a COPY occurred.
@@ -113,14 +114,16 @@ def _record_of(batch: pa.RecordBatch, row: int) -> str:
     return "" if topic is None else f"{topic}[{partition}] offset {offset}"
 
 
-def raise_refused_value(error: AdbcError, records: RecordsOfRows) -> None:
+def raise_refused_value(error: AdbcError | psycopg2.DataError, records: RecordsOfRows) -> None:
     """Raise TransformFailed if Postgres has refused a value; it names the column and the records of the row."""
-    if not (error.sqlstate or "").startswith(DATA_EXCEPTION):
+    sqlstate, message = refusal_of(error)
+    if not (sqlstate or "").startswith(DATA_EXCEPTION):
         return
-    line = _LINE.search(adbc_detail(error, "CONTEXT"))
+    context = error.diag.context or "" if isinstance(error, psycopg2.Error) else adbc_detail(error, "CONTEXT")
+    line = _LINE.search(context)
     record = records.of(int(line[1])) if line else ""
     column = f"column {line[2]!r}: " if line and line[2] else ""
     raise TransformFailed(
         f"{column}Postgres cannot store a value that the transform returns{f', from {record}' if record else ''}: "
-        f"{adbc_message(error)} (SQLSTATE {error.sqlstate}). Nothing was written. Let the transform remove it."
+        f"{message} (SQLSTATE {sqlstate}). Nothing was written. Let the transform remove it."
     ) from error

@@ -20,7 +20,14 @@ from pyspark.storagelevel import StorageLevel
 from exactbatch.batch.rows.decode import shared_reads
 from exactbatch.batch.spark.executors import tasks_failed
 from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
-from exactbatch.batch.staging.shares import attempt_id, distribute, grouped, loaded, partition_id
+from exactbatch.batch.staging.shares import (
+    attempt_id,
+    distribute,
+    freeze_modules,
+    grouped,
+    loaded,
+    partition_id,
+)
 from exactbatch.batch.staging.stage import decode_range, stage_lineage, stage_rows
 from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
 from exactbatch.batch.staging.staging_tables import create_lineage, decoded_schema
@@ -174,6 +181,7 @@ class TransformStager:
         columns = self._pipeline.sink.staged_columns(self.columns)
         names = [name for name in self._rows.columns if name not in unchanged]
         ranges = [[task.range for task in bin_] for bin_ in self._bins]
+        slot_offsets = task.slot_offsets
         launch = f"{tables.launch:x}"
         has_lineage = self._pipeline.sink.needs_lineage
 
@@ -191,7 +199,15 @@ class TransformStager:
                     yield from of_records.added_to(named) if unchanged else [named]
 
             try:
-                rows = stage_rows(complete(), tables, postgres, columns, attempt, hand_over.rejects)
+                rows = stage_rows(
+                    complete(),
+                    tables,
+                    postgres,
+                    columns,
+                    attempt,
+                    slot_offsets=slot_offsets,
+                    rejects=hand_over.rejects,
+                )
                 outcome = (
                     rows
                     if isinstance(rows, ExactbatchError)
@@ -199,6 +215,7 @@ class TransformStager:
                 )
             finally:
                 hand_over.remove()
+            freeze_modules()
             yield pa.RecordBatch.from_arrays([pa.array([dump(outcome)], pa.binary())], ["outcome"])
 
         numbered = self._rows.toDF(*map(str, range(len(self._rows.columns))))
@@ -233,13 +250,14 @@ class TransformStager:
         task = self._tasks[0]
         tables, postgres = task.tables, task.postgres
         columns = self._pipeline.sink.staged_columns(self.columns)
-        names = self._rows.columns
+        names, slot_offsets = self._rows.columns, task.slot_offsets
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
             attempt = attempt_id()
             named = (pa.RecordBatch.from_arrays(batch.columns, names) for batch in batches)
-            rows = stage_rows(named, tables, postgres, columns, attempt)
+            rows = stage_rows(named, tables, postgres, columns, attempt, slot_offsets=slot_offsets)
             failed = dump(rows) if isinstance(rows, ExactbatchError) else None
+            freeze_modules()
             yield pa.RecordBatch.from_arrays(
                 [pa.array([attempt]), pa.array([0 if failed else rows]), pa.array([failed], pa.binary())],
                 ["attempt", "rows", "failed"],
@@ -329,6 +347,7 @@ def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame
                     continue
                 for rows in decoded_rows(bins[index], attempt, one_pass, hand_over):
                     yield _with_outcome(rows, schema)
+        freeze_modules()
 
     def decoded_rows(
         tasks: Sequence[StageTask], attempt: int, one_pass: OnePass, hand_over: HandOver
