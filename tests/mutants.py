@@ -1529,6 +1529,45 @@ MUTANTS: Final = (
         ("tests/unit/test_json_kernel.py",),
     ),
     Mutant(
+        "columns that are read from compiled rows lose the sign of numbers",
+        "compiled/row_columns.py",
+        "number - 256 if number > 127 else number",
+        "number",
+        ("tests/unit/test_json_kernel.py",),
+    ),
+    Mutant(
+        "columns that are read from compiled rows lose the sign of numerics",
+        "compiled/row_columns.py",
+        "-scaled if is_negative else scaled",
+        "scaled",
+        ("tests/unit/test_json_kernel.py",),
+    ),
+    Mutant(
+        "columns that are read from compiled rows have 0 or an empty text for null",
+        "compiled/rows_arrow.py",
+        "is_null = lengths < 0",
+        "is_null = lengths < -1",
+        ("tests/unit/test_json_kernel.py",),
+    ),
+    Mutant(
+        "a transform gets records in another order than that of the log",
+        "batch/rows/fast_decoder.py",
+        "np.argsort(kept)",
+        "np.arange(len(kept))",
+        (
+            "tests/integration/test_fast_path.py::test_both_paths_give_a_transform_the_same_records_and_stage_its_rows",
+        ),
+    ),
+    Mutant(
+        "a transform rejects other records than those that do not decode",
+        "batch/rows/fast_decoder.py",
+        "int(taken.declined[index])",
+        "index",
+        (
+            "tests/integration/test_fast_path.py::test_both_paths_give_a_transform_the_same_records_and_stage_its_rows",
+        ),
+    ),
+    Mutant(
         "compiled code survives a change of its sources",
         "compiled/compiler.py",
         '        digest.update(source.name.encode() + b"\\0" + source.read_bytes())\n',

@@ -18,7 +18,7 @@ def encoder_for(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int])
 
     `constants` are the values of bigint columns of the schema that are the same for all rows.
     """
-    if not _is_fast(max(len(task.range), task.slot_offsets)):
+    if not _reads_fast(task):
         return None
     from exactbatch.batch.rows.row_encoder import row_encoder  # imports numba
 
@@ -27,7 +27,7 @@ def encoder_for(task: ReadTask, schema: pa.Schema, constants: Mapping[str, int])
 
 def decoder_for(task: ReadTask) -> "FastDecoder | None":
     """Return the decoder of a range for a transform; None if pyarrow decodes it."""
-    if not _is_fast(max(len(task.range), task.slot_offsets)):
+    if not _reads_fast(task):
         return None
     from exactbatch.batch.rows.fast_decoder import fast_decoder  # imports numba
 
@@ -43,6 +43,11 @@ def encodes(schema: pa.Schema, slot_offsets: int) -> bool:
     return is_encodable(schema)
 
 
+def _reads_fast(task: ReadTask) -> bool:
+    # A worker loads the code once, and reads several ranges one after the other.
+    return _is_fast(max(len(task.range), task.slot_offsets))
+
+
 def _is_fast(offsets: int) -> bool:
-    """True if compiled code pays for the offsets that a worker reads, one range after the other, and works."""
+    """True if compiled code pays for so many offsets, and works."""
     return pays(offsets) and is_available()
