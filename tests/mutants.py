@@ -1529,13 +1529,6 @@ MUTANTS: Final = (
         ("tests/unit/test_json_kernel.py",),
     ),
     Mutant(
-        "columns that are read from compiled rows lose the sign of numbers",
-        "compiled/row_columns.py",
-        "number - 256 if number > 127 else number",
-        "number",
-        ("tests/unit/test_json_kernel.py",),
-    ),
-    Mutant(
         "columns that are read from compiled rows lose the sign of numerics",
         "compiled/row_columns.py",
         "-scaled if is_negative else scaled",
