@@ -579,6 +579,13 @@ MUTANTS: Final = (
         ("tests/integration/test_one_pass.py::test_columns_of_records_are_traced",),
     ),
     Mutant(
+        "records with rows of a transform are those of one part",
+        "batch/staging/staged_lineage.py",
+        "records + in_part",
+        "in_part",
+        ("tests/integration/test_early_inserts.py::test_rows_of_a_transform_in_parts_count_by_record",),
+    ),
+    Mutant(
         "an unchanged column may be that of another record",
         "batch/transform/one_pass.py",
         "        if (wrong := self._offsets[indexes] != offsets).any():\n",

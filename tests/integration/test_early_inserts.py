@@ -10,6 +10,8 @@ from typing import Any
 
 import psycopg2
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from exactbatch import Json, Pipeline
 from exactbatch.batch import job as batch_job
@@ -17,16 +19,22 @@ from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.publishing import insert_rows
 from exactbatch.batch.publishing import publish as publish_module
 from exactbatch.batch.publishing.early_inserts import EarlyInserts
-from exactbatch.batch.staging import direct
+from exactbatch.batch.staging import direct, stager
+from exactbatch.batch.staging.staged_lineage import records_with_rows
+from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows
+from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.errors import (
     Fenced,
     PostgresUnavailable,
     StagedRowsDiffer,
     TooManyRejects,
+    TransformRefused,
 )
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest
+from exactbatch.postgres.connection import transaction
 from support.batch_runner import LINEAGE, BatchRunner, MakePipeline, MakeTopic
 from support.faults.held import Held, held
 from support.faults.worker_failpoints import Acting
@@ -36,6 +44,22 @@ from support.waiting import wait_for
 
 LATE = 2  # the partition whose task waits
 PUBLISHER = "application_name = 'exactbatch publish' and datname = current_database()"
+
+
+BOTH = pytest.mark.parametrize("transformed", [False, True], ids=["direct", "transformed"])
+
+
+def waiting_for(gate: Path) -> Callable[[DataFrame], DataFrame]:
+    """A transform that changes nothing; in the task of the last partition it waits, as HeldPartition does."""
+
+    def same(name, partition):
+        if partition == LATE and not gate.exists():
+            Path(f"{gate}.held").touch()
+            while not gate.exists():
+                time.sleep(0.05)
+        return name
+
+    return lambda records: records.withColumn("name", F.udf(same, "string")("name", "kafka_partition"))
 
 
 class Scene:
@@ -53,7 +77,9 @@ class Scene:
         )
         self.inserted = 0  # parts
         self.opened: list[EarlyInserts] = []
-        patch.setattr(direct, "IN_PARTS_FROM", 1)
+        # A transform's function is the same in all batches, and so is what it waits for.
+        self._gate = folder / "gate" if pipeline.is_transformed else None
+        patch.setattr(stager, "IN_PARTS_FROM", 1)
         patch.setattr(insert_rows, "failpoint", self._count)
         patch.setattr(batch_job, "EarlyInserts", self._open)
 
@@ -68,7 +94,7 @@ class Scene:
     def staging(self, batch_id: int | None = None, *, parts: int = 2) -> Iterator[Held]:
         """Process a batch, so many parts of which are inserted while its last one is not staged."""
         batch_id = batch_id or self.world.plan(self.pipeline)
-        gate = self._folder / f"gate-{batch_id}-{len(self.opened)}"
+        gate = self._gate or self._folder / f"gate-{batch_id}-{len(self.opened)}"
         before = self.inserted
         with self._patch.context() as patch:
             patch.setattr(direct, "stage", HeldPartition(direct.stage, LATE, gate))
@@ -106,9 +132,11 @@ def scene(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Callable[..., Scene]:
-    def make(**changes: Any) -> Scene:
+    def make(*, transformed: bool = False, **changes: Any) -> Scene:
         topic = make_topic(3)
         value = Json("id int, name varchar(3)")
+        if transformed:
+            changes["transform"] = waiting_for(tmp_path / "gate")
         pipeline = make_pipeline(topic, **{"value": value, **changes})
         world.execute(f"create table {pipeline.sink.target} (id int, name varchar(3), {LINEAGE})")
         return Scene(world, topic, pipeline, monkeypatch, tmp_path)
@@ -142,8 +170,9 @@ def test_nobody_waits_for_rows_that_are_inserted_while_others_are_staged(scene, 
     assert world.staging() == []
 
 
-def test_pipeline_is_locked_when_all_rows_are_inserted(scene, monkeypatch):
-    scene = scene()
+@BOTH
+def test_pipeline_is_locked_when_all_rows_are_inserted(scene, monkeypatch, transformed):
+    scene = scene(transformed=transformed)
     scene.produce()
     seen: list[tuple[str, int, bool]] = []
 
@@ -162,8 +191,9 @@ def test_pipeline_is_locked_when_all_rows_are_inserted(scene, monkeypatch):
     ]
 
 
-def test_batch_superseded_while_it_inserts_writes_nothing(scene):
-    scene = scene()
+@BOTH
+def test_batch_superseded_while_it_inserts_writes_nothing(scene, transformed):
+    scene = scene(transformed=transformed)
     scene.produce()
     with scene.staging() as batch:
         later = scene.world.plan(scene.pipeline)
@@ -189,8 +219,9 @@ def test_of_two_launches_that_insert_one_commits_and_other_takes_its_rows_back(s
 
 
 @pytest.mark.parametrize("bad", [(0,), (LATE,), (0, LATE)])
-def test_records_that_target_cannot_hold_are_rejected_whenever_they_are_staged(scene, bad):
-    scene = scene(max_rejects=2)
+@BOTH
+def test_records_that_target_cannot_hold_are_rejected_whenever_they_are_staged(scene, bad, transformed):
+    scene = scene(transformed=transformed, max_rejects=2)
     scene.produce(*bad)
     with scene.staging(parts=1 if 0 in bad else 2) as batch:
         assert scene.count() == 0
@@ -199,9 +230,17 @@ def test_records_that_target_cannot_hold_are_rejected_whenever_they_are_staged(s
     assert scene.world.is_exact(scene.pipeline)
 
 
-@pytest.mark.parametrize("record_", [record(99, "too long"), b"no JSON"], ids=["uncastable", "undecodable"])
-def test_bad_record_of_last_part_fails_batch_and_its_retry_inserts_nothing_early(scene, record_):
-    scene = scene()
+@pytest.mark.parametrize(
+    ("record_", "transformed"),
+    [
+        pytest.param(record(99, "too long"), False, id="uncastable"),
+        pytest.param(record(99, "too long"), True, id="uncastable, transformed"),
+        # The transform would get no record of this part, and so not wait.
+        pytest.param(b"no JSON", False, id="undecodable"),
+    ],
+)
+def test_bad_record_of_last_part_fails_batch_and_its_retry_inserts_nothing_early(scene, record_, transformed):
+    scene = scene(transformed=transformed)
     scene.produce()
     scene.topic.produce(record_, partition=LATE)
     batch_id = scene.world.plan(scene.pipeline)
@@ -323,8 +362,9 @@ def test_connection_that_ends_while_tasks_stage_fails_batch_and_retry_is_exact(s
     assert scene.world.is_exact(scene.pipeline)
 
 
-def test_rows_of_a_transaction_that_has_ended_do_not_count(scene):
-    scene = scene()
+@BOTH
+def test_rows_of_a_transaction_that_has_ended_do_not_count(scene, transformed):
+    scene = scene(transformed=transformed)
     scene.produce()
     batch_id = scene.world.plan(scene.pipeline)
 
@@ -399,3 +439,29 @@ def _all_at_the_end(stage: Any) -> Any:
         return stage(self)
 
     return run
+
+
+def test_rows_of_a_transform_in_parts_count_by_record(scene):
+    """Where they do not come in the order of the log."""
+    scene = scene()
+    scene.produce()
+    batch_id = scene.world.plan(scene.pipeline)
+    tables, connection = StagingTables(batch_id, 7), scene.world.connection
+    with transaction(connection) as cursor:
+        create_rejects(cursor, tables)
+        for part, offsets in ((0, (0, 1, 1)), (1, (2,))):
+            create_rows(cursor, tables.of_part(part), ())
+            cursor.executemany(
+                f'insert into exactbatch_staging."{tables.of_part(part).rows}" '
+                f"(task_attempt, kafka_topic, kafka_partition, kafka_offset) values ({part + 5}, %s, %s, %s)",
+                [(scene.topic.name, part, offset) for offset in offsets],
+            )
+    ranges = Ledger(connection).ranges(batch_id)
+    pieces = tuple(Staged(range_, range_.partition + 5, 4, 4, 0, 0) for range_ in ranges[:2])
+    staged = StagedBatch(pieces, {5: 3, 6: 1}, {}, part_of={5: 0, 6: 1})
+    assert records_with_rows(connection, tables, staged) == 3
+    scene.world.execute(f'update exactbatch_staging."{tables.of_part(1).rows}" set kafka_offset = 99')
+    with pytest.raises(
+        TransformRefused, match=r"lineage \S+ partition 1 offset 99, which is not in the batch"
+    ):
+        records_with_rows(connection, tables, staged)

@@ -17,8 +17,8 @@ from exactbatch.batch.transform.one_pass import (
     Passed,
     RecordsInOrder,
     UnchangedColumns,
-    all_pieces,
     passed,
+    staged_batch,
 )
 from exactbatch.errors import ReadFailed, StagedRowsDiffer
 
@@ -131,14 +131,16 @@ def test_attempts_do_not_share_files(tmp_path: Path):
 def test_an_error_of_the_worker_that_decodes_is_the_outcome():
     piece = Staged(RANGES[0], 7, records=10, rows=8, rejects=2, tombstones=0)
     error = ReadFailed("bad")
-    assert passed([piece, error], 7, 8, 8) is error
-    assert passed([piece], 7, 8, None) == Passed(7, (piece,), 8, None)
+    assert passed([piece, error], 7, 8, 8, 1) is error
+    assert passed([piece], 7, 8, None, 1) == Passed(7, (piece,), 8, None, 1)
 
 
 def test_pieces_come_in_the_order_of_the_log():
     pieces = [Staged(range_, 7, 0, 0, 0, 0) for range_ in RANGES]
-    done = [Passed(7, tuple(pieces[:2]), 0, 0), Passed(8, tuple(pieces[2:]), 0, 0)]
-    assert [piece.range for piece in all_pieces(done)] == sorted(RANGES)
+    done = [Passed(7, tuple(pieces[:2]), 5, 0, 1), Passed(8, tuple(pieces[2:]), 6, 0, None)]
+    staged = staged_batch(done)
+    assert [piece.range for piece in staged.pieces] == sorted(RANGES)
+    assert (staged.rows, staged.part_of) == ({7: 5, 8: 6}, {7: 1})
 
 
 def kept_rows(records: list[Row], hand_over: HandOver) -> None:
@@ -199,7 +201,7 @@ def test_a_row_of_a_record_that_was_not_kept_is_an_error(tmp_path, rows):
 
 def test_columns_that_a_transform_does_not_use_reach_it_as_nulls():
     rows = batch(RECORDS[:3]).append_column("name", pa.array(["a", "b", "c"]))
-    sent = OnePass("ab", ("name",), ("kafka_topic", "kafka_offset")).to_jvm(rows)
+    sent = OnePass("ab", {"name": "name"}, ("kafka_topic", "kafka_offset")).to_jvm(rows)
     assert sent.schema.names == rows.schema.names
     assert [column.null_count for column in sent.columns] == [0, 3, 0, 3]
     assert OnePass("ab").to_jvm(rows) is rows

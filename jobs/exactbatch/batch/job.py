@@ -25,7 +25,7 @@ from exactbatch.batch.staging.direct import DirectStager
 from exactbatch.batch.staging.engine import Engine, Executors
 from exactbatch.batch.staging.stage_partition import PartitionStager
 from exactbatch.batch.staging.staged_pieces import close_partition, create_partition
-from exactbatch.batch.staging.stager import stage_tasks
+from exactbatch.batch.staging.stager import Stager, stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rows, hold_launch, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.batch.staging.uncastable import reject_uncastable
@@ -130,8 +130,11 @@ def _process(
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
     tasks = stage_tasks(pipeline, ranges, epochs, tables, settings, executors.parallelism, cluster_id)
     with hold_launch(connection, settings, pipeline, tables):
-        direct = None if pipeline.is_transformed else DirectStager(executors, pipeline, tasks)
-        stager = direct or executors.transform(connection, pipeline, tasks)
+        stager: Stager = (
+            executors.transform(connection, pipeline, tasks)
+            if pipeline.is_transformed
+            else DirectStager(executors, pipeline, tasks)
+        )
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
@@ -163,15 +166,12 @@ def _process(
                 seen=seen,
                 staging=staging,
             )
-        if direct is not None and not (direct.is_large and pipeline.sink.inserts_in_parts and is_plain(seen)):
-            direct = None
+        in_parts = pipeline.sink.inserts_in_parts and is_plain(seen) and stager.can_split()
         with transaction(connection) as cursor:
-            for each in [tables] if direct is None else direct.split_tables():
+            for each in stager.split_tables() if in_parts else [tables]:
                 create_rows(cursor, each, pipeline.sink.staged_columns(stager.columns))
             # An attempt that fails leaves dead rows behind, but not each of its retries.
-            may_insert_early = (
-                direct is not None and batch.kind == "advance" and not ledger.failing(pipeline, [])
-            )
+            may_insert_early = in_parts and batch.kind == "advance" and not ledger.failing(pipeline, [])
         early = EarlyInserts(
             settings.postgres,
             pipeline,
@@ -183,7 +183,7 @@ def _process(
         )
         failpoint("job.before_stage")
         with closing(early):
-            staged = direct.stage(early.add) if direct is not None and may_insert_early else stager.stage()
+            staged = stager.stage(early.add if may_insert_early else None)
             _log_taken(batch.batch_id, staged.pieces)
             failpoint("job.after_stage")
             with early.kept_open():

@@ -192,7 +192,9 @@ class BatchLauncher:
         assert len(self.rows(pipeline)) == rows
 
     def _write_module(self, pipeline: Pipeline) -> None:
-        in_parts = "from exactbatch.batch import direct\ndirect.IN_PARTS_FROM = 1\n" if self.in_parts else ""
+        in_parts = (
+            "from exactbatch.batch.staging import stager\nstager.IN_PARTS_FROM = 1\n" if self.in_parts else ""
+        )
         (self.folder / f"{_module(pipeline)}.py").write_text(
             # A pipeline's repr is the Python that makes it.
             f"from exactbatch import *\n{in_parts}pipeline = {pipeline!r}\n"

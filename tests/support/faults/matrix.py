@@ -50,7 +50,7 @@ FAILPOINTS: Final = (
     Moment("job.after_stage", "driver", ("append", "transform", "by_batch")),
     Moment("job.after_close", "driver", ("by_batch",)),
     # Rows that are inserted in parts, each as soon as its Spark task has finished.
-    Moment("publish.after_part", "driver", ("append",)),
+    Moment("publish.after_part", "driver", ("append", "transform")),
     Moment("publish.before_lock", "publish", BATCH_SINKS),
     Moment("publish.after_advance", "publish", BATCH_SINKS),
     Moment("publish.after_retract", "publish", BATCH_SINKS, replay=True),

@@ -24,7 +24,7 @@ from exactbatch.batch import job as batch_job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.publishing import insert_rows
 from exactbatch.batch.publishing.publish import Published
-from exactbatch.batch.staging import direct, stage_partition
+from exactbatch.batch.staging import direct, stage_partition, stager
 from exactbatch.batch.transform import transform
 from exactbatch.errors import RetryableError
 from exactbatch.kafka.broker import KafkaBroker
@@ -488,7 +488,7 @@ class Victims:
 @contextmanager
 def _in_parts(moment: str) -> Iterator[None]:
     """Insert the rows of a small batch in parts, if the moment comes only then."""
-    with patch.object(direct, "IN_PARTS_FROM", 1 if moment == IN_PARTS else direct.IN_PARTS_FROM):
+    with patch.object(stager, "IN_PARTS_FROM", 1 if moment == IN_PARTS else stager.IN_PARTS_FROM):
         yield
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import RDD, InheritableThread, SparkContext
+from pyspark import InheritableThread, SparkContext
 from pyspark.accumulators import AccumulatorParam
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -39,14 +39,13 @@ def on_executors(
     TasksFailed, and ConfigurationError if a Spark setting is at fault.
     """
     context = spark.sparkContext
-    # Spark adds to an accumulator what a task attempt has added, as soon as it accepts the attempt, and only once.
-    accepted = None if finished is None else context.accumulator([], _Lists())
+    accepted = None if finished is None else AcceptedOutcomes(context)
 
     def run(shares: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
         for share in shares:
             for outcome in run_share(work, share):
                 if accepted is not None:
-                    accepted.add([outcome])
+                    accepted.add(outcome)
                 yield outcome
 
     try:
@@ -55,7 +54,7 @@ def on_executors(
         if finished is None or accepted is None:
             outcomes = job.collect()
         else:
-            outcomes = _collect(context, job, lambda: accepted.value, finished)
+            outcomes = collect_reporting(context, job.collect, accepted, finished)
     except (PySparkException, Py4JJavaError) as error:
         raise tasks_failed(spark, error, verb) from error
     return loaded(outcomes)
@@ -71,29 +70,49 @@ class _Lists(AccumulatorParam[list[bytes]]):
         return value1 + value2  # not in place: another thread may be reading value1
 
 
-def _collect(
+class AcceptedOutcomes:
+    """The outcomes of the Spark tasks that Spark has accepted so far."""
+
+    def __init__(self, context: SparkContext) -> None:
+        # Spark adds to an accumulator what a task attempt has added, as soon as it accepts the attempt, and only once.
+        self._accumulator = context.accumulator([], _Lists())
+
+    def add(self, outcome: bytes) -> None:
+        """Add an outcome of this Spark task, on an executor."""
+        self._accumulator.add([outcome])
+
+    def after(self, count: int) -> list[bytes]:
+        """Return the outcomes after the first `count`, on the driver."""
+        return self._accumulator.value[count:]
+
+
+def collect_reporting(
     context: SparkContext,
-    job: RDD[bytes],
-    accepted: Callable[[], list[bytes]],
+    collect: Callable[[], list[bytes]],
+    accepted: AcceptedOutcomes,
     finished: Callable[[list[Any]], None],
 ) -> list[bytes]:
-    """Collect a job in another thread, and report in this one which outcomes Spark has accepted meanwhile."""
+    """Collect the outcomes of a Spark job in another thread, and report in this one which of them Spark has accepted
+    meanwhile.
+
+    Raises what collect() and `finished` raise, and the first error among the outcomes. These two cancel the job.
+    """
     collected: Future[list[bytes]] = Future()
     tag = f"exactbatch-{uuid.uuid4().hex}"
 
-    def collect() -> None:
+    def run() -> None:
         try:
             context.addJobTag(tag)
-            collected.set_result(job.collect())
+            collected.set_result(collect())
         except BaseException as error:
             collected.set_exception(error)  # raised where the result is awaited
 
     # It inherits the job group, by which launch_timeout() cancels the job.
-    InheritableThread(target=collect, name="spark job", daemon=True).start()
+    InheritableThread(target=run, name="spark job", daemon=True).start()
     reported = 0
     try:
         while not wait([collected], _INTERVAL).done:
-            outcomes = accepted()[reported:]
+            outcomes = accepted.after(reported)
             reported += len(outcomes)
             finished(loaded(outcomes))
     except BaseException:

@@ -3,19 +3,16 @@ JVM."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from exactbatch.batch.staging.engine import Executors
 from exactbatch.batch.staging.shares import distribute
 from exactbatch.batch.staging.stage import stage
+from exactbatch.batch.staging.stager import is_worth_parts
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask
 from exactbatch.columns import Column
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-
-# Offsets: rows of smaller batches are not worth several staging tables.
-IN_PARTS_FROM: Final = 200_000
 
 
 class DirectStager:
@@ -26,16 +23,12 @@ class DirectStager:
         self._part_of: dict[OffsetRange, int] = {}
         self.columns: tuple[Column, ...] = pipeline.value.columns
 
-    @property
-    def is_large(self) -> bool:
-        """True if rows are worth several staging tables."""
-        return sum(len(task.range) for task in self._tasks) >= IN_PARTS_FROM
+    def can_split(self) -> bool:
+        """See Stager."""
+        return is_worth_parts(self._tasks)
 
     def split_tables(self) -> list[StagingTables]:
-        """Let each Spark task stage its rows into a separate table; return these tables.
-
-        The rows of a task can then be inserted without reading those of the others.
-        """
+        """See Stager."""
         tables = self._tasks[0].tables
         bins = distribute(self._tasks, self._limit)
         self._part_of = {task.range: part for part, bin_ in enumerate(bins) for task in bin_}
@@ -45,12 +38,7 @@ class DirectStager:
         return [tables.of_part(part) for part in range(len(bins))]
 
     def stage(self, finished: Callable[[StagedBatch], None] | None = None) -> StagedBatch:
-        """Stage every range; return what the task attempts did that Spark accepted.
-
-        `finished` is called several times a second meanwhile, with what Spark has accepted since the last call.
-
-        Raises TasksFailed, the terminal error of a task, and whatever `finished` raises.
-        """
+        """See Stager. Raises TasksFailed, the terminal error of a task, and whatever `finished` raises."""
         reported = None if finished is None else lambda pieces: finished(self._batch(pieces))
         return self._batch(
             self._executors.run(self._tasks, stage, limit=self._limit, verb="stage", finished=reported)

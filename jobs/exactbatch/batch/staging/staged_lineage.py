@@ -74,14 +74,18 @@ def check_staged_lineage(
 def records_with_rows(connection: Connection, tables: StagingTables, staged: StagedBatch) -> int:
     """Return how many records the staged rows, and those that could not be staged, come from. Raises
     TransformRefused for a record that was not read."""
+    records, foreign = 0, None
     with transaction(connection):
-        records, foreign = Ledger(connection).staged_records(
-            tables.batch_id,
-            rows=identifier(tables.rows),
-            rejects=identifier(tables.rejects),
-            attempts=staged.attempts,
-            notes=list(map(note_attempt, staged.attempts)),
-        )
+        # All rows of a record are in one part: those of one Spark task.
+        for part, of_part in staged.by_part():
+            in_part, foreign_in_part = Ledger(connection).staged_records(
+                tables.batch_id,
+                rows=identifier(tables.of_part(part).rows),
+                rejects=identifier(tables.rejects),
+                attempts=of_part.attempts,
+                notes=list(map(note_attempt, of_part.attempts)),
+            )
+            records, foreign = records + in_part, foreign or foreign_in_part
     decoded = sum(piece.rows for piece in staged.pieces)
     if foreign is not None or records > decoded:
         raise TransformRefused(

@@ -1,6 +1,6 @@
 """The interface that stages a batch, with or without a transform, and the tasks into which a batch is cut."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
@@ -15,6 +15,8 @@ from exactbatch.settings import Settings
 
 # Offsets: a piece of a range that is smaller than this is not worth a separate task.
 _SMALLEST_PIECE: Final = 100_000
+# Offsets: rows of smaller batches are not worth several staging tables.
+IN_PARTS_FROM: Final = 200_000
 # Rows of a Spark task can be inserted while later ones stage: several tasks for each slot, one after the other.
 _TASKS_OF_A_SLOT: Final = 4
 
@@ -24,9 +26,30 @@ class Stager(Protocol):
 
     columns: tuple[Column, ...]
 
-    def stage(self) -> StagedBatch:
-        """Stage every range; return what the task attempts did that Spark accepted. Raises any ExactbatchError."""
+    def can_split(self) -> bool:
+        """True if the rows of each Spark task can be in a separate staging table, and are worth it. Raises the errors
+        of stage()."""
         ...
+
+    def split_tables(self) -> list[StagingTables]:
+        """Let each Spark task stage its rows into a separate table, if can_split(); return these tables.
+
+        The rows of a task can then be inserted without reading those of the others.
+        """
+        ...
+
+    def stage(self, finished: Callable[[StagedBatch], None] | None = None) -> StagedBatch:
+        """Stage every range; return what the task attempts did that Spark accepted.
+
+        After split_tables(), `finished` is called several times a second meanwhile, with what Spark has accepted since
+        the last call. Raises any ExactbatchError, and whatever `finished` raises.
+        """
+        ...
+
+
+def is_worth_parts(tasks: Sequence[StageTask]) -> bool:
+    """True if the rows of these tasks are worth several staging tables."""
+    return sum(len(task.range) for task in tasks) >= IN_PARTS_FROM
 
 
 def stage_tasks(

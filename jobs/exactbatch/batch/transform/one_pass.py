@@ -9,7 +9,7 @@ through the JVM.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark import SparkFiles, TaskContext
 
 from exactbatch.batch.rows.rejects import REJECT_SCHEMA
-from exactbatch.batch.staging.task import Staged, dump, load
+from exactbatch.batch.staging.task import Staged, StagedBatch, by_attempt, dump, load
 from exactbatch.errors import ExactbatchError, StagedRowsDiffer
 from exactbatch.offsets import OffsetRange
 
@@ -34,17 +34,22 @@ class OnePass:
     """What the workers that decode must know of a job that stages in one pass.
 
     launch: the launch of the batch, as text
-    kept: the columns of the records that the workers that stage take from files
+    unchanged: the columns of the rows that the workers that stage take from files, with their names in the records
     used: the columns that the transform computes something with, or the lineage; None if that may be all columns
     """
 
     launch: str
-    kept: tuple[str, ...] = ()
+    unchanged: Mapping[str, str] = field(default_factory=dict)
     used: tuple[str, ...] | None = None
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The columns of the records that the workers that decode keep in files."""
+        return tuple(dict.fromkeys(self.unchanged.values()))
 
     def text(self) -> str:
         """Return this as the value of a property."""
-        return json.dumps([self.launch, self.kept, self.used])
+        return json.dumps([self.launch, self.unchanged, self.used])
 
     @classmethod
     def of_job(cls) -> "OnePass | None":
@@ -53,8 +58,8 @@ class OnePass:
         text = None if context is None else context.getLocalProperty(ONE_PASS)
         if text is None:
             return None
-        launch, kept, used = json.loads(text)
-        return cls(launch, tuple(kept), None if used is None else tuple(used))
+        launch, unchanged, used = json.loads(text)
+        return cls(launch, unchanged, None if used is None else tuple(used))
 
     def to_jvm(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return decoded rows with nulls in the columns that the transform does not use."""
@@ -71,13 +76,15 @@ class OnePass:
 class Passed:
     """The work of one task attempt: what it read, how many rows it staged, and how many records these come from.
 
-    `records` is None if the rows did not come in the order of the log, so that their records were not counted.
+    `records` is None if the rows did not come in the order of the log, so that their records were not counted. `part`
+    is the part of the staging tables in which the rows are; None if there is only one.
     """
 
     attempt: int
     pieces: tuple[Staged, ...]
     rows: int
     records: int | None
+    part: int | None
 
 
 class HandOver:
@@ -283,13 +290,24 @@ def _runs(topics: pa.Array, partitions: pa.Array) -> Iterator[tuple[int, int]]:
     return pairwise(bounds)
 
 
-def all_pieces(passed: Iterable[Passed]) -> tuple[Staged, ...]:
-    """Return what all task attempts read, in the order of the log."""
-    return tuple(sorted((piece for each in passed for piece in each.pieces), key=lambda piece: piece.range))
+def staged_batch(passed: Iterable[Passed]) -> StagedBatch:
+    """Return what task attempts did, except how many records they have dropped; the pieces in the order of the log."""
+    passed = list(passed)
+    pieces = sorted((piece for each in passed for piece in each.pieces), key=lambda piece: piece.range)
+    return StagedBatch(
+        tuple(pieces),
+        {each.attempt: each.rows for each in passed},
+        by_attempt(pieces, "rejects"),
+        part_of={each.attempt: each.part for each in passed if each.part is not None},
+    )
 
 
 def passed(
-    outcomes: Iterable[Staged | ExactbatchError], attempt: int, rows: int, records: int | None
+    outcomes: Iterable[Staged | ExactbatchError],
+    attempt: int,
+    rows: int,
+    records: int | None,
+    part: int | None,
 ) -> Passed | ExactbatchError:
     """Return what a task attempt did that has read `outcomes` and staged rows; the first error if it could not read."""
     pieces = []
@@ -297,4 +315,4 @@ def passed(
         if isinstance(outcome, ExactbatchError):
             return outcome
         pieces.append(outcome)
-    return Passed(attempt, tuple(pieces), rows, records)
+    return Passed(attempt, tuple(pieces), rows, records, part)

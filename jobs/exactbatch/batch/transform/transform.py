@@ -5,9 +5,10 @@ silently recomputes a block that is lost: each block carries the task attempt th
 same at the end.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -18,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
 from exactbatch.batch.rows.decode import shared_reads
-from exactbatch.batch.spark.executors import tasks_failed
+from exactbatch.batch.spark.executors import AcceptedOutcomes, collect_reporting, tasks_failed
 from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.batch.staging.shares import (
     attempt_id,
@@ -30,7 +31,8 @@ from exactbatch.batch.staging.shares import (
 )
 from exactbatch.batch.staging.stage import decode_range, stage_lineage, stage_rows
 from exactbatch.batch.staging.staged_lineage import check_staged_lineage, records_with_rows
-from exactbatch.batch.staging.staging_tables import create_lineage, decoded_schema
+from exactbatch.batch.staging.stager import is_worth_parts
+from exactbatch.batch.staging.staging_tables import StagingTables, create_lineage, decoded_schema
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt, dump
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
@@ -40,8 +42,8 @@ from exactbatch.batch.transform.one_pass import (
     Passed,
     RecordsInOrder,
     UnchangedColumns,
-    all_pieces,
     passed,
+    staged_batch,
 )
 from exactbatch.batch.transform.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
@@ -75,6 +77,7 @@ class TransformStager:
         """
         self._spark, self._connection, self._pipeline, self._tasks = spark, connection, pipeline, tasks
         self._bins = distribute(tasks, pipeline.max_connections)
+        self._in_parts = False
         self._read = _read(spark, self._bins).persist(StorageLevel.DISK_ONLY)
         self._decoded = self._read.where(F.col(OUTCOME).isNull()).drop(OUTCOME)
         try:
@@ -97,15 +100,28 @@ class TransformStager:
             self._read.unpersist()
             raise
 
-    def stage(self) -> StagedBatch:
-        """Read, transform and stage; return what the task attempts did that Spark accepted.
+    def can_split(self) -> bool:
+        """See Stager: in one pass only."""
+        try:
+            return is_worth_parts(self._tasks) and self._one_pass is not None
+        except BaseException:
+            self._read.unpersist()
+            raise
+
+    def split_tables(self) -> list[StagingTables]:
+        """See Stager."""
+        self._in_parts = True
+        return [self._tasks[0].tables.of_part(part) for part in range(len(self._bins))]
+
+    def stage(self, finished: Callable[[StagedBatch], None] | None = None) -> StagedBatch:
+        """See Stager.
 
         Raises TransformFailed, with the record if there is one, TransformRefused for rows whose lineage is not
         that of a record of the batch, TasksFailed, StagedRowsDiffer, and the terminal error of a task.
         """
         try:
-            if self._is_proven and (staged := self._staged_in_one_pass()) is not None:
-                return staged
+            if (one_pass := self._one_pass) is not None:
+                return self._staged_in_one_pass(one_pass, finished)
             pieces = self._outcomes()
             rejects = by_attempt(pieces, "rejects")
             if sum(rejects.values()) > self._tasks[0].max_rejects:
@@ -130,35 +146,56 @@ class TransformStager:
         with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
         return StagedBatch(staged.pieces, rows, rejects, dropped=decoded - with_rows)
 
-    def _staged_in_one_pass(self) -> StagedBatch | None:
-        """Read, transform and stage in the same Spark tasks; return None if Spark would run them in others, or
-        encrypts what it writes to disks, which the files of a hand-over are not."""
-        if settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
+    @cached_property
+    def _one_pass(self) -> OnePass | None:
+        """How the same Spark tasks read, transform and stage; None if Spark would stage in others, or encrypts what
+        it writes to disks, which the files of a hand-over are not."""
+        if not self._is_proven or settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
             return None
         self._read.unpersist()
         try:
             unchanged, used = self._columns_of_records()
-            rows = self._rows_in_one_pass(unchanged)
-            if not is_narrow(rows):
-                self._read.persist(StorageLevel.DISK_ONLY)
-                return None
-            launch = f"{self._tasks[0].tables.launch:x}"
-            with self._job_in_one_pass(OnePass(launch, tuple({*unchanged.values()}), used)):
-                done: list[Passed] = loaded(bytes(row.outcome) for row in rows.collect())
+            one_pass = OnePass(f"{self._tasks[0].tables.launch:x}", unchanged, used)
+            if is_narrow(self._rows_in_one_pass(one_pass, None)):
+                return one_pass
         except (PySparkException, Py4JJavaError) as error:
             self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
             raise self._failure(error) from error
-        pieces = all_pieces(done)
-        staged = StagedBatch(
-            pieces, {each.attempt: each.rows for each in done}, by_attempt(pieces, "rejects")
-        )
+        self._read.persist(StorageLevel.DISK_ONLY)
+        return None
+
+    def _staged_in_one_pass(
+        self, one_pass: OnePass, finished: Callable[[StagedBatch], None] | None
+    ) -> StagedBatch:
+        """Read, transform and stage in the same Spark tasks."""
+        context = self._spark.sparkContext
+        accepted = None if finished is None else AcceptedOutcomes(context)
+        rows = self._rows_in_one_pass(one_pass, accepted)
+
+        def collect() -> list[bytes]:
+            return [bytes(row.outcome) for row in rows.collect()]
+
+        try:
+            with self._job_in_one_pass(one_pass):
+                if finished is None or accepted is None:
+                    outcomes = collect()
+                else:
+                    report = finished
+                    outcomes = collect_reporting(
+                        context, collect, accepted, lambda done: report(staged_batch(done))
+                    )
+        except (PySparkException, Py4JJavaError) as error:
+            self._read.persist(StorageLevel.DISK_ONLY)
+            raise self._failure(error) from error
+        done: list[Passed] = loaded(outcomes)
+        staged = staged_batch(done)
         if staged.rejected > self._tasks[0].max_rejects or not self._pipeline.sink.needs_lineage:
             return staged
         counts = [each.records for each in done]
         with_rows = sum(count for count in counts if count is not None)
         if None in counts:
             with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
-        return replace(staged, dropped=sum(piece.rows for piece in pieces) - with_rows)
+        return replace(staged, dropped=sum(piece.rows for piece in staged.pieces) - with_rows)
 
     def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...] | None]:
         """Return the columns of the rows that need not go through the JVM, because they are columns of the records,
@@ -171,23 +208,24 @@ class TransformStager:
         }
         return unchanged, (*columns.used, *LINEAGE_NAMES) if unchanged else None
 
-    def _rows_in_one_pass(self, unchanged: Mapping[str, str]) -> DataFrame:
+    def _rows_in_one_pass(self, one_pass: OnePass, accepted: AcceptedOutcomes | None) -> DataFrame:
         """Return the outcomes of tasks that stage the transformed rows, and what the same tasks have read.
 
-        The columns `unchanged` of the rows are taken from the decoded records.
+        The tasks add their outcomes to `accepted`, too.
         """
-        task = self._tasks[0]
+        task, in_parts = self._tasks[0], self._in_parts
         tables, postgres = task.tables, task.postgres
         columns = self._pipeline.sink.staged_columns(self.columns)
+        launch, unchanged = one_pass.launch, one_pass.unchanged
         names = [name for name in self._rows.columns if name not in unchanged]
         ranges = [[task.range for task in bin_] for bin_ in self._bins]
         slot_offsets = task.slot_offsets
-        launch = f"{tables.launch:x}"
         has_lineage = self._pipeline.sink.needs_lineage
 
         def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
-            attempt = attempt_id()
-            counter = RecordsInOrder(ranges[partition_id()])
+            attempt, number = attempt_id(), partition_id()
+            part = number if in_parts else None
+            counter = RecordsInOrder(ranges[number])
             hand_over = HandOver(launch, attempt)
             of_records = UnchangedColumns(hand_over, unchanged)
 
@@ -201,7 +239,7 @@ class TransformStager:
             try:
                 rows = stage_rows(
                     complete(),
-                    tables,
+                    tables.of_part(part),
                     postgres,
                     columns,
                     attempt,
@@ -211,11 +249,13 @@ class TransformStager:
                 outcome = (
                     rows
                     if isinstance(rows, ExactbatchError)
-                    else passed(hand_over.outcomes(), attempt, rows, counter.count)
+                    else passed(hand_over.outcomes(), attempt, rows, counter.count, part)
                 )
             finally:
                 hand_over.remove()
             freeze_modules()
+            if accepted is not None:
+                accepted.add(dump(outcome))
             yield pa.RecordBatch.from_arrays([pa.array([dump(outcome)], pa.binary())], ["outcome"])
 
         numbered = self._rows.toDF(*map(str, range(len(self._rows.columns))))
