@@ -20,6 +20,7 @@ from topics import ensure_topic
 from ways import CORES, EXACTBATCH, Place, one_transaction, run_batch
 
 from exactbatch.batch.engines.connect_engine import ConnectEngine
+from exactbatch.class_archive import archive_folder, build_archive
 from exactbatch.settings import Settings
 
 REPORT = ROOT / "build" / "latency.json"
@@ -76,7 +77,10 @@ def warm(servers: Servers, place: Place, progress: Callable[[str], None]) -> lis
 
 
 def cold(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:
-    """Return the seconds of `exactbatch run`, which starts Python, a JVM and Spark, and ends them."""
+    """Return the seconds of `exactbatch run`, which starts Python, a JVM and Spark, and ends them. The JVM uses the
+    archive that `exactbatch archive` builds."""
+    progress("building the archive of Spark's classes, if there is none")
+    build_archive(archive_folder())
     settings = Settings(kafka=place.kafka, postgres=place.postgres)
     module = place.scratch / "latency_pipeline.py"
     module.write_text(
