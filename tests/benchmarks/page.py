@@ -196,8 +196,8 @@ def latency_section(latency: Mapping[str, Any]) -> list[str]:
     return [
         "## Latency",
         "",
-        f"`tests/benchmarks/latency.py` processes batches of {latency['rows']:,} records. A new process",
-        "is `exactbatch run`, after `exactbatch archive`.",
+        f"`tests/benchmarks/latency.py` processes batches of {latency['rows']:,} records. A new process is",
+        "`exactbatch run`, after `exactbatch archive`.",
         "",
         "![Latency of a small batch](benchmark/latency.svg)",
         "",
