@@ -36,3 +36,24 @@ def test_what_needs_no_transform_is_cut_for_the_cluster():
 
 def test_what_is_inserted_in_parts_is_cut_for_several_tasks_of_each_slot():
     assert [len(pieces(each)) for each in (1, 2, 400)] == [5, 9, 9]
+
+
+def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkeypatch):
+    asked = 0
+    size = OffsetRange.__len__
+
+    def counted(range_: OffsetRange) -> int:
+        nonlocal asked
+        asked += 1
+        return size(range_)
+
+    monkeypatch.setattr(OffsetRange, "__len__", counted)
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.t"))
+    settings = Settings(kafka={"bootstrap.servers": "localhost:9"}, postgres="")
+    counts = []
+    for partitions in (100, 1000):
+        asked = 0
+        ranges = [OffsetRange("t", partition, 0, 10, LIFE) for partition in range(partitions)]
+        stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, 2)
+        counts.append(asked)
+    assert 0 < counts[1] <= 10 * counts[0]

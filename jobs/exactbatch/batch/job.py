@@ -310,6 +310,7 @@ def _process_ranges(
         topics = sorted({range_.topic for range_ in ranges})
         topic_ids, cluster_id = KafkaBroker(settings.kafka).cluster(topics)
         check_topic_ids(ranges, topic_ids)
+        slot_offsets = sum(map(len, ranges)) // executors.parallelism
         tasks = [
             RangeTask(
                 range=range_,
@@ -321,7 +322,7 @@ def _process_ranges(
                 postgres=settings.postgres,
                 seen=seen,
                 cluster_id=cluster_id,
-                slot_offsets=sum(map(len, ranges)) // executors.parallelism,
+                slot_offsets=slot_offsets,
             )
             for range_ in ranges
         ]

@@ -66,6 +66,7 @@ def stage_tasks(
     `epochs` maps (topic, partition) to the leader epoch up to which its log was processed. The input of a
     transform is cut in the same way on any cluster.
     """
+    offsets = sum(map(len, ranges))
     parts = pipeline.max_connections
     if not pipeline.is_transformed:
         parts = min(parts, parallelism * (_TASKS_OF_A_SLOT if pipeline.sink.inserts_in_parts else 1))
@@ -86,10 +87,10 @@ def stage_tasks(
             columns=pipeline.sink.staged_columns(pipeline.value.columns),
             changes=Changes(_decoded_key(pipeline), key) if pipeline.sink.keeps_deletes else None,
             # If max_rejects is a share, the most that there can be: a range has no more records than offsets.
-            max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
+            max_rejects=pipeline.rejects_allowed(offsets),
             read_timeout=pipeline.read_timeout,
             cluster_id=cluster_id,
-            slot_offsets=sum(map(len, ranges)) // parallelism,
+            slot_offsets=offsets // parallelism,
         )
         for piece in split(ranges, parts=parts, smallest=_SMALLEST_PIECE)
     ]
