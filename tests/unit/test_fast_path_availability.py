@@ -130,6 +130,26 @@ def test_machine_code_that_gives_another_row_is_not_used(monkeypatch: Any):
         trial.check_machine_code()
 
 
+def test_machine_code_that_reads_another_row_is_not_used(monkeypatch: Any):
+    from exactbatch.compiled import trial
+
+    another = pa.record_batch({"a": pa.array([7], pa.int32()), "b": ["éx"]})
+    monkeypatch.setattr(trial.RowsAsArrow, "read", lambda *_arguments: another)
+    with pytest.raises(RuntimeError, match="does not give what it should"):
+        trial.check_machine_code()
+
+
+def test_rows_that_do_not_end_where_their_bytes_do_are_refused():
+    from exactbatch.compiled.arrow_rows import ArrowRows
+    from exactbatch.compiled.rows_arrow import RowsAsArrow
+
+    batch = pa.record_batch({"a": pa.array([1, None], pa.int32())})
+    data, rows = ArrowRows(batch.schema).write(batch), RowsAsArrow(batch.schema, 2)
+    assert rows.read(data, 2) == batch
+    with pytest.raises(RuntimeError, match="expected 1 rows in 16 bytes, found them in 10"):
+        rows.read(data, 1)
+
+
 def test_a_driver_does_not_import_numba():
     code = "import sys, exactbatch.batch.job, exactbatch.batch.staging.stage_partition; print('numba' in sys.modules)"
     assert run(code).stdout == "False\n"

@@ -65,18 +65,24 @@ def cell_bound(format_: int) -> int:
     return 4 + (NUMERIC_BOUND if format_ == NUMERIC else format_)
 
 
+def column_table(schema: pa.Schema) -> npt.NDArray[np.int64]:
+    """Return the columns as put_row() describes them. Raises ValueError for a type that row_format() does not know."""
+    formats = [format_ for field in schema if (format_ := row_format(field.type)) is not None]
+    if len(formats) < len(schema):
+        raise ValueError(f"expected types with a binary form, found {schema}")
+    columns = np.zeros((len(schema), 2), np.int64)
+    columns[:, FORMAT] = formats
+    columns[:, SCALE] = [getattr(field.type, "scale", 0) for field in schema]
+    return columns
+
+
 class ArrowRows:
     """Writes batches with the columns of `schema` as COPY rows with the same columns."""
 
     def __init__(self, schema: pa.Schema) -> None:
         """Raises ValueError for a type that row_format() does not know."""
         self.schema = schema
-        formats = [format_ for field in schema if (format_ := row_format(field.type)) is not None]
-        if len(formats) < len(schema):
-            raise ValueError(f"expected types with a binary form, found {schema}")
-        self._columns = np.zeros((len(schema), 2), np.int64)
-        self._columns[:, FORMAT] = formats
-        self._columns[:, SCALE] = [getattr(field.type, "scale", 0) for field in schema]
+        self._columns = column_table(schema)
         self._row_bound = 2 + sum(map(cell_bound, self._columns[:, FORMAT].tolist()))
 
     def write(self, batch: pa.RecordBatch) -> bytes:

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from exactbatch.compiled.arrow_rows import row_format
-from exactbatch.compiled.binary_rows import BYTES, FORMAT, NUMERIC, SCALE
+from exactbatch.compiled.arrow_rows import column_table, row_format
+from exactbatch.compiled.binary_rows import BYTES, FORMAT, NUMERIC
 from exactbatch.compiled.row_columns import column_text, row_columns
 from exactbatch.compiled.row_frame import EPOCH_DAYS, EPOCH_US
 
@@ -29,14 +29,8 @@ class RowsAsArrow:
 
         Raises ValueError for a type that row_format() does not know.
         """
-        self.schema = schema
-        formats = [format_ for field in schema if (format_ := row_format(field.type)) is not None]
-        if len(formats) < len(schema):
-            raise ValueError(f"expected types with a binary form, found {schema}")
-        self._skipped = skipped
-        self._columns = np.zeros((len(schema), 2), np.int64)
-        self._columns[:, FORMAT] = formats
-        self._columns[:, SCALE] = [getattr(field.type, "scale", 0) for field in schema]
+        self.schema, self._skipped = schema, skipped
+        self._columns = column_table(schema)
 
     def read(self, data: bytes, rows: int) -> pa.RecordBatch:
         """Return the rows as a batch. Raises RuntimeError if they have more or fewer bytes than `data`."""

@@ -99,12 +99,7 @@ class RangeReader:
         """
         try:
             for records in self._read():
-                if self._decoder is None:
-                    decoded = self._strictly(records)
-                else:
-                    decoded, taken = self._decoder.decode(records, self._strictly)
-                    self.taken += taken
-                self._count(records, decoded)
+                decoded = self._decode(records)
                 if self.rejects > self._task.max_rejects:
                     return
                 yield self._with_lineage(records, decoded)
@@ -130,8 +125,7 @@ class RangeReader:
                         records = records.take(taken.declined.tolist())
                 if not len(records):
                     continue
-                decoded = self._strictly(records)
-                self._count(records, decoded)
+                decoded = self._decode(records)
                 if self.rejects > self._task.max_rejects:
                     return
                 yield encoder.encode(self._with_lineage(records, decoded))
@@ -152,17 +146,23 @@ class RangeReader:
             cluster_id=task.cluster_id,
         )
 
-    def _strictly(self, records: Records) -> Decoded:
-        return _decode(self._task.value, self._task.changes, records)
-
-    def _count(self, records: Records, decoded: Decoded) -> None:
-        """Count decoded records, and keep their rejects."""
+    def _decode(self, records: Records) -> Decoded:
+        """Decode records, count them, and keep their rejects."""
+        if self._decoder is None:
+            decoded = self._strictly(records)
+        else:
+            decoded, taken = self._decoder.decode(records, self._strictly)
+            self.taken += taken
         self.records += len(records)
         self.rows += len(decoded.rows)
         self.rejects += len(decoded.rejects)
         self.tombstones += decoded.tombstones
         if decoded.rejects:
             self._reject(records, decoded)
+        return decoded
+
+    def _strictly(self, records: Records) -> Decoded:
+        return _decode(self._task.value, self._task.changes, records)
 
     def _reject(self, records: Records, decoded: Decoded) -> None:
         batch = reject_batch(rejects_of(self._task.range, records, decoded, self._attempt))

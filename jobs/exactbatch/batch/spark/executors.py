@@ -51,10 +51,7 @@ def on_executors(
     try:
         shares = distribute(tasks, limit)
         job = context.parallelize(shares, len(shares)).mapPartitions(run)
-        if finished is None or accepted is None:
-            outcomes = job.collect()
-        else:
-            outcomes = collect_reporting(context, job.collect, accepted, finished)
+        outcomes = collect_outcomes(context, job.collect, accepted, finished)
     except (PySparkException, Py4JJavaError) as error:
         raise tasks_failed(spark, error, verb) from error
     return loaded(outcomes)
@@ -86,17 +83,20 @@ class AcceptedOutcomes:
         return self._accumulator.value[count:]
 
 
-def collect_reporting(
+def collect_outcomes(
     context: SparkContext,
     collect: Callable[[], list[bytes]],
-    accepted: AcceptedOutcomes,
-    finished: Callable[[list[Any]], None],
+    accepted: AcceptedOutcomes | None,
+    finished: Callable[[list[Any]], None] | None,
 ) -> list[bytes]:
-    """Collect the outcomes of a Spark job in another thread, and report in this one which of them Spark has accepted
-    meanwhile.
+    """Collect the outcomes of a Spark job; with `finished`, collect in another thread, and report in this one which
+    outcomes Spark has accepted meanwhile.
 
-    Raises what collect() and `finished` raise, and the first error among the outcomes. These two cancel the job.
+    Raises what collect() and `finished` raise, and the first error among the accepted outcomes. These two cancel the
+    job.
     """
+    if accepted is None or finished is None:
+        return collect()
     collected: Future[list[bytes]] = Future()
     tag = f"exactbatch-{uuid.uuid4().hex}"
 

@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.storagelevel import StorageLevel
 
 from exactbatch.batch.rows.decode import shared_reads
-from exactbatch.batch.spark.executors import AcceptedOutcomes, collect_reporting, tasks_failed
+from exactbatch.batch.spark.executors import AcceptedOutcomes, collect_outcomes, tasks_failed
 from exactbatch.batch.spark.spark_errors import cause, may_be_of_a_record, setting_refused, settings_of
 from exactbatch.batch.staging.shares import (
     attempt_id,
@@ -120,8 +120,8 @@ class TransformStager:
         that of a record of the batch, TasksFailed, StagedRowsDiffer, and the terminal error of a task.
         """
         try:
-            if (one_pass := self._one_pass) is not None:
-                return self._staged_in_one_pass(one_pass, finished)
+            if self._one_pass is not None:
+                return self._staged_in_one_pass(*self._one_pass, finished)
             pieces = self._outcomes()
             rejects = by_attempt(pieces, "rejects")
             if sum(rejects.values()) > self._tasks[0].max_rejects:
@@ -147,17 +147,17 @@ class TransformStager:
         return StagedBatch(staged.pieces, rows, rejects, dropped=decoded - with_rows)
 
     @cached_property
-    def _one_pass(self) -> OnePass | None:
-        """How the same Spark tasks read, transform and stage; None if Spark would stage in others, or encrypts what
-        it writes to disks, which the files of a hand-over are not."""
+    def _one_pass(self) -> tuple[OnePass, DataFrame] | None:
+        """How the same Spark tasks read, transform and stage, and what does that into one table; None if Spark would
+        stage in others, or encrypts what it writes to disks, which the files of a hand-over are not."""
         if not self._is_proven or settings_of(self._spark).get("spark.io.encryption.enabled") == "true":
             return None
         self._read.unpersist()
         try:
             unchanged, used = self._columns_of_records()
             one_pass = OnePass(f"{self._tasks[0].tables.launch:x}", unchanged, used)
-            if is_narrow(self._rows_in_one_pass(one_pass, None)):
-                return one_pass
+            if is_narrow(rows := self._rows_in_one_pass(one_pass, None)):
+                return one_pass, rows
         except (PySparkException, Py4JJavaError) as error:
             self._read.persist(StorageLevel.DISK_ONLY)  # the search for a record reads them several times
             raise self._failure(error) from error
@@ -165,25 +165,21 @@ class TransformStager:
         return None
 
     def _staged_in_one_pass(
-        self, one_pass: OnePass, finished: Callable[[StagedBatch], None] | None
+        self, one_pass: OnePass, rows: DataFrame, finished: Callable[[StagedBatch], None] | None
     ) -> StagedBatch:
-        """Read, transform and stage in the same Spark tasks."""
+        """Read, transform and stage in the same Spark tasks; `rows` does that into one table."""
         context = self._spark.sparkContext
+        report = None if finished is None else lambda done: finished(staged_batch(done))
         accepted = None if finished is None else AcceptedOutcomes(context)
-        rows = self._rows_in_one_pass(one_pass, accepted)
+        if self._in_parts:
+            rows = self._rows_in_one_pass(one_pass, accepted)
 
         def collect() -> list[bytes]:
             return [bytes(row.outcome) for row in rows.collect()]
 
         try:
             with self._job_in_one_pass(one_pass):
-                if finished is None or accepted is None:
-                    outcomes = collect()
-                else:
-                    report = finished
-                    outcomes = collect_reporting(
-                        context, collect, accepted, lambda done: report(staged_batch(done))
-                    )
+                outcomes = collect_outcomes(context, collect, accepted, report)
         except (PySparkException, Py4JJavaError) as error:
             self._read.persist(StorageLevel.DISK_ONLY)
             raise self._failure(error) from error
@@ -254,9 +250,10 @@ class TransformStager:
             finally:
                 hand_over.remove()
             freeze_modules()
+            dumped = dump(outcome)
             if accepted is not None:
-                accepted.add(dump(outcome))
-            yield pa.RecordBatch.from_arrays([pa.array([dump(outcome)], pa.binary())], ["outcome"])
+                accepted.add(dumped)
+            yield pa.RecordBatch.from_arrays([pa.array([dumped], pa.binary())], ["outcome"])
 
         numbered = self._rows.toDF(*map(str, range(len(self._rows.columns))))
         sent = [str(number) for number, name in enumerate(self._rows.columns) if name not in unchanged]
