@@ -159,7 +159,9 @@ def _replay(
     broker = KafkaBroker(settings.kafka)
     preview = preview_replay(connection, broker, pipeline, request)
     if options.dry_run and options.as_json:
-        print_json({"pipeline": pipeline.name, **asdict(preview)})
+        found = asdict(preview)
+        # taken_back is the name that versions up to 0.5 gave it.
+        print_json({"pipeline": pipeline.name, **found, "taken_back": found["retracted"]})
     elif not options.as_json:
         out.print(render.replay_table(pipeline, preview))
         for note in render.replay_notes(preview):

@@ -63,7 +63,7 @@ def replay_table(pipeline: Pipeline, preview: "Preview") -> Table:
         numbers=("from", "until", "offsets", "rows retracted", "rejects retracted"),
     )
     table.add_column("of batches", overflow="fold")
-    for part in preview.taken_back:
+    for part in preview.retracted:
         rows = "–" if part.rows is None else str(part.rows)
         numbers = (part.range.from_offset, part.range.until_offset, len(part.range), rows, part.rejects)
         table.add_row(_partition(part.range), *map(str, numbers), _batch_ids(part.batch_ids))
