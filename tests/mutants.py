@@ -1022,6 +1022,20 @@ MUTANTS: Final = (
         ("tests/unit/test_native_consumer.py::test_all_messages_are_destroyed_however_a_read_ends",),
     ),
     Mutant(
+        "the queue of a consumer is not released",
+        "kafka/native_client.py",
+        "        self._library.queue_destroy(self._queue)\n",
+        "",
+        ("tests/unit/test_native_consumer.py::test_reads_leave_no_memory_descriptor_or_thread_behind",),
+    ),
+    Mutant(
+        "a message is not destroyed",
+        "kafka/native_records.py",
+        "compiled.destroy(addresses[addresses != 0], function)",
+        "compiled.destroy(addresses[addresses != 0][1:], function)",
+        ("tests/unit/test_native_consumer.py::test_reads_leave_no_memory_descriptor_or_thread_behind",),
+    ),
+    Mutant(
         "messages are noted only after the call that returns them",
         "kafka/native_records.py",
         "self.addresses = held[self._key] = np.zeros(count, np.uint64)",
