@@ -7,7 +7,7 @@ import pytest
 
 from exactbatch.audit import log_windows
 from exactbatch.compiled.availability import VARIABLE
-from exactbatch.kafka import reader as range_reader
+from exactbatch.kafka import open_consumer as opening
 from exactbatch.kafka.native_client import NativeClient
 
 # "messages" creates an object for each record, "native" does not.
@@ -21,7 +21,7 @@ def read_with(patch: pytest.MonkeyPatch, reader: str) -> None:
     have an object for each record.
     """
     is_native = reader == "native"
-    open_consumer: Any = range_reader.open_consumer
+    open_consumer: Any = opening.open_consumer
 
     def checked(*arguments: Any, partitions: int, **named: Any) -> Any:
         consumer = open_consumer(*arguments, partitions=partitions, **named)
@@ -29,5 +29,5 @@ def read_with(patch: pytest.MonkeyPatch, reader: str) -> None:
         return consumer
 
     patch.setenv(VARIABLE, "0" if is_native else "off")
-    patch.setattr(range_reader, "open_consumer", checked)
+    patch.setattr("exactbatch.kafka.reader.open_consumer", checked)
     patch.setattr(log_windows, "_NATIVE_FROM", 0 if is_native else sys.maxsize)
