@@ -1022,6 +1022,47 @@ MUTANTS: Final = (
         ("tests/unit/test_native_consumer.py::test_all_messages_are_destroyed_however_a_read_ends",),
     ),
     Mutant(
+        "the queue of a consumer is not released",
+        "kafka/native_client.py",
+        "        self._library.queue_destroy(self._queue)\n",
+        "",
+        ("tests/unit/test_native_consumer.py::test_reads_leave_no_memory_descriptor_or_thread_behind",),
+    ),
+    Mutant(
+        "a message is not destroyed",
+        "kafka/native_records.py",
+        "compiled.destroy(addresses[addresses != 0], function)",
+        "compiled.destroy(addresses[addresses != 0][1:], function)",
+        ("tests/unit/test_native_consumer.py::test_reads_leave_no_memory_descriptor_or_thread_behind",),
+    ),
+    Mutant(
+        "a topic that an ACL hides is a broker that sends nothing",
+        "kafka/reader.py",
+        "                check_describable(consumer, stalled.range)\n",
+        "                pass\n",
+        (
+            "tests/integration/test_kafka_acls.py"
+            "::test_what_documentation_lists_is_enough_and_no_more_than_that",
+        ),
+    ),
+    Mutant(
+        "what an ACL hides from a consumer without objects is a broker that sends nothing",
+        "kafka/native_client.py",
+        "self._error(each.err) if each.err else None",
+        "None",
+        (
+            "tests/integration/test_kafka_acls.py"
+            "::test_what_documentation_lists_is_enough_and_no_more_than_that",
+        ),
+    ),
+    Mutant(
+        "a consumer without objects hides why it cannot connect",
+        "kafka/native_client.py",
+        "KafkaError(cause, _text(text.value), fatal=fatal)",
+        "KafkaError(KafkaError._TRANSPORT, _text(text.value), fatal=fatal)",
+        ("tests/integration/test_kafka_tls.py::test_both_readers_say_the_same",),
+    ),
+    Mutant(
         "messages are noted only after the call that returns them",
         "kafka/native_records.py",
         "self.addresses = held[self._key] = np.zeros(count, np.uint64)",
