@@ -8,23 +8,20 @@ cast is needed, this process compares the values first, and Postgres only sees t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 from psycopg2 import sql
 
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
 from exactbatch.audit.folded import covering_batch, has_folded
+from exactbatch.audit.log_records import LogRecords
+from exactbatch.audit.log_windows import Read
 from exactbatch.audit.report import Finding, Offsets
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
-from exactbatch.formats.message import read_headers
-from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -43,11 +40,6 @@ _NOT_REJECTED: Final = sql.SQL(
 _HELD_RECORDS: Final = 200_000
 _HELD_BYTES: Final = 128 * 1024 * 1024
 _FIRST: Final = "select q.o, count(*) over () from ({}) q (o) order by 1 limit 10"
-
-_offset = methodcaller("offset")
-_value = methodcaller("value")
-_key = methodcaller("key")
-_timestamp = methodcaller("timestamp")
 
 
 class ExpectedValues:
@@ -103,19 +95,25 @@ class ExpectedValues:
             sum(map(len, decoded)) >= _HELD_RECORDS or sum(batch.nbytes for batch in decoded) >= _HELD_BYTES
         )
 
-    def add(self, topic: str, partition: int, messages: Sequence[Message], batches: Offsets) -> None:
+    @property
+    def reads(self) -> Read:
+        """What is to be read of the records."""
+        return Read.WITH_HEADERS if isinstance(self._value, WithMessage) else Read.VALUES
+
+    def add(
+        self, topic: str, partition: int, offsets: Offsets, records: LogRecords, batches: Offsets
+    ) -> None:
         """Decode records of one partition, whose offsets ascend; `batches` cover them, according to the ledger.
 
         The records of one partition are compared before the next partition's are added, except for partial results.
         """
-        first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+        first, last = int(offsets[0]), int(offsets[-1])
         if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
             first = self._window.first
         self._window = _Window(topic, partition, first, last)
-        values = pa.array(list(map(_value, messages)), pa.binary())
-        parts = _MessageParts(messages)
+        values = records.values()
         decoded = (
-            self._value.decode(values, parts)
+            self._value.decode(values, records)
             if isinstance(self._value, WithMessage)
             else self._value.decode(values)
         )
@@ -123,13 +121,13 @@ class ExpectedValues:
             names = {column.name for column in self._pipeline.value.columns}
             key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
             deletes = self._value.tombstone_deletes
-            decoded = as_changes(decoded, values, parts.keys(), self._key, key, tombstones_delete=deletes)
-        self._refused += [(messages[at].offset() or 0, int(batches[at])) for at, _ in decoded.rejects]
+            decoded = as_changes(decoded, values, records.keys(), self._key, key, tombstones_delete=deletes)
+        self._refused += [(int(offsets[at]), int(batches[at])) for at, _ in decoded.rejects]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(partition, pa.int32()), n),
-            pa.array(list(map(_offset, messages)), pa.int64()).take(decoded.kept),
-            parts.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
+            pa.array(offsets, pa.int64()).take(decoded.kept),
+            records.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
             pa.repeat(topic, n),
             pa.array(batches, pa.int64()).take(decoded.kept),
         ]
@@ -290,25 +288,3 @@ class _Window:
             first=sql.Literal(self.first),
             last=sql.Literal(self.last),
         )
-
-
-class _MessageParts:
-    """Keys, headers and timestamps of records."""
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
-
-    def keys(self) -> pa.BinaryArray:
-        """Key bytes; null for a null key."""
-        return pa.array(list(map(_key, self._messages)), pa.binary())
-
-    def headers(self) -> list[Any]:
-        """Headers of each record, as read_headers() returns them."""
-        return read_headers(self._messages)
-
-    def timestamps(self) -> pa.TimestampArray:
-        """Kafka's timestamps, in milliseconds UTC; null for a record without one (-1), and for a timestamp that
-        Postgres cannot store in microseconds."""
-        kinds, times = map(np.array, zip(*map(_timestamp, self._messages), strict=True))
-        unset = (kinds == 0) | (times == -1) | (times < EARLIEST_TIMESTAMP_MS) | (times > LATEST_TIMESTAMP_MS)
-        return pa.array(times.astype("datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset)
