@@ -29,6 +29,8 @@ _PRUNE: Final = "tests/integration/test_prune.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
 _AUDIT_WORKERS: Final = "tests/integration/test_audit_workers.py"
 _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
+_JSON_TEXT: Final = "tests/unit/test_audit_json_text.py"
+_UNDECODED: Final = "tests/integration/test_audit_undecoded.py::test_a_wrong_value_of_each_type_is_found"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
@@ -682,15 +684,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the auditor takes the end of the log for a record",
-        "audit/native_offsets.py",
-        "        words = words[codes == 0]\n",
-        "",
+        "audit/native_reader.py",
+        "        is_record = codes == 0\n",
+        "        is_record = codes == codes\n",
         (f"{_AUDIT}::test_a_target_that_holds_what_the_log_holds_is_exact",),
     ),
     Mutant(
         "the auditor takes no record for a tombstone",
-        "audit/native_offsets.py",
-        "offsets[self._memory[words + _PAYLOAD] == 0]",
+        "audit/native_reader.py",
+        "offsets[payloads == 0]",
         "offsets[:0]",
         (f"{_AUDIT}::test_tombstones_and_rejects_are_accounted_for",),
     ),
@@ -704,9 +706,51 @@ MUTANTS: Final = (
     Mutant(
         "the auditor compares only values that are not null",
         "audit/equal_values.py",
-        "    differ = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)\n",
-        "    differ = pc.fill_null(pc.not_equal(expected, actual), False)\n",
+        "    is_different = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)\n",
+        "    is_different = pc.fill_null(pc.not_equal(expected, actual), False)\n",
         ("tests/unit/test_audit_equal_values.py",),
+    ),
+    Mutant(
+        "the auditor copies the bytes of short values as those of long ones",
+        "audit/native_reader.py",
+        "_INLINE_BYTES: Final = 12 ",
+        "_INLINE_BYTES: Final = 11 ",
+        ("tests/integration/test_read.py::test_the_auditor_reads_the_same_records_with_objects_and_without",),
+    ),
+    Mutant(
+        "the auditor writes a text that needs an escape without one",
+        "audit/json_text.py",
+        "                can &= ~_needs_escape(column)\n",
+        "",
+        (_JSON_TEXT,),
+    ),
+    Mutant(
+        "the auditor does not look at columns that a record lacks",
+        "audit/json_text.py",
+        "                can &= column.is_null()",
+        "                _ = column.is_null()",
+        (_JSON_TEXT,),
+    ),
+    Mutant(
+        "the auditor reads an empty text as null",
+        "audit/undecoded.py",
+        "quoted_strings_can_be_null=False",
+        "quoted_strings_can_be_null=True",
+        (_JSON_TEXT,),
+    ),
+    Mutant(
+        "the auditor does not compare Kafka's time of records that it does not decode",
+        "audit/undecoded.py",
+        " & ~differ(timestamps, _whole(rows[_TIMESTAMP]))",
+        "",
+        (_UNDECODED,),
+    ),
+    Mutant(
+        "the auditor looks at one row of each record that it does not decode",
+        "audit/undecoded.py",
+        "        is_equal[at[~is_row]] = False\n",
+        "",
+        (_UNDECODED,),
     ),
     Mutant(
         "the auditor compares casted values without Postgres",

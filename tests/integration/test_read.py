@@ -19,9 +19,8 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from exactbatch.audit import log_windows
-from exactbatch.audit.log_windows import LogWindows
-from exactbatch.audit.values import _MessageParts
+from exactbatch.audit import log_records, log_windows
+from exactbatch.audit.log_windows import LogWindows, Read
 from exactbatch.batch.rows.decode import rejects_of
 from exactbatch.batch.rows.rejects import reject_batch
 from exactbatch.errors import (
@@ -391,14 +390,56 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert values(read(topic, 0, 3)) == [b"before", b"AAAA", b"after"]
 
 
-def auditors(topic: Topic, partition: LogPartition, head: int, **properties: Any) -> Iterator[LogWindows]:
+def auditors(
+    topic: Topic, partition: LogPartition, head: int, read: Read = Read.OFFSETS, **properties: Any
+) -> Iterator[LogWindows]:
     """The readers of an audit: with an object for each record, and without."""
     for native_from in (sys.maxsize, 0):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(log_windows, "_NATIVE_FROM", native_from)
-            auditor = LogWindows({**topic.properties, **properties}, partition, 0, head)
-        assert isinstance(auditor._reader, log_windows._Messages if native_from else log_windows._Offsets)
+            auditor = LogWindows({**topic.properties, **properties}, partition, 0, head, read=read)
+        assert isinstance(auditor._reader, log_windows._Messages if native_from else log_windows._Native)
         yield auditor
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_auditor_reads_the_same_records_with_objects_and_without(
+    make_topic: MakeTopic, compression: str
+) -> None:
+    """Bytes are copied from librdkafka's memory: short ones in another way than long ones."""
+    topic = make_topic(retention_ms="-1", message_timestamp_after_max_ms=str(2**63 - 1))
+    topic = Topic(topic.name, {**topic.properties, "compression.type": compression})
+    sizes = [0, 1, 11, 12, 13, 14, 300, 100_000, 12, 900_000, None, 40]
+    contents = [None if size is None else os.urandom(size) for size in sizes]
+    milliseconds = [1_767_225_600_000, 1, 9_300_000_000_000_000]  # the last is beyond Postgres's
+    expected = [
+        (value, key) for value in contents for key in contents if len(value or b"") + len(key or b"") < 1e6
+    ]
+    for number, (value, key) in enumerate(expected):
+        topic.produce(value, key=key, timestamp=milliseconds[number % 3])
+    [partition] = KafkaBroker(topic.properties).partitions([topic.name])
+    found = []
+    for auditor in auditors(topic, partition, len(expected), Read.VALUES):
+        with closing(auditor):
+            blocks = [part for block in auditor.window(len(expected)) for part in block.cut(57)]
+        records = [block.records for block in blocks if block.records is not None]
+        assert sum(map(len, records)) == len(expected)
+        assert [at for block in blocks for at in block.nulls] == [
+            at for at, (value, _) in enumerate(expected) if value is None
+        ]
+        found.append(
+            [
+                each
+                for part in records
+                for each in zip(
+                    *(column.to_pylist() for column in (part.values(), part.keys(), part.timestamps())),
+                    strict=True,
+                )
+            ]
+        )
+    assert found[0] == found[1]
+    assert [each[:2] for each in found[1]] == expected
+    assert {each[2] and each[2].timestamp() for each in found[1]} == {1_767_225_600, 0.001, None}
 
 
 def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: LocalStack) -> None:
@@ -618,7 +659,8 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
     producer.close()
     found = []
     for part in read_range(range_of(topic, 0, 105), topic.properties, leader_epoch=None, timeout=10):
-        found += _MessageParts(part._messages).headers() if reader == "messages" else part.headers()  # type: ignore[attr-defined]
+        own = log_records.MessageRecords(part._messages) if reader == "messages" else part  # type: ignore[attr-defined]
+        found += own.headers()
     unreadable = [isinstance(each, Unreadable) for each in found]
     assert unreadable == [False, True, True, True, False, *[True] * 100]
     reading = read_range(range_of(topic, 0, 5), topic.properties, leader_epoch=None, timeout=10)
