@@ -38,6 +38,14 @@ class LogPartition:
         """Topic, partition and topic ID."""
         return self.topic, self.partition, self.topic_id
 
+    def lag(self, next_offset: int | None) -> int:
+        """Number of offsets between a stored offset, or without one the start of the log, and the end of the log.
+
+        As Kafka's own tools count, the end is the high watermark: markers of transactions and records of open ones
+        count, too. Negative if the log ends below the stored offset.
+        """
+        return self.high_watermark - (self.earliest if next_offset is None else next_offset)
+
     def range(self, from_offset: int, until_offset: int) -> OffsetRange:
         """A range of this partition, [from_offset, until_offset)."""
         return OffsetRange(
@@ -46,6 +54,15 @@ class LogPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """When the broker removes old records of a topic: `milliseconds` after their timestamps, or if a partition has
+    more than `bytes`. None for no such limit."""
+
+    milliseconds: int | None
+    bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
 from exactbatch.cli.init import init
 from exactbatch.cli.inspect import audit, boundaries, status
+from exactbatch.cli.lag import lag
 from exactbatch.cli.local import run_local
 from exactbatch.cli.merge import merge
 from exactbatch.cli.process import plan, rejects, replay, run
@@ -30,6 +31,7 @@ for _command in (
     merge,
     prune,
     status,
+    lag,
     audit,
     connect,
     archive,

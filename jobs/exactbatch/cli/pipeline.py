@@ -28,9 +28,19 @@ def load(reference: str) -> tuple[Pipeline, Settings]:
     Without both variables, a running local stack serves. Raises ConfigurationError.
     """
     pipeline = load_pipeline(reference if ":" in reference else f"pipelines.{reference}:{reference}")
+    return pipeline, load_settings()
+
+
+def registered_name(reference: str) -> str:
+    """Return the name under which a pipeline is registered: of MODULE:NAME, or the reference itself."""
+    return load_pipeline(reference).name if ":" in reference else reference
+
+
+def load_settings() -> Settings:
+    """Read from the environment how to reach Kafka and Postgres, as load() does. Raises ConfigurationError."""
     settings = _settings()
     check_properties(settings.kafka)
-    return pipeline, settings
+    return settings
 
 
 def _settings() -> Settings:
@@ -42,7 +52,7 @@ def _settings() -> Settings:
 
 @contextmanager
 def ledger_connection(
-    settings: Settings, pipeline: Pipeline, *, may_be_new: bool = False
+    settings: Settings, pipeline: Pipeline | None = None, *, may_be_new: bool = False
 ) -> Iterator[Connection]:
     """Connect to the database of the ledger; check the ledger's version unless it may still be created."""
     with ledger_session(settings.postgres, "exactbatch cli", pipeline) as connection:

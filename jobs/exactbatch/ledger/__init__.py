@@ -1,6 +1,7 @@
 """The ledger: the tables that account for every offset, and the SQL that reads and writes them."""
 
 from exactbatch.ledger.batches import batch_lost
+from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.ledger import Ledger
 from exactbatch.ledger.pruning import PlannedReplay
 from exactbatch.ledger.rows import (
@@ -20,6 +21,7 @@ from exactbatch.ledger.session import ledger_session
 
 __all__ = [
     "Batch",
+    "Definition",
     "Failing",
     "Ledger",
     "NearbyTimeBoundaries",

@@ -62,8 +62,7 @@ class Report:
 
     def lag(self, partition: LogPartition) -> int:
         """Number of offsets between the stored offset and the end of the log."""
-        stored = self.stored.get(partition.topic_partition, partition.earliest)
-        return partition.high_watermark - stored
+        return partition.lag(self.stored.get(partition.topic_partition))
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of an asset event."""
