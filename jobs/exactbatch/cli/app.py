@@ -7,12 +7,13 @@ from exactbatch.cli.compact import compact
 from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
 from exactbatch.cli.init import init
-from exactbatch.cli.inspect import audit, boundaries, status
+from exactbatch.cli.inspect import audit, boundaries
 from exactbatch.cli.lag import lag
 from exactbatch.cli.local import run_local
 from exactbatch.cli.merge import merge
 from exactbatch.cli.process import plan, rejects, replay, run
 from exactbatch.cli.prune import prune
+from exactbatch.cli.status import status
 
 app = typer.Typer(
     help="Exactly-once batches from Kafka to Postgres.",

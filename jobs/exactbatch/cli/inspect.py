@@ -1,4 +1,4 @@
-"""Commands that show what Kafka, the ledger and the target hold: status, boundaries and audit."""
+"""Commands that show what Kafka, the ledger and the target hold: boundaries and audit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,28 +22,13 @@ from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import CHECK_FAILED
-from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.operations.status import load_status
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.request import parse_time
 from exactbatch.postgres.connection import transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def status(reference: Reference, as_json: AsJson = False) -> None:
-    """Show the stored offset and the lag of each partition, and the newest batches."""
-    pipeline, settings = load(reference)
-    with ledger_connection(settings, pipeline) as connection:
-        pipeline_status = load_status(connection, KafkaBroker(settings.kafka), pipeline)
-    if as_json:
-        print_json(pipeline_status.as_json())
-    else:
-        out.print(render.status_table(pipeline_status), render.batches_table(pipeline_status))
-        for trouble in pipeline_status.troubles:
-            out.print(Text.assemble(("! ", "yellow"), trouble))
 
 
 def boundaries(
