@@ -3,6 +3,7 @@
 import typer
 
 from exactbatch.cli.archive import archive
+from exactbatch.cli.batches import batches
 from exactbatch.cli.compact import compact
 from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
@@ -33,6 +34,7 @@ for _command in (
     prune,
     status,
     lag,
+    batches,
     audit,
     connect,
     archive,

@@ -19,6 +19,9 @@ from exactbatch.settings import KAFKA, POSTGRES, Settings
 Reference = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="MODULE:NAME, or NAME for pipelines.NAME:NAME.")
 ]
+RegisteredName = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="The name of a registered pipeline, or MODULE:NAME.")
+]
 Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
 
 

@@ -6,7 +6,11 @@ from exactbatch.ledger.ledger import Ledger
 from exactbatch.ledger.pruning import PlannedReplay
 from exactbatch.ledger.rows import (
     Batch,
+    BatchFailure,
+    BatchStatus,
     Failing,
+    FirstRanges,
+    Kind,
     NearbyTimeBoundaries,
     Origin,
     PartlyCommitted,
@@ -21,8 +25,12 @@ from exactbatch.ledger.session import ledger_session
 
 __all__ = [
     "Batch",
+    "BatchFailure",
+    "BatchStatus",
     "Definition",
     "Failing",
+    "FirstRanges",
+    "Kind",
     "Ledger",
     "NearbyTimeBoundaries",
     "Origin",
