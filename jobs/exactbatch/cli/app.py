@@ -7,6 +7,7 @@ from exactbatch.cli.batches import batches
 from exactbatch.cli.compact import compact
 from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
+from exactbatch.cli.doctor import doctor
 from exactbatch.cli.init import init
 from exactbatch.cli.inspect import audit, boundaries
 from exactbatch.cli.lag import lag
@@ -36,6 +37,7 @@ for _command in (
     lag,
     batches,
     audit,
+    doctor,
     connect,
     archive,
 ):
