@@ -20,7 +20,6 @@ from exactbatch.cli.status import status
 app = typer.Typer(
     help="Exactly-once batches from Kafka to Postgres.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for _command in (

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, err, out, print_json
 from exactbatch.cli.pipeline import load_settings
 from exactbatch.errors import ExactbatchError
@@ -22,7 +23,9 @@ def doctor(
     references: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[PIPELINE]...", help="NAME or MODULE:NAME. Without one: all of the package `pipelines`."
+            metavar="[PIPELINE]...",
+            autocompletion=pipeline_names,
+            help="NAME or MODULE:NAME. Without one: all of the package `pipelines`.",
         ),
     ] = None,
     airflow: Annotated[

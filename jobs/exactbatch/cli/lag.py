@@ -6,6 +6,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.pipeline import ledger_connection, load_settings, registered_name
 from exactbatch.cli.tables import duration_text, new_table, partition_text
@@ -19,6 +20,7 @@ def lag(
         list[str] | None,
         typer.Argument(
             metavar="[PIPELINE]...",
+            autocompletion=pipeline_names,
             help="Names of registered pipelines, or MODULE:NAME. Without one: all registered pipelines.",
         ),
     ] = None,

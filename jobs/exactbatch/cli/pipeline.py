@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
 from exactbatch.discovery import load_pipeline
@@ -17,10 +18,20 @@ from exactbatch.postgres.connection import Connection
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
 Reference = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="MODULE:NAME, or NAME for pipelines.NAME:NAME.")
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="MODULE:NAME, or NAME for pipelines.NAME:NAME.",
+        autocompletion=pipeline_names,
+    ),
 ]
 RegisteredName = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="The name of a registered pipeline, or MODULE:NAME.")
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="The name of a registered pipeline, or MODULE:NAME.",
+        autocompletion=pipeline_names,
+    ),
 ]
 Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
 
