@@ -12,12 +12,17 @@ from exactbatch.operations.doctor import database, machine
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
 from exactbatch.operations.doctor.pools import check_pools
 from exactbatch.operations.doctor.registrations import check_registrations, check_targets, find_pipelines
-from exactbatch.operations.doctor.servers import check_kafka, check_postgres, postgres_connection
+from exactbatch.operations.doctor.servers import (
+    check_kafka,
+    check_postgres,
+    connection_finding,
+    postgres_connection,
+)
 from exactbatch.operations.doctor.topics import check_open_transactions, check_retention, check_topics
 from exactbatch.operations.lag import PipelineLag, lag_of
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
-from exactbatch.settings import Settings
+from exactbatch.settings import POSTGRES, Settings
 
 _MACHINE: Final = (
     ("java", machine.check_java, DEADLINE),
@@ -56,8 +61,14 @@ def examine(
     for name, check, seconds in _MACHINE:
         yield from run(name, check, seconds)
     yield from run("Airflow's pools", partial(check_pools, airflow, pools))
-    pipelines, found = find_pipelines(references)
-    yield from found
+    pipelines: dict[str, Pipeline] = {}
+
+    def find() -> list[Finding]:
+        found, findings = find_pipelines(references)
+        pipelines.update(found)
+        return findings
+
+    yield from run("pipelines", find)
     if isinstance(settings, ExactbatchError):
         yield of_error("settings", settings)
         for name in ("Kafka connection", "Postgres connection"):
@@ -70,21 +81,32 @@ def examine(
     if not _all_ok(postgres):
         yield from (not_checked(name, "Postgres") for name in (*dict(_DATABASE), *_LEDGER, *_LOG))
         return
-    with postgres_connection(settings) as connection:
-        for name, database_check in _DATABASE:
-            yield from run(name, partial(database_check, connection))
-        if not _is_usable(connection):
-            yield from (not_checked(name, "the ledger") for name in (*_LEDGER, *_LOG))
-            return
+    try:
+        with postgres_connection(settings) as connection:
+            yield from _of_database(run, connection, pipelines, references)
+            if not _is_usable(connection):
+                yield from (not_checked(name, "the ledger") for name in (*_LEDGER, *_LOG))
+            elif not _all_ok(kafka):
+                yield from (not_checked(name, "Kafka") for name in _LOG)
+            else:
+                yield from _of_log(run, connection, KafkaBroker(settings.kafka), pipelines, references)
+    except ExactbatchError as error:  # the server has gone in the meantime
+        yield connection_finding("Postgres", POSTGRES, error)
+
+
+def _of_database(
+    run: Callable[..., list[Finding]],
+    connection: Connection,
+    pipelines: dict[str, Pipeline],
+    references: Sequence[str],
+) -> Iterator[Finding]:
+    for name, check in _DATABASE:
+        yield from run(name, partial(check, connection))
+    if _is_usable(connection):
+        registrations = partial(check_registrations, connection, pipelines, all_of_them=not references)
         yield from run("privileges", partial(database.check_privileges, connection))
-        yield from run(
-            "pipelines", partial(check_registrations, connection, pipelines, all_of_them=not references)
-        )
+        yield from run("pipelines", registrations)
         yield from run("targets", partial(check_targets, connection, pipelines))
-        if not _all_ok(kafka):
-            yield from (not_checked(name, "Kafka") for name in _LOG)
-            return
-        yield from _of_log(run, connection, KafkaBroker(settings.kafka), pipelines, references)
 
 
 def _of_log(
