@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from exactbatch.ledger.definition import Definition
@@ -148,6 +148,22 @@ def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool)
     return "behind" if lag.records else "up to date"
 
 
-def now() -> datetime:
-    """The current time in UTC."""
-    return datetime.now(UTC)
+def stored_at(
+    positions: Iterable[Position], newest: Sequence[ListedBatch], times: Sequence[datetime]
+) -> dict[datetime, int]:
+    """Return the sum of a pipeline's stored offsets at past times, as far as its newest batches reach back. Pure.
+
+    Offsets that were recorded as lost count as if they had been lost from the beginning.
+    """
+    total = sum(each.next_offset for each in positions)
+    advances = [
+        (each.batch.committed_at, each.offsets or 0)
+        for each in newest
+        if each.batch.kind == "advance" and each.batch.committed_at is not None
+    ]
+    oldest = min((at for at, _ in advances), default=None)
+    return {
+        at: total - sum(offsets for committed, offsets in advances if committed > at)
+        for at in times
+        if oldest is not None and at >= oldest
+    }
