@@ -1,11 +1,16 @@
 """The operator's page in a real Airflow: its routes, and who may use which of them."""
 
+import json
 from datetime import UTC, datetime
+from uuid import UUID
 
 import httpx
+import psycopg2.errors
 import pytest
+from psycopg2.extensions import parse_dsn
 
 from exactbatch import Append, Json, Pipeline
+from exactbatch.airflow.page.servers import Databases
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import migrate
 from exactbatch.postgres.connection import connect
@@ -14,7 +19,7 @@ from support.page_ledger import SIZE, fail_newest, fill_story
 from support.topics import Topic
 
 pytestmark = pytest.mark.timeout(900)
-NAMES = ("story", "failing", "unknown")
+NAMES = ("story", "failing", "cut_off", "unknown")
 OURS = {"content-type": "application/json", "sec-fetch-site": "same-origin"}
 RANGE = {"ranges": [{"topic": "story", "partition": 0, "from_offset": 10, "until_offset": 30}]}
 
@@ -34,8 +39,11 @@ def airflow(stack, make_topic_once, tmp_path_factory):
         topic_id = KafkaBroker(stack.kafka_properties).topic_ids([topic.name])[topic.name]
         fill_story(connection, pipeline, topic_id)
     fail_newest(connection, "failing", "column id holds 'secret'. Change the column.", retryable=False)
+    fill_story(connection, pipelines[2], UUID(int=9))
     connection.close()
-    with serving_airflow(stack, pipelines, tmp_path_factory.mktemp("page")) as airflow:
+    nobody = {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}
+    folder = tmp_path_factory.mktemp("page")
+    with serving_airflow(stack, pipelines, folder, connections={"kafka_cut_off": nobody}) as airflow:
         yield airflow
 
 
@@ -181,3 +189,31 @@ def wait_for_kafka(call):
         ):
             return answer
     raise AssertionError(answer)
+
+
+def test_without_kafka_the_page_shows_the_ledger_and_says_so(viewer):
+    path = "/exactbatch/data/pipelines/cut_off"
+    states = [viewer.get(path).json() for _ in range(2)]
+    assert {state["state"] for state in states} == {"processing"}
+    assert {state["lag"] for state in states} == {None}
+    strip = viewer.get(f"{path}/strips").json()["strips"][0]
+    assert (strip["high_watermark"], strip["next_offset"]) == (None, 40 * SIZE)
+    assert strip["segments"]
+    deadline = datetime.now(UTC).timestamp() + 90
+    while (error := viewer.get(path).json()["kafka_error"]) is None:
+        assert datetime.now(UTC).timestamp() < deadline
+    assert "127.0.0.1:1" in error
+
+
+def test_the_page_cannot_write(connection, database, monkeypatch):
+    dsn = parse_dsn(database)
+    parts = {"host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"], "schema": dsn["dbname"]}
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "postgres", **parts}))
+    databases = Databases()
+    for _ in range(2):
+        with (
+            pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),
+            databases.connection("ledger") as read,
+            read.cursor() as cursor,
+        ):
+            cursor.execute("delete from exactbatch.batch")

@@ -18,11 +18,13 @@ ROLES: Final = ("viewer", "user", "op", "admin")
 _MODULE: Final = "from exactbatch import Append, Json, Limits, Pipeline\npipelines = {pipelines!r}\n"
 _NAMED: Final = "{name} = next(each for each in pipelines if each.name == {name!r})\n"
 _DAG: Final = """
-from exactbatch.airflow import pipeline_dag
+from exactbatch.airflow import Connections, pipeline_dag
 import pipelines_of_page as module
+# Its Kafka does not answer.
+connections = {"cut_off": Connections(kafka="kafka_cut_off")}
 for name, each in list(vars(module).items()):
     if type(each).__name__ == "Pipeline":
-        globals()["dag_" + name] = pipeline_dag(each)
+        globals()["dag_" + name] = pipeline_dag(each, connections=connections.get(name, Connections()))
 """
 
 

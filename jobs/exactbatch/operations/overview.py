@@ -35,6 +35,16 @@ class LedgerSummary:
     batches: tuple[ListedBatch, ...]
 
     @property
+    def topics(self) -> list[str]:
+        """Its topics; those with stored offsets if it was registered before the ledger kept topics."""
+        return self.definition.topics or sorted({each.topic for each in self.positions})
+
+    @property
+    def stored(self) -> dict[TopicPartition, int]:
+        """Its stored offsets."""
+        return {each.topic_partition: each.next_offset for each in self.positions}
+
+    @property
     def newest(self) -> Batch | None:
         """The newest batch, in whatever state."""
         return self.batches[0].batch if self.batches else None

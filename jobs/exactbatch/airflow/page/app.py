@@ -26,7 +26,7 @@ from exactbatch.airflow.page.access import (
     readable_dags,
 )
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times
-from exactbatch.airflow.page.servers import Brokers, Databases, error_text
+from exactbatch.airflow.page.servers import Brokers, Databases, LogState, airflow_connection, error_text
 from exactbatch.airflow.page.views import (
     batch_view,
     overview_view,
@@ -91,6 +91,11 @@ def create_app() -> FastAPI:
             )
         return summary
 
+    def watched(dag: PipelineDag, positions: list[Position]) -> LogState:
+        stored = {each.topic_partition: each.next_offset for each in positions}
+        brokers.watch(dag.kafka, dag.dag_id, sorted({each.topic for each in positions}), stored)
+        return brokers.state(dag.kafka)
+
     @app.get("/", dependencies=[SignedIn])
     def page() -> Response:
         return _file("index.html")
@@ -102,26 +107,27 @@ def create_app() -> FastAPI:
     @app.get("/data/pipelines")
     def pipelines(user: User) -> JSONResponse:
         found = dags.find(readable_dags(user))
-        by_connection: dict[str, list[PipelineDag]] = {}
-        for dag in found:
-            by_connection.setdefault(dag.postgres, []).append(dag)
-        rows = []
-        now = datetime.now(UTC)
-        for conn_id, group in by_connection.items():
-            summaries: dict[str, LedgerSummary] = {}
-            problem = None
+        summaries: dict[str, LedgerSummary] = {}
+        problems: dict[str, str] = {}
+        for conn_id in sorted({dag.postgres for dag in found}):
             try:
                 with databases.connection(conn_id) as connection:
-                    summaries = load_summaries(connection, [dag.dag_id for dag in group])
+                    summaries |= load_summaries(
+                        connection, [dag.dag_id for dag in found if dag.postgres == conn_id]
+                    )
             except Exception as error:
-                problem = error_text(error)  # one ledger that cannot be read does not hide the others
-            for dag in group:
-                summary = summaries.get(dag.dag_id)
-                state = None
-                if summary is not None:
-                    stored = {each.topic_partition: each.next_offset for each in summary.positions}
-                    state = brokers.state(dag.kafka, summary.definition.topics, stored)
-                rows.append(overview_view(dag, summary, state, problem, now))
+                problems[conn_id] = error_text(
+                    error
+                )  # one ledger that cannot be read does not hide the others
+        for dag in found:
+            if (summary := summaries.get(dag.dag_id)) is not None:
+                brokers.watch(dag.kafka, dag.dag_id, summary.topics, summary.stored)
+        states = {conn_id: brokers.state(conn_id) for conn_id in sorted({dag.kafka for dag in found})}
+        now = datetime.now(UTC)
+        rows = [
+            overview_view(dag, summaries.get(dag.dag_id), states[dag.kafka], problems.get(dag.postgres), now)
+            for dag in found
+        ]
         for row in rows:
             # Few pipelines fail at a time: the rights on others are not asked for.
             if row["error"] and "batch_id" in row["error"] and not allowed(user, row["dag_id"])["read_logs"]:
@@ -133,8 +139,8 @@ def create_app() -> FastAPI:
         dag, may, now = dag_of(dag_id), allowed(user, dag_id), datetime.now(UTC)
         with databases.connection(dag.postgres) as connection:
             summary = summary_of(connection, dag_id)
-        stored = {each.topic_partition: each.next_offset for each in summary.positions}
-        state = brokers.state(dag.kafka, summary.definition.topics, stored)
+        brokers.watch(dag.kafka, dag_id, summary.topics, summary.stored)
+        state = brokers.state(dag.kafka)
         view = pipeline_view(dag, summary, state, now)
         if view["error"] and not may["read_logs"]:
             view["error"] = _hidden(view)
@@ -152,11 +158,8 @@ def create_app() -> FastAPI:
         dag = dag_of(dag_id)
         with databases.connection(dag.postgres) as connection:
             with transaction(connection):
-                rows = OverviewRows(connection)
-                definitions, positions = rows.definitions([dag_id]), rows.positions([dag_id])
-            topics = definitions[dag_id].topics if dag_id in definitions else []
-            stored = {each.topic_partition: each.next_offset for each in positions}
-            state = brokers.state(dag.kafka, topics, stored)
+                positions = OverviewRows(connection).positions([dag_id])
+            state = watched(dag, positions)
             places = partition_views(positions, state)
             begin, end = _scale(positions, places, first, until)
             shown = positions[skip : skip + partitions]
@@ -215,13 +218,12 @@ def create_app() -> FastAPI:
         dag, now = dag_of(dag_id), datetime.now(UTC)
         with databases.connection(dag.postgres) as connection, transaction(connection):
             rows = OverviewRows(connection)
-            definitions, positions = rows.definitions([dag_id]), rows.positions([dag_id])
+            positions = rows.positions([dag_id])
             newest = rows.page_of_batches(dag_id, before=_MOST, limit=_LAG_BATCHES)
-        topics = definitions[dag_id].topics if dag_id in definitions else []
-        state = brokers.state(
-            dag.kafka, topics, {each.topic_partition: each.next_offset for each in positions}
-        )
-        logs = [log for topic in topics for log in state.logs.get(topic, ())]
+        state = watched(dag, positions)
+        logs = [
+            log for topic in sorted({each.topic for each in positions}) for log in state.logs.get(topic, ())
+        ]
         # Whole intervals, so that the ends of logs that were found once are found again.
         latest = now.timestamp() // _LAG_EVERY * _LAG_EVERY
         times = [datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS)]
@@ -273,18 +275,12 @@ def create_app() -> FastAPI:
             raise HTTPException(422, "give ranges or batch_ids")
         with databases.connection(dag.postgres) as connection:
             definition = summary_of(connection, dag_id).definition
-            broker = KafkaBroker(kafka_properties(_connection(dag.kafka)), settle=0)
+            broker = KafkaBroker(kafka_properties(airflow_connection(dag.kafka)), settle=0)
             return JSONResponse(
                 preview_view(preview_registered(connection, broker, definition, request), definition)
             )
 
     return app
-
-
-def _connection(conn_id: str) -> Any:
-    from airflow.models.connection import Connection
-
-    return Connection.get_connection_from_secrets(conn_id)
 
 
 def _hidden(row: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import psycopg2
 from airflow.models.connection import Connection as AirflowConnection
+from airflow.sdk.exceptions import AirflowNotFoundException
 
 from exactbatch.airflow.connections import kafka_properties, postgres_dsn
-from exactbatch.errors import ExactbatchError, TopicMissing
+from exactbatch.errors import ConfigurationError, ExactbatchError, TopicMissing
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import check_schema
 from exactbatch.model import LogPartition
@@ -42,17 +43,21 @@ class Databases:
 
     @contextmanager
     def connection(self, conn_id: str) -> Iterator[Connection]:
-        """Yield a connection, whose statements may take ten seconds. It is kept for the next request.
+        """Yield a connection that only reads, and whose statements may take ten seconds.
+
+        It is kept for the next request.
 
         Raises ConfigurationError for an incomplete connection, LedgerOutdated and PostgresUnavailable.
         """
-        dsn = postgres_dsn(AirflowConnection.get_connection_from_secrets(conn_id))
+        dsn = postgres_dsn(airflow_connection(conn_id))
         connection = self._take(dsn)
         if connection is None:
             connection = connect(
                 dsn, application="exactbatch page", timeout=_TIMEOUT, statement_timeout=_STATEMENT_TIMEOUT
             )
             try:
+                connection.rollback()
+                connection.set_session(readonly=True)
                 check_schema(connection)
             except BaseException:
                 connection.close()
@@ -94,7 +99,8 @@ class LogState:
     errors     why Kafka could not be asked, or does not know a topic, by topic
     taken_at   when this was; None before the first answer
     retention  how long the broker keeps records, by topic; None for no limit
-    written    when the first unprocessed record of a partition was written, at the earliest
+    written    when the first unprocessed record of a partition was written, at the earliest; where several pipelines
+               read the partition, the one that is furthest behind counts
     """
 
     logs: Mapping[str, tuple[LogPartition, ...]] = field(default_factory=dict)
@@ -113,14 +119,25 @@ class Brokers:
         self._ends: dict[Any, dict[datetime, int]] = {}
         self._asking: set[Any] = set()
 
-    def state(self, conn_id: str, topics: Iterable[str], stored: Mapping[TopicPartition, int]) -> LogState:
-        """Return what is known of topics, and let a thread ask again if that is older than a few seconds.
+    def watch(
+        self, conn_id: str, pipeline: str, topics: Sequence[str], stored: Mapping[TopicPartition, int]
+    ) -> None:
+        """Let threads ask about a pipeline's topics while somebody looks at it.
 
-        `stored` are the stored offsets, from which it is computed when retention reaches them.
+        `stored` are its stored offsets, from which it is computed when retention reaches them.
         """
         with self._lock:
             watched = self._watched.setdefault(conn_id, _Watched(conn_id))
-        return watched.state(tuple(topics), stored)
+        watched.watch(pipeline, topics, stored)
+
+    def state(self, conn_id: str) -> LogState:
+        """Return what is known of all watched topics, and let a thread ask again if that is seconds old.
+
+        Waits a moment for topics about which nothing is known yet.
+        """
+        with self._lock:
+            watched = self._watched.setdefault(conn_id, _Watched(conn_id))
+        return watched.state()
 
     def ends_at(
         self, conn_id: str, logs: Sequence[LogPartition], times: Sequence[datetime]
@@ -141,8 +158,7 @@ class Brokers:
     def _ask_ends(self, key: Any, logs: Sequence[LogPartition], times: Sequence[datetime]) -> None:
         found: dict[datetime, int] = {}
         try:
-            connection = AirflowConnection.get_connection_from_secrets(key[0])
-            ends = KafkaBroker(kafka_properties(connection)).ends_at(logs, times)
+            ends = KafkaBroker(kafka_properties(airflow_connection(key[0]))).ends_at(logs, times)
             found = dict(zip(times, ends, strict=True))
         except Exception as error:
             logger.warning("the ends of logs are not known: %s", error_text(error))
@@ -160,25 +176,30 @@ class _Watched:
         self._conn_id = conn_id
         self._changed = threading.Condition()
         self._wanted: dict[str, float] = {}
-        self._stored: dict[TopicPartition, int] = {}
+        self._stored: dict[TopicPartition, dict[str, int]] = {}
         self._state = LogState()
         self._began = -_FRESH
         self._retention_began = -_RETENTION_FRESH
         self._is_asking = False
 
-    def state(self, topics: Sequence[str], stored: Mapping[TopicPartition, int]) -> LogState:
-        """Return what is known."""
+    def watch(self, pipeline: str, topics: Sequence[str], stored: Mapping[TopicPartition, int]) -> None:
+        """Remember topics, and the stored offsets of a pipeline that reads them."""
         now = time.monotonic()
         with self._changed:
             self._wanted.update(dict.fromkeys(topics, now))
-            self._stored.update(stored)
-            unknown = [
-                each for each in topics if each not in self._state.logs and each not in self._state.errors
-            ]
-            if not self._is_asking and (unknown or now - self._began > _FRESH):
+            for partition, offset in stored.items():
+                self._stored.setdefault(partition, {})[pipeline] = offset
+
+    def state(self) -> LogState:
+        """Return what is known."""
+        now = time.monotonic()
+        with self._changed:
+            known = self._state.logs.keys() | self._state.errors.keys()
+            is_new = not self._wanted.keys() <= known
+            if self._wanted and not self._is_asking and (is_new or now - self._began > _FRESH):
                 self._is_asking, self._began = True, now
                 threading.Thread(target=self._ask, name=f"exactbatch {self._conn_id}", daemon=True).start()
-            if unknown:
+            if is_new:
                 self._changed.wait(_FIRST)
             return self._state
 
@@ -202,7 +223,7 @@ class _Watched:
                 self._changed.notify_all()
 
     def _answer(self, topics: Sequence[str]) -> LogState:
-        properties = kafka_properties(AirflowConnection.get_connection_from_secrets(self._conn_id))
+        properties = kafka_properties(airflow_connection(self._conn_id))
         broker = KafkaBroker(properties, settle=0)
         logs: dict[str, list[LogPartition]] = {topic: [] for topic in topics}
         errors: dict[str, str] = {}
@@ -236,12 +257,14 @@ class _Watched:
         """Ask how long records are kept, and when the first unprocessed ones were written; lack of rights hides it."""
         try:
             retention = broker.retention(sorted({each.topic for each in partitions}))
+            with self._changed:
+                stored = {partition: min(each.values()) for partition, each in self._stored.items()}
             ages = [age for age in retention.values() if age is not None]
             behind = {
-                log.topic_partition: self._stored[log.topic_partition]
+                log.topic_partition: stored[log.topic_partition]
                 for log in partitions
                 if retention.get(log.topic) is not None
-                and log.earliest <= self._stored.get(log.topic_partition, -1) < log.high_watermark
+                and log.earliest <= stored.get(log.topic_partition, -1) < log.high_watermark
             }
             since = datetime.now(UTC) - 2 * max(ages) if ages else datetime.now(UTC)
             return retention, broker.written_at(behind, max(since, datetime(1970, 1, 1, tzinfo=UTC)))
@@ -257,6 +280,17 @@ def retention_left(state: LogState, stored: Mapping[TopicPartition, int], now: d
         if partition in stored and (age := state.retention.get(partition[0])) is not None
     ]
     return min(left) if left else None
+
+
+def airflow_connection(conn_id: str) -> AirflowConnection:
+    """Return a connection of Airflow. Raises ConfigurationError if it does not exist."""
+    try:
+        return AirflowConnection.get_connection_from_secrets(conn_id)
+    except AirflowNotFoundException:
+        raise ConfigurationError(
+            f"Airflow's API server finds no connection {conn_id!r}. Create it, or give the API server the "
+            f"environment and the secrets backend that tasks have."
+        ) from None
 
 
 def error_text(error: BaseException) -> str:

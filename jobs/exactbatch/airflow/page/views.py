@@ -45,7 +45,7 @@ def pipeline_view(dag: PipelineDag, summary: LedgerSummary, state: LogState, now
         "target": definition.target,
         "sink": definition.sink,
         "lineage": definition.lineage,
-        "topics": definition.topics,
+        "topics": summary.topics,
         "partitions": len(summary.positions),
         "in_flight": summary.in_flight.batch_id if summary.in_flight else None,
     }
@@ -56,12 +56,11 @@ def _of_dag(dag: PipelineDag) -> dict[str, Any]:
 
 
 def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:
-    topics = summary.definition.topics
+    topics = summary.topics
     is_known = bool(topics) and all(topic in state.logs for topic in topics)
     logs = [log for topic in topics for log in state.logs.get(topic, ())]
     lag = lag_of(summary.positions, logs) if is_known else None
-    stored = {each.topic_partition: each.next_offset for each in summary.positions}
-    left = retention_left(state, stored, now) if lag is not None and lag.records else None
+    left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
     newest, failed = summary.committed or summary.newest, summary.failure
     return {
         "state": state_of(summary, lag, is_paused=dag.is_paused),

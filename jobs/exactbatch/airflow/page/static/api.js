@@ -53,7 +53,8 @@ export function pipeline(dag) {
   };
 }
 
-/** Call again and again while the page is visible; a failure is shown, and the next call repairs it. */
+/** Call again and again while the page is visible; a failure is shown, and the next call repairs it. The call may return
+    after how many milliseconds it is to be called next. */
 export function live(every, call) {
   const banner = document.getElementById("banner");
   let timer = null;
@@ -62,8 +63,9 @@ export function live(every, call) {
     clearTimeout(timer);
     if (isRunning) return;
     isRunning = true;
+    let next = every;
     try {
-      await call();
+      next = (await call()) ?? every;
       banner.hidden = true;
     } catch (error) {
       if (!(error instanceof Refused)) console.error(error);
@@ -71,7 +73,7 @@ export function live(every, call) {
       banner.hidden = false;
     }
     isRunning = false;
-    if (!document.hidden) timer = setTimeout(run, every);
+    if (!document.hidden) timer = setTimeout(run, next);
   };
   document.addEventListener("visibilitychange", () => !document.hidden && run());
   run();

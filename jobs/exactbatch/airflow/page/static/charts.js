@@ -20,15 +20,15 @@ export class TimeChart {
   show(data) {
     if (JSON.stringify(data) === JSON.stringify(this.data)) return;
     this.data = data;
-    this.empty.hidden = data[0].length > 0;
-    this.plot.hidden = data[0].length === 0;
-    if (this.chart) this.chart.setData(data);
+    this.empty.hidden = data[0].length > 1;
+    this.plot.hidden = data[0].length < 2;
+    if (this.chart && !this.plot.hidden) this.chart.setData(data);
     else this.draw();
     this.drawTable();
   }
 
   draw() {
-    if (!this.data || !this.data[0].length) return;
+    if (!this.data || this.data[0].length < 2) return;
     this.chart?.destroy();
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -47,7 +47,7 @@ export class TimeChart {
           })),
         ],
         axes: [
-          axis,
+          { ...axis, space: 70, values: (_plot, times) => times.map((at, place) => clock(at, times[place - 1])) },
           ...this.series.map(([, unit, name], place) => ({
             ...axis, scale: unit, side: place ? 1 : 3, size: 56, stroke: colour(name), grid: place ? { show: false } : axis.grid,
             values: (_plot, values) => values.map((value) => text(unit, value)),
@@ -77,6 +77,14 @@ export class TimeChart {
       )),
     );
   }
+}
+
+/** The time of a tick, with the day where it changes. */
+function clock(at, before) {
+  const [date, last] = [new Date(at * 1000), before === undefined ? null : new Date(before * 1000)];
+  const time = `${String(date.getHours()).padStart(2, "0")}:${String(date.getMinutes()).padStart(2, "0")}`;
+  const isNewDay = last !== null && last.toDateString() !== date.toDateString();
+  return isNewDay ? `${time}\n${date.toLocaleDateString("en-GB", { day: "numeric", month: "short" })}` : time;
 }
 
 function text(unit, value) {

@@ -12,6 +12,7 @@ export function duration(seconds) {
   if (seconds === null || seconds === undefined) return none;
   const sign = seconds < 0 ? "−" : "";
   const s = Math.abs(seconds);
+  if (s === 0) return "0 s";
   if (s < 10) return `${sign}${s.toFixed(1)} s`;
   if (s < 90) return `${sign}${Math.round(s)} s`;
   if (s < 5400) return `${sign}${Math.round(s / 60)} min`;
@@ -21,6 +22,7 @@ export function duration(seconds) {
 
 export function rate(perSecond) {
   if (perSecond === null || perSecond === undefined) return none;
+  if (perSecond === 0) return "0/s";
   return `${perSecond < 10 ? perSecond.toFixed(perSecond < 1 ? 2 : 1) : compact(perSecond)}/s`;
 }
 

@@ -6,6 +6,7 @@ import { ago, compact, count, duration, plural, rate } from "./format.js";
 import { stateBadge, URGENCY } from "./states.js";
 
 const EVERY = 5000; // milliseconds
+const SOON = 1000;
 const urgency = (row) => URGENCY.indexOf(row.state);
 const SORTS = {
   urgency: ["Most urgent first", (a, b) => urgency(a) - urgency(b) || a.dag_id.localeCompare(b.dag_id)],
@@ -106,6 +107,8 @@ export function showOverview() {
   live(EVERY, async () => {
     rows = (await pipelines()).pipelines;
     draw();
+    // Kafka has not answered yet: ask again soon.
+    return rows.some((row) => row.lag === null && !row.kafka_error) ? SOON : EVERY;
   });
 }
 

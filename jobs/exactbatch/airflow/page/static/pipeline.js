@@ -10,6 +10,7 @@ import { CoverageStrip, LEGEND } from "./strip.js";
 
 const EVERY = 4000; // milliseconds
 const PARTITIONS = 12; // strips on one page
+const LISTED = 12; // batches in the list, until older ones are asked for
 const TASKS = { plan_batch: "plan", process_batch: "process", process_replay: "process", report_batch: "report" };
 
 export function showPipeline(dag, address) {
@@ -19,6 +20,8 @@ export function showPipeline(dag, address) {
   let view = { first: number("first"), until: number("until"), skip: number("skip") ?? 0 };
   let state = null;
   let batches = [];
+  let listed = LISTED;
+  let isComplete = false;
   let scale = null;
   let chosen = null;
   let whole = null;
@@ -101,6 +104,7 @@ export function showPipeline(dag, address) {
     const size = Math.max(8, until - first);
     const begin = Math.max(0, Math.round(first));
     view = { ...view, first: begin, until: begin + Math.round(size) };
+    scale = { first: view.first, until: view.until }; // further steps count from here, before the answer is in
     remember();
     loadStrips().catch(() => refresh());
   }
@@ -135,7 +139,8 @@ export function showPipeline(dag, address) {
   function remember() {
     const values = new URLSearchParams({ dag });
     if (run) values.set("run", run);
-    for (const name of ["first", "until", "skip"]) if (view[name]) values.set(name, view[name]);
+    for (const name of ["first", "until"]) if (view[name] !== null) values.set(name, view[name]);
+    if (view.skip) values.set("skip", view.skip);
     history.replaceState(null, "", `?${values}`);
   }
 
@@ -240,11 +245,13 @@ export function showPipeline(dag, address) {
   function showState() {
     fill(badge, state.state, () => stateBadge(state.state));
     const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
-    fill(facts, { ...state, now: null, kafka_at: null }, () => [
+    const isOld = state.kafka_at !== null && Date.parse(state.now) - Date.parse(state.kafka_at) > 15000;
+    fill(facts, { ...state, now: null, kafka_at: isOld ? state.kafka_at : null }, () => [
       fact("State", stateMeaning(state.state)),
       fact("Lag", state.lag === null ? "not known" : plural(state.lag, "record"), state.lag ? ` for ${duration(state.lag_seconds)}` : "",
         state.held_back ? el("strong", {}, `, ${count(state.held_back)} held back by an open transaction`) : "",
-        state.lost ? el("strong", {}, `, ${count(state.lost)} lost to retention`) : ""),
+        state.lost ? el("strong", {}, `, ${count(state.lost)} lost to retention`) : "",
+        isOld ? el("small", {}, ` as of ${moment(state.kafka_at)}`) : ""),
       fact("Throughput, last hour", rate(state.records_per_second)),
       fact("Retention reaches the stored offset in", duration(state.retention_seconds)),
       fact("Target", `${state.target} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
@@ -263,7 +270,8 @@ export function showPipeline(dag, address) {
   }
 
   function showBatches() {
-    keyed(body, batches, (batch) => batch.batch_id, batchRow);
+    keyed(body, batches.slice(0, listed), (batch) => batch.batch_id, batchRow);
+    olderButton.hidden = batches.length <= listed && (isComplete || batches.length < 50);
     const done = batches.filter((batch) => batch.committed_at).reverse();
     speed.show([
       done.map((batch) => Date.parse(batch.committed_at) / 1000),
@@ -286,7 +294,7 @@ export function showPipeline(dag, address) {
       cell("Rejected", `number${batch.rejected ? " alarm" : ""}`, count(batch.rejected)),
       cell("Dropped", "number", count(batch.dropped === null ? null : batch.dropped + batch.tombstones)),
       cell("Planned", null, moment(batch.planned_at)),
-      cell("Seconds by stage", null, duration(batch.seconds), stages.length
+      cell("Seconds by stage", "wide", duration(batch.seconds), stages.length
         ? el("small", {}, ` ${stages.map(([task, , tries, seconds]) => `${TASKS[task]} ${duration(seconds)}${tries > 1 ? ` (try ${tries})` : ""}`).join(" · ")}`)
         : ""),
       cell("Run", "run", batch.run_id
@@ -301,12 +309,16 @@ export function showPipeline(dag, address) {
   }
 
   async function older() {
-    const oldest = batches.at(-1)?.batch_id;
-    const found = (await api.batches({ before: oldest })).batches;
-    batches = [...batches, ...found];
-    olderButton.hidden = found.length === 0;
-    say(`${plural(found.length, "older batch", "older batches")}`);
+    const before = Math.min(listed, batches.length);
+    listed += 25;
+    if (batches.length < listed) {
+      const found = (await api.batches({ before: batches.at(-1)?.batch_id })).batches;
+      isComplete = found.length < 50;
+      batches = [...batches, ...found];
+    }
     showBatches();
+    const added = Math.min(listed, batches.length) - before;
+    say(plural(added, "older batch", "older batches"));
   }
 
   // Rejects.
@@ -373,7 +385,7 @@ export function showPipeline(dag, address) {
     };
     return el(
       "div",
-      { class: "reject" },
+      { class: "reject-row" },
       el("code", {}, `${reject.topic}[${reject.partition}] ${count(reject.offset)}`),
       ` ${reject.reason} `,
       el("small", {}, `batch ${reject.batch_id}, ${reject.bytes === null ? "null" : plural(reject.bytes, "byte")} `),
@@ -386,19 +398,29 @@ export function showPipeline(dag, address) {
   // Everything, again and again.
 
   let rounds = 0;
+  let missing = false;
+
+  /** The tab is a part of every DAG in Airflow; of those that are no pipeline, it says so. */
+  function explain(error) {
+    if (error.status !== 404) throw error;
+    missing = true;
+    main.replaceChildren(el("p", {}, `${dag}: ${error.message}.`), el("p", {}, el("a", { href: "./" }, "All pipelines")));
+    return [null, null];
+  }
+
   const refresh = asking.live(EVERY, async () => {
-    const [found, newest] = await Promise.all([api.state(), api.batches({ limit: 50 }), loadStrips()]);
+    if (missing) return;
+    const [found, newest] = await Promise.all([api.state(), api.batches({ limit: 50 }), loadStrips()]).catch(explain);
+    if (missing) return;
     state = found;
     const newestIds = new Set(newest.batches.map((batch) => batch.batch_id));
     batches = [...newest.batches, ...batches.filter((batch) => !newestIds.has(batch.batch_id))].sort((a, b) => b.batch_id - a.batch_id);
-    olderButton.hidden = batches.length < 50;
     showState();
     showBatches();
     showSelection();
-    if (rounds % 5 === 0) {
-      await loadRejects();
-      lag.show((await api.lag()).series);
-    }
+    if (rounds % 5 === 0) await loadRejects();
+    // The first answer has one point: Kafka is asked for the others meanwhile.
+    if (rounds % 5 < 2) lag.show((await api.lag()).series);
     rounds += 1;
   });
 }

@@ -129,7 +129,7 @@ export class CoverageStrip {
     let rejects = 0;
     let isMore = false;
     for (const [from, to, number] of this.data.rejects) {
-      if (from <= Math.max(offset, segment.merged ? offset : segment.from) && offset < to) {
+      if (from <= offset && offset < to) {
         rejects += number;
         isMore ||= number >= 100;
       }
@@ -283,8 +283,8 @@ export class CoverageStrip {
       pen.fillStyle = colour(kind);
       pen.fillRect(x, FLIGHT.top + FLIGHT.height - 3, wide, 3);
     }
-    this.line(pen, colour("stored"), this.data.next_offset, "▾", BAND.top - 4);
-    if (this.data.horizon !== null) this.line(pen, colour("horizon"), this.data.horizon, "⚑", BAND.top - 4, [3, 2]);
+    this.line(pen, colour("stored"), this.data.next_offset);
+    if (this.data.horizon !== null) this.line(pen, colour("horizon"), this.data.horizon, [3, 2]);
     if (this.selection) {
       const [x, end] = this.selection.map((offset) => this.x(offset));
       pen.strokeStyle = colour("text");
@@ -302,14 +302,14 @@ export class CoverageStrip {
     }
   }
 
-  line(pen, colour, offset, _sign, top, dash = []) {
+  line(pen, colour, offset, dash = []) {
     if (offset < this.first || offset > this.until) return;
     const x = Math.round(Math.min(this.width - 1, this.x(offset))) + 0.5;
     pen.strokeStyle = colour;
     pen.lineWidth = 1.5;
     pen.setLineDash(dash);
     pen.beginPath();
-    pen.moveTo(x, top);
+    pen.moveTo(x, BAND.top - 4);
     pen.lineTo(x, BAND.top + BAND.height + 4);
     pen.stroke();
     pen.setLineDash([]);
@@ -321,7 +321,14 @@ export class CoverageStrip {
     if (kind === "outside") return;
     pen.fillStyle = kind === "batch" && isOdd ? colour("batch-odd") : colour(kind);
     pen.fillRect(x, top, wide, height);
-    const hatch = { replay: [5, 1], backfill: [5, -1], loss: [4, 1], pruned: [7, 1], removed: [7, -1], gap: [4, 1] }[kind];
+    const hatch = { replay: [5, 1], backfill: [5, -1], loss: [4, 1], pruned: [7, 1], removed: [7, -1] }[kind];
+    if (kind === "gap") {
+      pen.strokeStyle = colour("gap-hatch");
+      pen.lineWidth = 1.5;
+      pen.setLineDash(wide < 6 ? [] : [3, 2]);
+      pen.strokeRect(x + 0.75, top + 0.75, Math.max(1, wide - 1.5), height - 1.5);
+      pen.setLineDash([]);
+    }
     if (!hatch || wide < 4) return;
     const [gap, slope] = hatch;
     pen.save();
@@ -337,8 +344,8 @@ export class CoverageStrip {
     }
     pen.stroke();
     pen.restore();
-    if (kind === "gap" || kind === "loss") {
-      pen.strokeStyle = colour(`${kind}-hatch`);
+    if (kind === "loss") {
+      pen.strokeStyle = colour("loss-hatch");
       pen.strokeRect(x + 0.5, top + 0.5, Math.max(1, wide - 1), height - 1);
     }
   }
