@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Final, Literal
 from uuid import UUID
 
 from exactbatch.errors import ConfigurationError
@@ -10,6 +11,7 @@ from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.options import check_types
 
 OnLoss = Literal["fail", "record"]
+_FOR_EVER: Final = 10**14  # ms
 Start = Literal["earliest", "latest"] | Mapping[TopicPartition, int]
 
 
@@ -63,6 +65,13 @@ class Retention:
 
     milliseconds: int | None
     bytes: int | None
+
+    @property
+    def age(self) -> timedelta | None:
+        """The age at which records may be removed; None for no limit, and for a limit of thousands of years."""
+        if self.milliseconds is None or self.milliseconds > _FOR_EVER:
+            return None
+        return timedelta(milliseconds=self.milliseconds)
 
 
 @dataclass(frozen=True, slots=True)

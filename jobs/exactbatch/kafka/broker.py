@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from exactbatch.model import FoundRecord, LogPartition, Retention, Start, Stored
 from exactbatch.offsets import TopicPartition
 
 _SETTLE: Final = 15.0  # seconds
+_HALVINGS: Final = 12
 _NO_TOPIC_ID: Final = UUID(int=0)
 
 Answer = TypeVar("Answer")
@@ -121,6 +122,24 @@ class KafkaBroker:
             for partition, answer in answers.items()
             if answer.offset >= 0
         }
+
+    def ends_at(self, partitions: Sequence[LogPartition], times: Sequence[datetime]) -> list[int]:
+        """Return for each time how many offsets all logs together had before it, counted from offset 0.
+
+        A time after the last record gives the ends of the logs.
+        """
+        from kafka import TopicPartition as KafkaPartition
+
+        high = {each.topic_partition: each.high_watermark for each in partitions}
+        ends = []
+        with admin_client(self._properties) as client:
+            for at in times:
+                milliseconds = round(at.timestamp() * 1000)
+                wanted = {KafkaPartition(*each): milliseconds for each in high}
+                answers = client.list_partition_offsets(wanted)
+                found = {(each.topic, each.partition): answer.offset for each, answer in answers.items()}
+                ends.append(sum(end if found[each] < 0 else found[each] for each, end in high.items()))
+        return ends
 
     def first_before(
         self, partition: LogPartition, from_offset: int, until_offset: int, at: datetime
@@ -248,6 +267,29 @@ class KafkaBroker:
             for topic, config in configs.items()
         }
         return {topic: values for topic, values in found.items() if None not in values}
+
+    def written_at(
+        self, offsets: Mapping[TopicPartition, int], since: datetime
+    ) -> dict[TopicPartition, datetime]:
+        """Return a time at or shortly before the timestamp of the first record at or after each offset.
+
+        Halves the time from `since` until now a dozen times, for all partitions in one request each, so the result is
+        exact to 1/4096 of that time if timestamps ascend.
+        """
+        from kafka import TopicPartition as KafkaPartition
+
+        now = datetime.now(UTC)
+        before = dict.fromkeys(offsets, since)
+        after = dict.fromkeys(offsets, now)
+        with admin_client(self._properties) as client:
+            for _ in range(_HALVINGS if offsets else 0):
+                middle = {each: before[each] + (after[each] - before[each]) / 2 for each in offsets}
+                times = {KafkaPartition(*each): round(at.timestamp() * 1000) for each, at in middle.items()}
+                for partition, answer in client.list_partition_offsets(times).items():
+                    each = (partition.topic, partition.partition)
+                    is_before = 0 <= answer.offset <= offsets[each]
+                    (before if is_before else after)[each] = middle[each]
+        return before
 
     def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets to a consumer group, for tools that show its lag. exactbatch never reads them."""

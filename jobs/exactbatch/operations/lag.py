@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from exactbatch.errors import TopicMissing
@@ -45,12 +45,8 @@ class PartitionLag:
 
         None if it never does, or if that is not known. Kafka removes whole segments, by their latest timestamp.
         """
-        if self.oldest is None or self.retention is None or self.retention.milliseconds is None:
-            return None
-        try:
-            return self.oldest + timedelta(milliseconds=self.retention.milliseconds)
-        except OverflowError:  # retention.ms may be thousands of years
-            return None
+        age = self.retention.age if self.retention else None
+        return None if self.oldest is None or age is None else self.oldest + age
 
     def as_json(self, now: datetime) -> dict[str, Any]:
         """Return its part of `exactbatch lag --json`."""

@@ -93,7 +93,7 @@ def check_open_transactions(broker: KafkaBroker, lags: Sequence[PipelineLag]) ->
 
 
 def _is_near(partition: PartitionLag, lag: PipelineLag) -> bool:
-    left, retention = seconds_until(partition.removed_at, lag.at), partition.retention
-    if left is None or retention is None or retention.milliseconds is None:
+    age = partition.retention.age if partition.retention else None
+    if partition.removed_at is None or age is None:
         return False
-    return left < min(HEADROOM.total_seconds(), retention.milliseconds / 1000 / 4)
+    return partition.removed_at - lag.at < min(HEADROOM, age / 4)
