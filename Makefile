@@ -6,13 +6,14 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
+AXE := 4.14.1 # MPL-2.0, in tests only
 SOURCES := jobs tests dags plugins
 
 # A test run starts hundreds of processes that import the same modules, so keep the bytecode even if the shell disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer demo test test-long faults soak mutants bench bench-page lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer demo test test-long test-browser faults soak mutants bench bench-page lint format requirements clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +61,10 @@ endif
 
 test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
+
+test-browser: java ## try Airflow's page of pipelines in Chromium, check it with axe, and picture it in build/page
+	@npm install --silent --no-audit --no-fund --ignore-scripts --prefix .local/npm axe-core@$(AXE)
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
 
 faults: java ## run every fault at every moment with every sink → docs/evidence/faults.md; ARGS=rest continues an interrupted run
 	@PYTHONPATH=tests $(BIN)/python -m support.faults.run_matrix $(ARGS)

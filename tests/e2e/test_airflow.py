@@ -341,10 +341,16 @@ def test_who_may_see_trigger_and_replay_is_what_airflow_permits(airflow, killed_
     assert airflow.request("GET", f"{dag}/dagRuns", params=manual)["total_entries"] == before
 
 
-def test_exactbatch_adds_no_route_to_airflow(airflow):
-    """So there is none that Airflow's permissions do not guard."""
+def test_a_route_of_the_page_is_as_closed_as_airflow_s_own(airflow):
+    """tests/integration/test_page.py tries each of them; here it is the plugin of a real start."""
     plugins = airflow.request("GET", "/plugins")["plugins"]
-    assert not [each for each in plugins if each.get("fastapi_apps") and "exactbatch" in json.dumps(each)]
+    assert [each["fastapi_apps"][0]["url_prefix"] for each in plugins if each["name"] == "exactbatch"] == [
+        "/exactbatch"
+    ]
+    data = f"{airflow.url}/exactbatch/data/pipelines"
+    assert httpx.get(data, timeout=30).status_code == httpx.codes.UNAUTHORIZED
+    bearer = {"Authorization": f"Bearer {_token(airflow, 'viewer')}"}
+    assert httpx.get(data, headers=bearer, timeout=30).status_code == httpx.codes.OK
 
 
 def _token(airflow: LocalAirflow, role: str) -> str:

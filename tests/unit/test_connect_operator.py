@@ -21,6 +21,7 @@ TI = SimpleNamespace(dag_id="p", run_id="r", task_id="process_batch")
 class Given:
     """Stands for the connections of Airflow."""
 
+    kafka, postgres = "kafka_default", "postgres_default"
     spark = "spark_connect_default"
 
     def settings(self) -> Any:

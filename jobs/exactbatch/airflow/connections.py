@@ -60,8 +60,8 @@ class Connections:
         Raises ConfigurationError for an incomplete connection, and Airflow's own error for a missing one.
         """
         return Settings(
-            kafka=_kafka(BaseHook.get_connection(self.kafka)),
-            postgres=_postgres(BaseHook.get_connection(self.postgres)),
+            kafka=kafka_properties(BaseHook.get_connection(self.kafka)),
+            postgres=postgres_dsn(BaseHook.get_connection(self.postgres)),
         )
 
     def note(self, ti: Any, text: str) -> None:
@@ -114,7 +114,8 @@ def _api(conn_id: str) -> Any:
     return airflow_api(url, connection.login, connection.password)
 
 
-def _kafka(connection: Any) -> dict[str, Any]:
+def kafka_properties(connection: Any) -> dict[str, Any]:
+    """Return the Kafka client properties of a connection. Raises ConfigurationError if it is incomplete."""
     properties: dict[str, Any] = {}
     if connection.host:
         properties["bootstrap.servers"] = ",".join(
@@ -146,7 +147,8 @@ def _with_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if after_brackets.count(":") > 1 else f"{host}:{port}"
 
 
-def _postgres(connection: Any) -> str:
+def postgres_dsn(connection: Any) -> str:
+    """Return a connection as a libpq connection string. Raises ConfigurationError if it is incomplete."""
     extra = _extra(connection)
     if not connection.host and not extra:
         raise ConfigurationError(

@@ -35,7 +35,12 @@ class ProcessBatchOperator(SparkSubmitOperator):
     uses both with the real hook.
     """
 
-    template_fields = (*SparkSubmitOperator.template_fields, "batch_id", "plan_id")
+    template_fields = (
+        *SparkSubmitOperator.template_fields,
+        *("batch_id", "plan_id"),
+        # Airflow stores these with the DAG: the operator's page finds a pipeline's servers by them.
+        *("kafka_conn_id", "postgres_conn_id"),
+    )
 
     def __init__(
         self,
@@ -55,6 +60,8 @@ class ProcessBatchOperator(SparkSubmitOperator):
             **kwargs,
         )
         self.connections = connections
+        self.kafka_conn_id = connections.kafka
+        self.postgres_conn_id = connections.postgres
         self.batch_id = batch_id
         self.plan_id = plan_id
 

@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
 from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load
+from exactbatch.cli.progress import counting, following
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
@@ -191,8 +192,9 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
     from exactbatch.operations.report import load_report
 
     with (
-        err.status(f"Processing batch {batch.batch_id} with Spark on {master} …"),
+        counting(f"Batch {batch.batch_id} with Spark on {master}") as update,
         _engine(pipeline, master) as engine,
+        following(batch, settings, update),
     ):
         process_batch(engine, pipeline, batch.batch_id, settings, batch.plan_id)
     broker = KafkaBroker(settings.kafka)

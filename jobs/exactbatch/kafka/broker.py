@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -12,10 +12,11 @@ from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffset
 from exactbatch.kafka.admin import admin_client, needs_acl
 from exactbatch.kafka.errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
-from exactbatch.model import FoundRecord, LogPartition, Start, StoredOffset
+from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
 from exactbatch.offsets import TopicPartition
 
 _SETTLE: Final = 15.0  # seconds
+_HALVINGS: Final = 12
 _NO_TOPIC_ID: Final = UUID(int=0)
 
 Answer = TypeVar("Answer")
@@ -122,6 +123,24 @@ class KafkaBroker:
             if answer.offset >= 0
         }
 
+    def ends_at(self, partitions: Sequence[LogPartition], times: Sequence[datetime]) -> list[int]:
+        """Return for each time how many offsets all logs together had before it, counted from offset 0.
+
+        A time after the last record gives the ends of the logs.
+        """
+        from kafka import TopicPartition as KafkaPartition
+
+        high = {each.topic_partition: each.high_watermark for each in partitions}
+        ends = []
+        with admin_client(self._properties) as client:
+            for at in times:
+                milliseconds = round(at.timestamp() * 1000)
+                wanted = {KafkaPartition(*each): milliseconds for each in high}
+                answers = client.list_partition_offsets(wanted)
+                found = {(each.topic, each.partition): answer.offset for each, answer in answers.items()}
+                ends.append(sum(end if found[each] < 0 else found[each] for each, end in high.items()))
+        return ends
+
     def first_before(
         self, partition: LogPartition, from_offset: int, until_offset: int, at: datetime
     ) -> FoundRecord | None:
@@ -133,6 +152,14 @@ class KafkaBroker:
         from exactbatch.kafka.search import first_before
 
         return first_before(self._properties, partition.range(from_offset, until_offset), at)
+
+    def first_timestamps(
+        self, positions: Mapping[TopicPartition, int], *, uncommitted: bool = False
+    ) -> dict[TopicPartition, int]:
+        """Return the timestamps of records: see kafka/timestamps.py."""
+        from exactbatch.kafka.timestamps import first_timestamps
+
+        return first_timestamps(self._properties, positions, uncommitted=uncommitted) if positions else {}
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         """Return the current IDs of topics that existed before. Raises TopicMissing."""
@@ -207,24 +234,62 @@ class KafkaBroker:
 
         Raises ConfigurationError if an ACL denies it: kafka-python then returns no entry, and no error.
         """
-        from kafka.admin import ConfigResource, ConfigResourceType
-
-        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-        with admin_client(self._properties) as client:
-            configs = client.describe_configs(resources, config_filter="all")
-        policies = {
-            topic: config.get("cleanup.policy", {}).get("value")
-            for topic, config in configs.get("topic", {}).items()
-        }
+        policies = self._topic_settings(topics, "cleanup.policy")
         for topic in topics:
-            if policies.get(topic) is None:
+            if topic not in policies:
                 missing = acl_missing(
                     "DescribeConfigs", "topic", topic, "checking whether Kafka compacts it (cleanup.policy)"
                 )
                 raise ConfigurationError(
                     f"{missing} A replay with available_only does not need it.", topic=topic
                 )
-        return {topic for topic in topics if "compact" in policies[topic]}
+        return {topic for topic in topics if "compact" in policies[topic][0]}
+
+    def retention(self, topics: Sequence[str]) -> dict[str, Retention]:
+        """Return when the broker removes old records of the topics, without those whose settings an ACL hides."""
+        settings = self._topic_settings(topics, "cleanup.policy", "retention.ms", "retention.bytes")
+        return {
+            topic: Retention(_limit(milliseconds), _limit(size))
+            if "delete" in policy
+            else Retention(None, None)
+            for topic, (policy, milliseconds, size) in settings.items()
+        }
+
+    def _topic_settings(self, topics: Sequence[str], *names: str) -> dict[str, tuple[str, ...]]:
+        """Return these settings of the topics, without topics whose settings an ACL hides."""
+        from kafka.admin import ConfigResource, ConfigResourceType
+
+        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
+        with admin_client(self._properties) as client:
+            configs = client.describe_configs(resources, config_filter="all").get("topic", {})
+        found = {
+            topic: tuple(config.get(name, {}).get("value") for name in names)
+            for topic, config in configs.items()
+        }
+        return {topic: values for topic, values in found.items() if None not in values}
+
+    def written_at(
+        self, offsets: Mapping[TopicPartition, int], since: datetime
+    ) -> dict[TopicPartition, datetime]:
+        """Return a time at or shortly before the timestamp of the first record at or after each offset.
+
+        Halves the time from `since` until now a dozen times, for all partitions in one request each, so the result is
+        exact to 1/4096 of that time if timestamps ascend.
+        """
+        from kafka import TopicPartition as KafkaPartition
+
+        now = datetime.now(UTC)
+        before = dict.fromkeys(offsets, since)
+        after = dict.fromkeys(offsets, now)
+        with admin_client(self._properties) as client:
+            for _ in range(_HALVINGS if offsets else 0):
+                middle = {each: before[each] + (after[each] - before[each]) / 2 for each in offsets}
+                times = {KafkaPartition(*each): round(at.timestamp() * 1000) for each, at in middle.items()}
+                for partition, answer in client.list_partition_offsets(times).items():
+                    each = (partition.topic, partition.partition)
+                    is_before = 0 <= answer.offset <= offsets[each]
+                    (before if is_before else after)[each] = middle[each]
+        return before
 
     def commit_group(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commit offsets to a consumer group, for tools that show its lag. exactbatch never reads them."""
@@ -267,6 +332,10 @@ def resolve_start(
         for topic, offsets in start.items()
         for partition, offset in offsets.items()
     }
+
+
+def _limit(value: str) -> int | None:
+    return None if value == "-1" else int(value)
 
 
 def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, Origin, Run
-from exactbatch.model import Covered
+from exactbatch.model import Covered, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.compacted_topics import check_from_the_beginning, check_not_compacted
@@ -76,21 +76,24 @@ def preview_replay(
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, situation, pin=False)
-        covered = ledger.coverage_of_ranges(pipeline.name, planned.ranges)
-        parts = ledger.parts(cursor, pipeline, planned.ranges, covered)
-        counts = pipeline.sink.count_retracted_by_part(cursor, parts)
-        retracted = tuple(
-            Retracted(range_, tuple(batch_ids), count, rejects)
-            for (range_, batch_ids), count, rejects in zip(
-                parts, counts, ledger.count_rejects(pipeline, parts), strict=True
-            )
+        return count_retracted(ledger, cursor, pipeline, planned)
+
+
+def count_retracted(ledger: Ledger, cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> Preview:
+    """Return a plan with the rows and rejects that it would retract, in the caller's transaction."""
+    covered = ledger.coverage_of_ranges(pipeline.name, planned.ranges)
+    parts = ledger.parts(cursor, pipeline, planned.ranges, covered)
+    counts = pipeline.sink.count_retracted_by_part(cursor, parts)
+    retracted = tuple(
+        Retracted(range_, tuple(batch_ids), count, rejects)
+        for (range_, batch_ids), count, rejects in zip(
+            parts, counts, ledger.count_rejects(pipeline, parts), strict=True
         )
-        # Rows that do not carry their offsets are only counted over all ranges at once.
-        by_range = pipeline.sink.lineage == "record"
-        rows = (
-            sum(count or 0 for count in counts) if by_range else pipeline.sink.count_retracted(cursor, parts)
-        )
-        return Preview(planned, retracted, rows, missing_index(cursor, pipeline))
+    )
+    # Rows that do not carry their offsets are only counted over all ranges at once.
+    by_range = pipeline.sink.lineage == "record"
+    rows = sum(count or 0 for count in counts) if by_range else pipeline.sink.count_retracted(cursor, parts)
+    return Preview(planned, retracted, rows, missing_index(cursor, pipeline))
 
 
 def freeze_replay(
@@ -137,7 +140,9 @@ def _plan(
         requested,
         situation.stored,
         situation.partitions,
-        coverage=_touched(ledger, pipeline, requested, situation) if pipeline.sink.lineage == "batch" else (),
+        coverage=touched(ledger, pipeline, requested, situation.stored)
+        if pipeline.sink.lineage == "batch"
+        else (),
         horizons=ledger.horizons(pipeline),
         lineage=pipeline.sink.lineage,
         available_only=request.available_only,
@@ -153,11 +158,11 @@ def _plan(
     return planned
 
 
-def _touched(
-    ledger: Ledger, pipeline: Pipeline, requested: Sequence[RequestedRange], situation: Situation
+def touched(
+    ledger: Ledger, pipeline: Pipeline, requested: Sequence[RequestedRange], stored: Sequence[StoredOffset]
 ) -> list[Covered]:
     """Return the coverage of the requested ranges and of all batches in them. plan_replay() refuses invalid ranges."""
-    topic_ids = {offset.topic_partition: offset.topic_id for offset in situation.stored}
+    topic_ids = {offset.topic_partition: offset.topic_id for offset in stored}
     ranges = [
         OffsetRange(
             *range_.topic_partition,

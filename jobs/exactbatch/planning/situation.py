@@ -59,7 +59,9 @@ def observe(
                 f"pipeline {pipeline.name!r} has no stored offsets: it has processed nothing that could be "
                 f"replayed. Run it once first; its history ends where it starts."
             )
-        named = _of_batches(ledger, pipeline, request.batch_ids) if request.batch_ids else request.ranges
+        named = (
+            ranges_of_batches(ledger, pipeline, request.batch_ids) if request.batch_ids else request.ranges
+        )
     stored = tuple(offset for offset in all_stored if offset.topic in pipeline.topics)
     # The ends of the logs are read before the times are resolved: a late record that arrives in between then lies
     # above the offset that its time is resolved to.
@@ -77,7 +79,9 @@ def observe(
     )
 
 
-def _of_batches(ledger: Ledger, pipeline: Pipeline, batch_ids: Sequence[int]) -> tuple[RequestedRange, ...]:
+def ranges_of_batches(
+    ledger: Ledger, pipeline: Pipeline, batch_ids: Sequence[int]
+) -> tuple[RequestedRange, ...]:
     """Return the committed ranges of the batches. Raises ReplayRefused for one without any."""
     ranges: list[OffsetRange] = []
     for batch_id in batch_ids:

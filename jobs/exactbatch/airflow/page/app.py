@@ -1,0 +1,310 @@
+"""The application behind the page: static files, and JSON about pipelines whose DAGs the user may read.
+
+It writes nothing. A replay is started by the browser, which asks Airflow's own API to trigger the DAG.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import resources
+from typing import Annotated, Any, Final
+from uuid import UUID
+
+from fastapi import Body, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from exactbatch.airflow.connections import kafka_properties
+from exactbatch.airflow.page.access import (
+    MayEdit,
+    MayReadLogs,
+    MaySee,
+    MayTrigger,
+    SameOrigin,
+    SignedIn,
+    User,
+    allowed,
+    readable_dags,
+)
+from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times
+from exactbatch.airflow.page.servers import Brokers, Databases, LogState, airflow_connection, error_text
+from exactbatch.airflow.page.views import (
+    batch_view,
+    overview_view,
+    partition_views,
+    pipeline_view,
+    preview_view,
+    record_view,
+    strip_view,
+)
+from exactbatch.errors import ExactbatchError
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger.overview import OverviewRows, Position
+from exactbatch.operations.coverage_strip import find_gaps, load_strips
+from exactbatch.operations.overview import LedgerSummary, lag_of, load_summaries, stored_at
+from exactbatch.operations.replay_preview import preview_registered
+from exactbatch.planning.request import request_of
+from exactbatch.postgres.connection import transaction
+
+_STATIC: Final = resources.files("exactbatch.airflow.page") / "static"
+_TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_HEADERS: Final = {
+    # Only files of this page run and are shown; only pages of the same Airflow embed it.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_RECORD_BYTES: Final = 20_000  # of a rejected record's value that are sent
+# Lag over the last day, as far as the newest batches reach back.
+_LAG_EVERY, _LAG_POINTS, _LAG_BATCHES = 1800, 48, 600  # seconds, points, batches
+_MOST: Final = 2**62  # above every batch ID and offset
+Offset = Annotated[int, Query(ge=0, le=_MOST)]
+
+
+def create_app() -> FastAPI:
+    """Return the application."""
+    app = FastAPI(title="exactbatch", docs_url=None, redoc_url=None, openapi_url=None)
+    dags, databases, brokers = PipelineDags(), Databases(), Brokers()
+
+    @app.middleware("http")
+    async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call_next(request)
+        response.headers.update(_HEADERS)
+        return response
+
+    @app.exception_handler(ExactbatchError)
+    def refuse(request: Request, error: Exception) -> JSONResponse:  # noqa: ARG001
+        return JSONResponse({"error": type(error).__name__, "message": str(error)}, status_code=409)
+
+    def dag_of(dag_id: str) -> PipelineDag:
+        found = dags.find([dag_id])
+        if not found:
+            raise HTTPException(404, "this DAG is not the DAG of a pipeline")
+        return found[0]
+
+    def summary_of(connection: Any, dag_id: str) -> LedgerSummary:
+        summary = load_summaries(connection, [dag_id]).get(dag_id)
+        if summary is None:
+            raise HTTPException(
+                404, "the pipeline is not registered in the ledger of its connection: run `exactbatch init`"
+            )
+        return summary
+
+    def watched(dag: PipelineDag, positions: list[Position]) -> LogState:
+        stored = {each.topic_partition: each.next_offset for each in positions}
+        brokers.watch(dag.kafka, dag.dag_id, sorted({each.topic for each in positions}), stored)
+        return brokers.state(dag.kafka)
+
+    @app.get("/", dependencies=[SignedIn])
+    def page() -> Response:
+        return _file("index.html")
+
+    @app.get("/static/{name}", dependencies=[SignedIn])
+    def static(name: str) -> Response:
+        return _file(name)
+
+    @app.get("/data/pipelines")
+    def pipelines(user: User) -> JSONResponse:
+        found = dags.find(readable_dags(user))
+        summaries: dict[str, LedgerSummary] = {}
+        problems: dict[str, str] = {}
+        for conn_id in sorted({dag.postgres for dag in found}):
+            try:
+                with databases.connection(conn_id) as connection:
+                    summaries |= load_summaries(
+                        connection, [dag.dag_id for dag in found if dag.postgres == conn_id]
+                    )
+            except Exception as error:
+                problems[conn_id] = error_text(
+                    error
+                )  # one ledger that cannot be read does not hide the others
+        for dag in found:
+            if (summary := summaries.get(dag.dag_id)) is not None:
+                brokers.watch(dag.kafka, dag.dag_id, summary.topics, summary.stored)
+        states = {conn_id: brokers.state(conn_id) for conn_id in sorted({dag.kafka for dag in found})}
+        now = datetime.now(UTC)
+        rows = [
+            overview_view(dag, summaries.get(dag.dag_id), states[dag.kafka], problems.get(dag.postgres), now)
+            for dag in found
+        ]
+        for row in rows:
+            # Few pipelines fail at a time: the rights on others are not asked for.
+            if row["error"] and "batch_id" in row["error"] and not allowed(user, row["dag_id"])["read_logs"]:
+                row["error"] = _hidden(row)
+        return JSONResponse({"pipelines": rows, "now": now.isoformat()})
+
+    @app.get("/data/pipelines/{dag_id}", dependencies=[MaySee])
+    def pipeline(dag_id: str, user: User) -> JSONResponse:
+        dag, may, now = dag_of(dag_id), allowed(user, dag_id), datetime.now(UTC)
+        with databases.connection(dag.postgres) as connection:
+            summary = summary_of(connection, dag_id)
+        brokers.watch(dag.kafka, dag_id, summary.topics, summary.stored)
+        state = brokers.state(dag.kafka)
+        view = pipeline_view(dag, summary, state, now)
+        if view["error"] and not may["read_logs"]:
+            view["error"] = _hidden(view)
+        return JSONResponse({**view, "may": may, "now": now.isoformat()})
+
+    @app.get("/data/pipelines/{dag_id}/strips", dependencies=[MaySee])
+    def strips(
+        dag_id: str,
+        first: Offset | None = None,
+        until: Offset | None = None,
+        steps: Annotated[int, Query(ge=1, le=2000)] = 300,
+        skip: Annotated[int, Query(ge=0)] = 0,
+        partitions: Annotated[int, Query(ge=1, le=50)] = 20,
+    ) -> JSONResponse:
+        dag = dag_of(dag_id)
+        with databases.connection(dag.postgres) as connection:
+            with transaction(connection):
+                positions = OverviewRows(connection).positions([dag_id])
+            state = watched(dag, positions)
+            places = partition_views(positions, state)
+            begin, end = _scale(positions, places, first, until)
+            shown = positions[skip : skip + partitions]
+            drawn = load_strips(connection, dag_id, shown, begin, end, steps=steps)
+        return JSONResponse(
+            {
+                "first": begin,
+                "until": end,
+                "all": len(positions),
+                "skip": skip,
+                "strips": [
+                    {**place, **strip_view(strip)}
+                    for place, strip in zip(places[skip : skip + partitions], drawn, strict=False)
+                ],
+            }
+        )
+
+    @app.get("/data/pipelines/{dag_id}/gaps", dependencies=[MaySee])
+    def gaps(
+        dag_id: str,
+        skip: Annotated[int, Query(ge=0)] = 0,
+        partitions: Annotated[int, Query(ge=1, le=50)] = 20,
+    ) -> JSONResponse:
+        dag = dag_of(dag_id)
+        with databases.connection(dag.postgres) as connection:
+            with transaction(connection):
+                positions = OverviewRows(connection).positions([dag_id])[skip : skip + partitions]
+            found = find_gaps(connection, dag_id, positions)
+        topics = {each.topic_id: each.topic for each in positions}
+        return JSONResponse(
+            {
+                "gaps": [
+                    [topics[gap.topic_id], gap.partition, gap.from_offset, gap.until_offset] for gap in found
+                ]
+            }
+        )
+
+    @app.get("/data/pipelines/{dag_id}/batches", dependencies=[MaySee])
+    def batches(
+        dag_id: str,
+        user: User,
+        before: Offset = _MOST,
+        limit: Annotated[int, Query(ge=1, le=300)] = 50,
+    ) -> JSONResponse:
+        dag, may = dag_of(dag_id), allowed(user, dag_id)
+        with databases.connection(dag.postgres) as connection, transaction(connection):
+            listed = OverviewRows(connection).page_of_batches(dag_id, before=before, limit=limit)
+        run_ids = sorted({each.batch.run_id for each in listed if each.batch.run_id})
+        times = task_times(dag_id, run_ids)
+        return JSONResponse(
+            {"batches": [batch_view(each, times, may_read_logs=may["read_logs"]) for each in listed]}
+        )
+
+    @app.get("/data/pipelines/{dag_id}/lag", dependencies=[MaySee])
+    def lag(dag_id: str) -> JSONResponse:
+        dag, now = dag_of(dag_id), datetime.now(UTC)
+        with databases.connection(dag.postgres) as connection, transaction(connection):
+            rows = OverviewRows(connection)
+            positions = rows.positions([dag_id])
+            newest = rows.page_of_batches(dag_id, before=_MOST, limit=_LAG_BATCHES)
+        state = watched(dag, positions)
+        logs = [
+            log for topic in sorted({each.topic for each in positions}) for log in state.logs.get(topic, ())
+        ]
+        # Whole intervals, so that the ends of logs that were found once are found again.
+        latest = now.timestamp() // _LAG_EVERY * _LAG_EVERY
+        times = [datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS)]
+        stored = stored_at(positions, newest, times)
+        ends = brokers.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
+        points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
+        if logs:
+            points.append((now.timestamp(), lag_of(positions, logs).records))
+        return JSONResponse({"series": [[at for at, _ in points], [records for _, records in points]]})
+
+    @app.get("/data/pipelines/{dag_id}/rejects", dependencies=[MaySee, MayReadLogs])
+    def rejects(dag_id: str) -> JSONResponse:
+        dag = dag_of(dag_id)
+        with databases.connection(dag.postgres) as connection, transaction(connection):
+            groups = OverviewRows(connection).reject_reasons(dag_id, limit=50)
+        return JSONResponse({"groups": list(map(asdict, groups))})
+
+    @app.get("/data/pipelines/{dag_id}/rejects/list", dependencies=[MaySee, MayReadLogs])
+    def rejects_of_kind(
+        dag_id: str,
+        kind: str | None = None,
+        topic_id: UUID = UUID(int=0),  # noqa: B008 - immutable
+        partition: int = -1,
+        offset: int = -1,
+    ) -> JSONResponse:
+        dag = dag_of(dag_id)
+        with databases.connection(dag.postgres) as connection, transaction(connection):
+            rows = OverviewRows(connection).rejects_of_kind(
+                dag_id, kind, after=(topic_id, partition, offset), limit=100
+            )
+        return JSONResponse({"rejects": [{**asdict(row), "topic_id": str(row.topic_id)} for row in rows]})
+
+    @app.get("/data/pipelines/{dag_id}/rejects/record", dependencies=[MaySee, MayReadLogs, MayEdit])
+    def rejected_record(dag_id: str, topic_id: UUID, partition: int, offset: int) -> JSONResponse:
+        dag = dag_of(dag_id)
+        with databases.connection(dag.postgres) as connection, transaction(connection):
+            record = OverviewRows(connection).rejected_record(
+                dag_id, topic_id, partition, offset, limit=_RECORD_BYTES
+            )
+        if record is None:
+            raise HTTPException(404, "no such reject: a replay may have replaced it")
+        return JSONResponse(record_view(record))
+
+    @app.post("/data/pipelines/{dag_id}/preview", dependencies=[MaySee, MayTrigger])
+    def preview(dag_id: str, _: SameOrigin, conf: Annotated[dict[str, Any], Body()]) -> JSONResponse:
+        dag = dag_of(dag_id)
+        request = request_of(conf)
+        if request is None or request.window is not None:
+            raise HTTPException(422, "give ranges or batch_ids")
+        with databases.connection(dag.postgres) as connection:
+            definition = summary_of(connection, dag_id).definition
+            broker = KafkaBroker(kafka_properties(airflow_connection(dag.kafka)), settle=0)
+            return JSONResponse(
+                preview_view(preview_registered(connection, broker, definition, request), definition)
+            )
+
+    return app
+
+
+def _hidden(row: dict[str, Any]) -> dict[str, Any]:
+    """Return an error without its message, which may quote values."""
+    return {**row["error"], "message": "You need the right to read this DAG's task logs to see the message."}
+
+
+def _scale(
+    positions: list[Position], places: list[dict[str, Any]], first: int | None, until: int | None
+) -> tuple[int, int]:
+    """Return the offsets between which strips are drawn: by default, from the starts of the logs to their ends."""
+    starts = [place["earliest"] for place in places if place["earliest"] is not None]
+    starts = starts or [each.first_offset for each in positions] or [0]
+    ends = [place["high_watermark"] for place in places if place["high_watermark"] is not None]
+    ends += [each.next_offset for each in positions] or [1]
+    begin = min(starts) if first is None else first
+    end = max(ends) if until is None else until
+    return begin, max(end, begin + 1)
+
+
+def _file(name: str) -> Response:
+    """Return a static file. Raises an HTTP error 404 for any other name than that of a file of the folder."""
+    for file in _STATIC.iterdir():
+        if file.name == name and file.is_file():
+            suffix = name[name.rfind(".") :]
+            return Response(file.read_bytes(), media_type=_TYPES.get(suffix, "text/plain"))
+    return PlainTextResponse("not found", status_code=404)

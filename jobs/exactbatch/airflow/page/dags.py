@@ -1,0 +1,133 @@
+"""Find the DAGs of pipelines, and the connections that they use, in Airflow's database.
+
+The API server does not import DAG files, which may be in bundles that it has no access to, and runs no code of their
+authors. Airflow stores each DAG in serialized form, with the templated fields of its tasks; the operators of
+pipeline_dag have the IDs of the connections among them.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from airflow.models.dag import DagModel, DagTag
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+_TAG: Final = "exactbatch"
+_TASK: Final = "process_batch"
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineDag:
+    """A pipeline's DAG, whose ID is the pipeline's name, and the IDs of its connections."""
+
+    dag_id: str
+    is_paused: bool
+    kafka: str
+    postgres: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTime:
+    """One task instance: its ID, state, number of tries, and the seconds of its last try."""
+
+    task_id: str
+    state: str | None
+    tries: int
+    seconds: float | None
+
+
+class PipelineDags:
+    """The DAGs of pipelines. A serialized DAG is read again only when it has changed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # The connections by dag_id and hash; None for a DAG that has the tag but is not one of pipeline_dag.
+        self._known: dict[tuple[str, str], tuple[str, str] | None] = {}
+
+    def find(self, readable: Iterable[str]) -> list[PipelineDag]:
+        """Return those pipelines' DAGs that are among the readable ones, by ID."""
+        wanted = set(readable)
+        with create_session(scoped=False) as session:
+            models = session.execute(
+                select(DagModel.dag_id, DagModel.is_paused)
+                .join(DagTag, DagTag.dag_id == DagModel.dag_id)
+                .where(DagTag.name == _TAG, DagModel.is_stale.is_(False))
+                .order_by(DagModel.dag_id)
+            ).all()
+            paused = {row.dag_id: row.is_paused for row in models if row.dag_id in wanted}
+            connections = self._connections(session, list(paused))
+        return [
+            PipelineDag(dag_id, is_paused, *connections[dag_id])
+            for dag_id, is_paused in paused.items()
+            if dag_id in connections
+        ]
+
+    def _connections(self, session: Any, dag_ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+        hashes = dict[str, str]()
+        newest = (
+            select(SerializedDagModel.dag_id, SerializedDagModel.dag_hash)
+            .where(SerializedDagModel.dag_id.in_(dag_ids))
+            .order_by(SerializedDagModel.created_at)
+        )
+        for row in session.execute(newest):
+            hashes[row.dag_id] = row.dag_hash  # the last one is the newest
+        with self._lock:
+            unknown = [dag_id for dag_id, dag_hash in hashes.items() if (dag_id, dag_hash) not in self._known]
+        read = {
+            serialized.dag_id: _connections_of(serialized.data or {})
+            for serialized in (
+                SerializedDagModel.get_latest_serialized_dags(dag_ids=unknown, session=session)
+                if unknown
+                else ()
+            )
+        }
+        with self._lock:
+            self._known.update({(dag_id, hashes[dag_id]): found for dag_id, found in read.items()})
+            found = {dag_id: self._known.get((dag_id, dag_hash)) for dag_id, dag_hash in hashes.items()}
+        return {dag_id: each for dag_id, each in found.items() if each is not None}
+
+
+def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]:
+    """Return the task instances of runs that have begun, by run ID, in the order in which they began."""
+    columns = (
+        TaskInstance.run_id,
+        TaskInstance.task_id,
+        TaskInstance.state,
+        TaskInstance.try_number,
+        TaskInstance.duration,
+        TaskInstance.start_date,
+    )
+    times: dict[str, list[TaskTime]] = {}
+    if not run_ids:
+        return times
+    with create_session(scoped=False) as session:
+        rows = session.execute(
+            select(*columns)
+            .where(TaskInstance.dag_id == dag_id, TaskInstance.run_id.in_(run_ids))
+            .where(TaskInstance.start_date.is_not(None))
+            .order_by(TaskInstance.start_date)
+        ).all()
+    for row in rows:
+        if row.state != "skipped":
+            times.setdefault(row.run_id, []).append(
+                TaskTime(row.task_id, row.state, row.try_number, row.duration)
+            )
+    return times
+
+
+def _connections_of(data: dict[str, Any]) -> tuple[str, str] | None:
+    """Return the IDs of the connections to Kafka and Postgres in a serialized DAG; None if it names none."""
+    for task in _tasks(data):
+        kafka, postgres = task.get("kafka_conn_id"), task.get("postgres_conn_id")
+        if task.get("task_id") == _TASK and isinstance(kafka, str) and isinstance(postgres, str):
+            return kafka, postgres
+    return None
+
+
+def _tasks(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for task in data.get("dag", {}).get("tasks", ()):
+        yield task.get("__var", task)

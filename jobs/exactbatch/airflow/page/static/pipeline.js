@@ -1,0 +1,444 @@
+// One pipeline: its state, the strips of its partitions, charts, batches and rejects.
+
+import * as asking from "./api.js";
+import { TimeChart } from "./charts.js";
+import { airflowLink, el, fill, keyed, runPath, say } from "./dom.js";
+import { ago, count, duration, moment, plural, rate } from "./format.js";
+import { openReplay } from "./replay.js";
+import { kindBadge, stateBadge, stateMeaning } from "./states.js";
+import { CoverageStrip, LEGEND } from "./strip.js";
+
+const EVERY = 4000; // milliseconds
+const PARTITIONS = 12; // strips on one page
+const LISTED = 12; // batches in the list, until older ones are asked for
+const TASKS = { plan_batch: "plan", process_batch: "process", process_replay: "process", report_batch: "report" };
+
+export function showPipeline(dag, address) {
+  const api = asking.pipeline(dag);
+  const run = address.get("run");
+  const number = (name) => (/^\d+$/.test(address.get(name) ?? "") ? Number(address.get(name)) : null);
+  let view = { first: number("first"), until: number("until"), skip: number("skip") ?? 0 };
+  let state = null;
+  let batches = [];
+  let listed = LISTED;
+  let isComplete = false;
+  let scale = null;
+  let chosen = null;
+  let whole = null;
+
+  document.title = `${dag} · exactbatch`;
+  const badge = el("span");
+  document.getElementById("top").append(
+    el("nav", { "aria-label": "Breadcrumb" }, el("a", { href: "./" }, "Pipelines"), " / "),
+    el("h1", {}, dag),
+    badge,
+    el("span", { class: "tools" }, airflowLink(`dags/${encodeURIComponent(dag)}`, "DAG"), run ? airflowLink(runPath(dag, run), "Run") : ""),
+  );
+  const facts = el("dl", { class: "facts" });
+  const trouble = el("div");
+  const strips = el("div", { class: "strips" });
+  const tools = el("div", { class: "toolbar", role: "toolbar", "aria-label": "Scale of the strips" });
+  const selected = el("div", { class: "selected" });
+  const more = el("div", { class: "pages" });
+  const gapNote = el("p", { class: "quiet" });
+  const where = el("span", { class: "quiet" });
+  const body = el("tbody");
+  const olderButton = el("button", { type: "button", onclick: older }, "Older batches");
+  const rejectList = el("div");
+  const speed = new TimeChart("Throughput and duration of each batch", [["records/s", "/s", "batch"], ["plan to commit", "s", "reject"]]);
+  const lag = new TimeChart("Lag at the end of each interval", [["records behind", "n", "replay"]]);
+  const main = document.getElementById("main");
+  main.replaceChildren(
+    facts,
+    trouble,
+    el(
+      "section",
+      { "aria-labelledby": "coverage" },
+      el("h2", { id: "coverage" }, "Coverage"),
+      el("p", { id: "strip-help", class: "spoken" },
+        "Left and right arrow: from segment to segment. Shift and arrow: select. Enter: select the segment. Plus and minus: zoom. Zero: the whole log. Page up and page down: move."),
+      el("div", { class: "legend" }, LEGEND.map(([kind, word]) => el("span", {}, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), word))),
+      tools,
+      selected,
+      strips,
+      more,
+      gapNote,
+    ),
+    el("section", { class: "charts", "aria-label": "Over time" }, speed.node, lag.node),
+    el(
+      "section",
+      { "aria-labelledby": "batches" },
+      el("h2", { id: "batches" }, "Batches"),
+      el(
+        "div",
+        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Batches" },
+        el(
+          "table",
+          { class: "cards" },
+          el("thead", {}, el("tr", {},
+            ["Batch", "Kind", "State"].map((name) => el("th", { scope: "col" }, name)),
+            ["Records", "Rows", "Rejected", "Dropped"].map((name) => el("th", { scope: "col", class: "number" }, name)),
+            ["Planned", "Seconds by stage", "Run", "Act"].map((name) => el("th", { scope: "col" }, name)))),
+          body,
+        ),
+      ),
+      olderButton,
+    ),
+    el("section", { "aria-labelledby": "rejects" }, el("h2", { id: "rejects" }, "Rejects"), rejectList),
+  );
+
+  // The scale.
+
+  const button = (label, text, act) => el("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
+  tools.append(
+    button("Zoom in", "+", () => zoom(0.5)),
+    button("Zoom out", "−", () => zoom(2)),
+    button("Earlier", "←", () => pan(-0.5)),
+    button("Later", "→", () => pan(0.5)),
+    el("button", { type: "button", onclick: () => zoom(Infinity) }, "Whole log"),
+    el("button", { type: "button", onclick: () => zoomToEnd() }, "Newest"),
+    where,
+  );
+
+  function go(first, until) {
+    const size = Math.max(8, until - first);
+    const begin = Math.max(0, Math.round(first));
+    view = { ...view, first: begin, until: begin + Math.round(size) };
+    scale = { first: view.first, until: view.until }; // further steps count from here, before the answer is in
+    remember();
+    loadStrips().catch(() => refresh());
+  }
+
+  function zoom(factor, at = null) {
+    if (!scale) return;
+    if (factor === Infinity) {
+      view = { ...view, first: null, until: null };
+      remember();
+      loadStrips().catch(() => refresh());
+      return;
+    }
+    const middle = at ?? (chosen ? (chosen.from + chosen.until) / 2 : (scale.first + scale.until) / 2);
+    const size = (scale.until - scale.first) * factor;
+    const part = at === null ? 0.5 : (at - scale.first) / (scale.until - scale.first);
+    if (whole && size >= whole[1] - whole[0]) return zoom(Infinity);
+    go(middle - size * part, middle + size * (1 - part));
+  }
+
+  function pan(part) {
+    if (!scale) return;
+    const by = (scale.until - scale.first) * part;
+    go(Math.max(0, scale.first + by), Math.max(0, scale.first + by) + scale.until - scale.first);
+  }
+
+  function zoomToEnd() {
+    const size = Math.max(20, ((whole ?? [scale.first, scale.until])[1] - (whole ?? [scale.first])[0]) / 20);
+    const end = (whole ?? [0, scale.until])[1];
+    go(end - size, end + size / 10);
+  }
+
+  function remember() {
+    const values = new URLSearchParams({ dag });
+    if (run) values.set("run", run);
+    for (const name of ["first", "until"]) if (view[name] !== null) values.set(name, view[name]);
+    if (view.skip) values.set("skip", view.skip);
+    history.replaceState(null, "", `?${values}`);
+  }
+
+  // The strips.
+
+  const drawn = new Map();
+  const on = {
+    zoom,
+    pan,
+    select(strip, selection) {
+      for (const each of drawn.values()) if (each !== strip) each.clear();
+      chosen = selection && { topic: strip.data.topic, partition: strip.data.partition, from: selection[0], until: selection[1] };
+      showSelection();
+    },
+  };
+
+  async function loadStrips() {
+    const steps = Math.max(50, Math.min(900, Math.round(strips.clientWidth || 600)));
+    const wanted = { ...view };
+    const found = await api.strips({ ...wanted, steps, partitions: PARTITIONS });
+    if (JSON.stringify(wanted) !== JSON.stringify(view)) return; // the scale has changed meanwhile
+    scale = { first: found.first, until: found.until };
+    if (view.first === null && view.until === null) whole = [found.first, found.until];
+    where.textContent = ` offsets ${count(scale.first)} to ${count(scale.until - 1)}`;
+    const keys = new Set();
+    for (const data of found.strips) {
+      const key = `${data.topic_id} ${data.partition}`;
+      keys.add(key);
+      let strip = drawn.get(key);
+      if (!strip) {
+        strip = new CoverageStrip(on);
+        drawn.set(key, strip);
+        strips.append(strip.node);
+      }
+      strip.show(data, scale.first, scale.until);
+    }
+    for (const [key, strip] of drawn) if (!keys.has(key)) {
+      strip.node.remove();
+      drawn.delete(key);
+    }
+    fill(more, [found.skip, found.all], () => found.all <= PARTITIONS ? [] : [
+      el("button", { type: "button", disabled: found.skip === 0, "data-focus": "before", onclick: () => turn(-PARTITIONS) }, "Previous partitions"),
+      el("span", {}, `${count(found.skip + 1)} to ${count(Math.min(found.all, found.skip + PARTITIONS))} of ${plural(found.all, "partition")}`),
+      el("button", { type: "button", disabled: found.skip + PARTITIONS >= found.all, "data-focus": "next", onclick: () => turn(PARTITIONS) }, "Next partitions"),
+    ]);
+    if (found.strips.every((each) => each.is_exact)) gapNote.textContent = "Every row of the ledger in this window was looked at.";
+    else if (!gapNote.dataset.checked) checkGaps();
+  }
+
+  function turn(by) {
+    view = { ...view, skip: Math.max(0, view.skip + by) };
+    delete gapNote.dataset.checked;
+    chosen = null;
+    showSelection();
+    remember();
+    loadStrips().catch(() => refresh());
+  }
+
+  /** Steps stand for many rows here: whether a narrow gap hides between them is looked up once, and separately. */
+  async function checkGaps() {
+    gapNote.dataset.checked = "1";
+    gapNote.textContent = "Looking for gaps that are narrower than what is drawn…";
+    try {
+      const { gaps } = await api.gaps({ skip: view.skip, partitions: PARTITIONS });
+      gapNote.replaceChildren(
+        gaps.length
+          ? el("strong", {}, `There are gaps: ${gaps.slice(0, 10).map(([topic, partition, from, to]) => `${topic}[${partition}] ${count(from)} to ${count(to - 1)}`).join("; ")}.`)
+          : "No gap anywhere in these partitions, however narrow.",
+      );
+    } catch {
+      gapNote.textContent = "Gaps that are narrower than what is drawn were not looked for: the ledger has too many rows. Zoom in, or run exactbatch audit.";
+    }
+  }
+
+  function showSelection() {
+    fill(selected, [chosen, state?.may], () => {
+      if (!chosen) return [el("span", { class: "quiet" }, "Drag over a strip, or click a segment, to select offsets.")];
+      const { topic, partition, from, until } = chosen;
+      const upTo = drawnNext(topic, partition);
+      const replayable = Math.min(until, upTo ?? until);
+      return [
+        el("strong", {}, `${topic}[${partition}] ${count(from)} to ${count(until - 1)}`),
+        el("button", { type: "button", "data-focus": "zoom", onclick: () => go(from - (until - from) * 0.1, until + (until - from) * 0.1) }, "Zoom to it"),
+        state?.may.trigger && from < replayable
+          ? el("button", {
+              type: "button", class: "primary", "data-focus": "replay",
+              onclick: () => openReplay(api, dag,
+                { ranges: [{ topic, partition, from_offset: from, until_offset: replayable }] },
+                `${topic}[${partition}] ${count(from)} to ${count(replayable - 1)}`),
+            }, "Replay…")
+          : "",
+        el("button", { type: "button", "data-focus": "clear", onclick: () => { for (const each of drawn.values()) each.clear(); chosen = null; showSelection(); } }, "Clear"),
+      ];
+    });
+  }
+
+  const drawnNext = (topic, partition) =>
+    [...drawn.values()].find((each) => each.data.topic === topic && each.data.partition === partition)?.data.next_offset;
+
+  // State, charts and batches.
+
+  function showState() {
+    fill(badge, state.state, () => stateBadge(state.state));
+    const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
+    const isOld = state.kafka_at !== null && Date.parse(state.now) - Date.parse(state.kafka_at) > 15000;
+    fill(facts, { ...state, now: null, kafka_at: isOld ? state.kafka_at : null }, () => [
+      fact("State", stateMeaning(state.state)),
+      fact("Lag", state.lag === null ? "not known" : plural(state.lag, "record"), state.lag ? ` for ${duration(state.lag_seconds)}` : "",
+        state.held_back ? el("strong", {}, `, ${count(state.held_back)} held back by an open transaction`) : "",
+        state.lost ? el("strong", {}, `, ${count(state.lost)} lost to retention`) : "",
+        isOld ? el("small", {}, ` as of ${moment(state.kafka_at)}`) : ""),
+      fact("Throughput, last hour", rate(state.records_per_second)),
+      fact("Retention reaches the stored offset in", duration(state.retention_seconds)),
+      fact("Target", `${state.target} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
+      fact("Topics", state.topics.join(", ") || "not known"),
+    ]);
+    fill(trouble, [state.error, state.kafka_error], () => [
+      state.error
+        ? el("div", { class: state.error.retryable ? "note warn" : "note bad" },
+            el("strong", {}, `${state.error.error}, batch ${state.error.batch_id}: `), state.error.message,
+            el("p", {}, `Failed ${plural(state.error.failures, "time")}, last ${ago(state.error.failed_at)}. `,
+              state.error.retryable ? "A retry may succeed. " : "A retry does not help. ",
+              state.error.run_id ? airflowLink(`${runPath(dag, state.error.run_id)}/tasks/process_batch`, "Task and log") : ""))
+        : null,
+      state.kafka_error ? el("div", { class: "note warn" }, el("strong", {}, "Kafka: "), state.kafka_error, " What the ledger knows is shown all the same.") : null,
+    ]);
+  }
+
+  function showBatches() {
+    keyed(body, batches.slice(0, listed), (batch) => batch.batch_id, batchRow);
+    olderButton.hidden = batches.length <= listed && (isComplete || batches.length < 50);
+    const done = batches.filter((batch) => batch.committed_at).reverse();
+    speed.show([
+      done.map((batch) => Date.parse(batch.committed_at) / 1000),
+      done.map((batch) => batch.records / Math.max(0.001, batch.seconds)),
+      done.map((batch) => batch.seconds),
+    ]);
+  }
+
+  function batchRow(batch) {
+    const cell = (name, className, ...content) => el("td", { class: className, "data-label": name }, ...content);
+    const stages = batch.tasks.filter(([task]) => TASKS[task]);
+    return el(
+      "tr",
+      { class: run && batch.run_id === run ? "marked" : null },
+      el("th", { scope: "row" }, `${batch.batch_id}`),
+      cell("Kind", null, kindBadge(batch.kind)),
+      cell("State", null, stateBadge(batch.error && batch.status === "planned" ? (batch.error.retryable ? "retrying" : "failing") : batch.status)),
+      cell("Records", "number", count(batch.records ?? batch.offsets)),
+      cell("Rows", "number", count(batch.rows)),
+      cell("Rejected", `number${batch.rejected ? " alarm" : ""}`, count(batch.rejected)),
+      cell("Dropped", "number", count(batch.dropped === null ? null : batch.dropped + batch.tombstones)),
+      cell("Planned", null, moment(batch.planned_at)),
+      cell("Seconds by stage", "wide", duration(batch.seconds), stages.length
+        ? el("small", {}, ` ${stages.map(([task, , tries, seconds]) => `${TASKS[task]} ${duration(seconds)}${tries > 1 ? ` (try ${tries})` : ""}`).join(" · ")}`)
+        : ""),
+      cell("Run", "run", batch.run_id
+        ? [airflowLink(runPath(dag, batch.run_id), batch.run_id), " ", airflowLink(
+            `${runPath(dag, batch.run_id)}/tasks/${batch.kind === "advance" ? "process_batch" : "process_replay"}`, "log")]
+        : batch.origin),
+      cell("Act", null, state?.may.trigger && batch.status === "committed"
+        ? el("button", { type: "button", "data-focus": "replay", "aria-label": `Replay batch ${batch.batch_id}`,
+            onclick: () => openReplay(api, dag, { batch_ids: [batch.batch_id] }, `batch ${batch.batch_id}`) }, "Replay…")
+        : ""),
+    );
+  }
+
+  async function older() {
+    const before = Math.min(listed, batches.length);
+    listed += 25;
+    if (batches.length < listed) {
+      const found = (await api.batches({ before: batches.at(-1)?.batch_id })).batches;
+      isComplete = found.length < 50;
+      batches = [...batches, ...found];
+    }
+    showBatches();
+    const added = Math.min(listed, batches.length) - before;
+    say(plural(added, "older batch", "older batches"));
+  }
+
+  // Rejects.
+
+  async function loadRejects() {
+    if (!state.may.read_logs) {
+      rejectList.replaceChildren(el("p", { class: "quiet" }, "You need the right to read the task logs of this DAG to see reasons."));
+      return;
+    }
+    const { groups } = await api.rejects();
+    fill(rejectList, groups, () => groups.length === 0
+      ? el("p", { class: "quiet" }, "No record is rejected.")
+      : [
+          ...groups.map(rejectGroup),
+          groups[0].sampled >= 10000 ? el("p", { class: "quiet" }, "Counted among the first 10,000 rejects.") : null,
+        ]);
+  }
+
+  function rejectGroup(group) {
+    const list = el("div");
+    let after = {};
+    const load = async () => {
+      const { rejects } = await api.rejectsOf({ kind: group.kind, ...after });
+      list.append(...rejects.map(rejectRow));
+      const last = rejects.at(-1);
+      if (last) after = { topic_id: last.topic_id, partition: last.partition, offset: last.offset };
+      next.hidden = rejects.length < 100;
+    };
+    const next = el("button", { type: "button", hidden: true, onclick: load }, "Further records");
+    const replay = async () => {
+      const { rejects } = await api.rejectsOf({ kind: group.kind });
+      const ranges = [];
+      for (const { topic, partition, offset } of rejects) {
+        const last = ranges.at(-1);
+        if (last && last.topic === topic && last.partition === partition && last.until_offset === offset) last.until_offset += 1;
+        else ranges.push({ topic, partition, from_offset: offset, until_offset: offset + 1 });
+      }
+      openReplay(api, dag, { ranges }, `${plural(rejects.length, "rejected record")}${rejects.length < group.records ? `, the first of ${count(group.records)}` : ""}`);
+    };
+    const details = el(
+      "details",
+      { ontoggle: () => details.open && !list.children.length && load() },
+      el("summary", {}, el("strong", {}, plural(group.records, "record")), ` ${group.kind} `, el("small", {}, `for example: ${group.example}`)),
+      state.may.trigger ? el("button", { type: "button", onclick: replay }, "Replay these…") : "",
+      list,
+      next,
+    );
+    return details;
+  }
+
+  function rejectRow(reject) {
+    const content = el("div", { class: "record" });
+    const show = async () => {
+      try {
+        const record = await api.record({ topic_id: reject.topic_id, partition: reject.partition, offset: reject.offset });
+        content.replaceChildren(el("dl", {}, ["key", "value"].flatMap((name) => [
+          el("dt", {}, name),
+          el("dd", {}, record[name] === null ? "null" : el("pre", {}, record[name].text ?? `base64: ${record[name].base64}`),
+            record[name]?.is_cut ? el("small", {}, `the first part of ${plural(record[name].bytes, "byte")}`) : ""),
+        ]), el("dt", {}, "headers"), el("dd", {}, el("pre", {}, headersText(record.headers)))));
+      } catch (error) {
+        content.replaceChildren(el("p", { class: "refusal" }, error.message));
+      }
+    };
+    return el(
+      "div",
+      { class: "reject-row" },
+      el("code", {}, `${reject.topic}[${reject.partition}] ${count(reject.offset)}`),
+      ` ${reject.reason} `,
+      el("small", {}, `batch ${reject.batch_id}, ${reject.bytes === null ? "null" : plural(reject.bytes, "byte")} `),
+      state.may.see_records ? el("button", { type: "button", "aria-label": `Show the record at ${reject.offset}`, onclick: show }, "Record") : "",
+      el("button", { type: "button", "aria-label": `Show offset ${reject.offset} on the strip`, onclick: () => { go(reject.offset - 10, reject.offset + 11); strips.scrollIntoView(); } }, "On the strip"),
+      content,
+    );
+  }
+
+  // Everything, again and again.
+
+  let rounds = 0;
+  let missing = false;
+
+  /** The tab is a part of every DAG in Airflow; of those that are no pipeline, it says so. */
+  function explain(error) {
+    if (error.status !== 404) throw error;
+    missing = true;
+    main.replaceChildren(el("p", {}, `${dag}: ${error.message}.`), el("p", {}, el("a", { href: "./" }, "All pipelines")));
+    return [null, null];
+  }
+
+  const refresh = asking.live(EVERY, async () => {
+    if (missing) return;
+    const [found, newest] = await Promise.all([api.state(), api.batches({ limit: 50 }), loadStrips()]).catch(explain);
+    if (missing) return;
+    state = found;
+    const newestIds = new Set(newest.batches.map((batch) => batch.batch_id));
+    batches = [...newest.batches, ...batches.filter((batch) => !newestIds.has(batch.batch_id))].sort((a, b) => b.batch_id - a.batch_id);
+    showState();
+    showBatches();
+    showSelection();
+    if (rounds % 5 === 0) await loadRejects();
+    // The first answer has one point: Kafka is asked for the others meanwhile.
+    if (rounds % 5 < 2) lag.show((await api.lag()).series);
+    rounds += 1;
+  });
+}
+
+function headersText(headers) {
+  try {
+    return JSON.parse(headers)
+      .map(([name, value]) => `${name}: ${value === null ? "null" : decoded(value)}`)
+      .join("\n") || "none";
+  } catch {
+    return headers;
+  }
+}
+
+function decoded(value) {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(Uint8Array.from(atob(value), (char) => char.charCodeAt(0)));
+  } catch {
+    return `base64: ${value}`;
+  }
+}

@@ -1,0 +1,33 @@
+// The states of pipelines and batches: a word, a sign and a tone each. No state is told by its colour alone.
+
+import { el } from "./dom.js";
+
+const STATES = {
+  failing: ["bad", "✕", "It fails, and a retry does not help: somebody must act."],
+  "losing data": ["bad", "✕", "Retention has removed offsets that were not processed."],
+  "not registered": ["bad", "✕", "The ledger does not know it: run exactbatch init."],
+  retrying: ["warn", "↻", "It has failed; a retry may succeed."],
+  "held back": ["warn", "‖", "An open transaction of a producer holds all new records back."],
+  unknown: ["warn", "?", "Kafka or the ledger does not answer."],
+  behind: ["calm", "›", "There are records that the next run will process."],
+  processing: ["busy", "▸", "A batch is in flight."],
+  paused: ["calm", "‖", "The DAG is paused in Airflow."],
+  "up to date": ["good", "✓", "Every record of the log is processed."],
+  committed: ["good", "✓", "Its results are in the target."],
+  planned: ["busy", "▸", "It is planned and has not committed."],
+  superseded: ["calm", "–", "A later plan took its place; it can never commit."],
+};
+
+export const URGENCY = Object.keys(STATES);
+
+export function stateBadge(state) {
+  const [tone, sign, meaning] = STATES[state] ?? ["calm", "", ""];
+  return el("span", { class: `badge ${tone}`, title: meaning }, el("span", { "aria-hidden": "true" }, sign), ` ${state}`);
+}
+
+export function kindBadge(kind) {
+  const name = kind === "advance" ? "batch" : kind;
+  return el("span", { class: "kind" }, el("span", { class: `swatch ${name}`, "aria-hidden": "true" }), kind);
+}
+
+export const stateMeaning = (state) => STATES[state]?.[2] ?? "";

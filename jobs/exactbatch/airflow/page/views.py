@@ -1,0 +1,243 @@
+"""What the page is sent: summaries, strips and batches as JSON. Pure.
+
+A strip has lists instead of objects, because there are hundreds of them: a segment is [from, until, kind, batch, last
+batch, merged].
+"""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from exactbatch.airflow.page.dags import PipelineDag, TaskTime
+from exactbatch.airflow.page.servers import LogState, retention_left
+from exactbatch.ledger.definition import Definition
+from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
+from exactbatch.offsets import OffsetRange
+from exactbatch.operations.coverage_strip import DrawnStrip, Segment
+from exactbatch.operations.overview import LedgerSummary, lag_of, state_of
+from exactbatch.planning.freeze_replay import Preview
+
+
+def overview_view(
+    dag: PipelineDag,
+    summary: LedgerSummary | None,
+    state: LogState | None,
+    problem: str | None,
+    now: datetime,
+) -> dict[str, Any]:
+    """Return the row of a pipeline in the list of all; `problem` is why its ledger cannot be read."""
+    if summary is None or state is None:
+        return {
+            **_of_dag(dag),
+            "state": "unknown" if problem else "not registered",
+            "error": {"error": "ledger", "message": problem} if problem else None,
+        }
+    return {**_of_dag(dag), **_summary(dag, summary, state, now)}
+
+
+def pipeline_view(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:
+    """Return a pipeline with its registration and partitions in total."""
+    definition = summary.definition
+    return {
+        **_of_dag(dag),
+        **_summary(dag, summary, state, now),
+        "target": definition.target,
+        "sink": definition.sink,
+        "lineage": definition.lineage,
+        "topics": summary.topics,
+        "partitions": len(summary.positions),
+        "in_flight": summary.in_flight.batch_id if summary.in_flight else None,
+    }
+
+
+def _of_dag(dag: PipelineDag) -> dict[str, Any]:
+    return {"dag_id": dag.dag_id, "is_paused": dag.is_paused, "kafka": dag.kafka, "postgres": dag.postgres}
+
+
+def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:
+    topics = summary.topics
+    is_known = bool(topics) and all(topic in state.logs for topic in topics)
+    logs = [log for topic in topics for log in state.logs.get(topic, ())]
+    lag = lag_of(summary.positions, logs) if is_known else None
+    left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
+    newest, failed = summary.committed or summary.newest, summary.failure
+    return {
+        "state": state_of(summary, lag, is_paused=dag.is_paused),
+        "lag": None if lag is None else lag.records,
+        "held_back": None if lag is None else lag.held_back,
+        "lost": None if lag is None else lag.lost,
+        "lag_seconds": (now - lag.since).total_seconds() if lag is not None and lag.since else None,
+        "records_per_second": summary.records_per_second(now),
+        "retention_seconds": None if left is None else left.total_seconds(),
+        "newest": None if newest is None else _batch(newest),
+        "error": None
+        if failed is None
+        else {
+            "batch_id": failed[0].batch_id,
+            "run_id": failed[0].run_id,
+            "error": failed[1].error,
+            "message": failed[1].message,
+            "failures": failed[1].failures,
+            "retryable": failed[1].retryable,
+            "failed_at": _time(failed[1].failed_at),
+        },
+        "kafka_error": next((state.errors[topic] for topic in topics if topic in state.errors), None),
+        "kafka_at": _time(state.taken_at),
+    }
+
+
+def partition_views(positions: Sequence[Position], state: LogState) -> list[dict[str, Any]]:
+    """Return for each partition what the ledger and the log have; what the log has is null if it is not known."""
+    logs = {log.topic_partition: log for partitions in state.logs.values() for log in partitions}
+    views = []
+    for each in positions:
+        log = logs.get(each.topic_partition)
+        if log is not None and log.topic_id != each.topic_id:
+            log = None  # the topic was created again
+        views.append(
+            {
+                "topic": each.topic,
+                "topic_id": str(each.topic_id),
+                "partition": each.partition,
+                "first_offset": each.first_offset,
+                "next_offset": each.next_offset,
+                "horizon": each.horizon,
+                "earliest": log and log.earliest,
+                "last_stable": log and log.last_stable,
+                "high_watermark": log and log.high_watermark,
+            }
+        )
+    return views
+
+
+def strip_view(drawn: DrawnStrip) -> dict[str, Any]:
+    """Return a strip."""
+    return {
+        "step": drawn.strip.step,
+        "is_exact": drawn.is_exact,
+        "segments": list(map(_segment, drawn.segments)),
+        "exceptions": list(map(_segment, drawn.exceptions)),
+        "in_flight": [
+            [each.from_offset, each.until_offset, each.kind, each.batch_id] for each in drawn.in_flight
+        ],
+        "rejects": list(map(list, drawn.rejects)),
+    }
+
+
+def _segment(each: Segment) -> list[Any]:
+    return [
+        each.from_offset,
+        each.until_offset,
+        each.kind,
+        each.batch_id,
+        each.last_batch_id,
+        int(each.is_merged),
+    ]
+
+
+def batch_view(
+    listed: ListedBatch, times: Mapping[str, Sequence[TaskTime]], *, may_read_logs: bool
+) -> dict[str, Any]:
+    """Return a batch with its counts, the seconds of its tasks, and its latest error."""
+    batch, failure = listed.batch, listed.failure
+    return {
+        **_batch(batch),
+        "ranges": listed.ranges,
+        "offsets": listed.offsets,
+        "tasks": [
+            [each.task_id, each.state, each.tries, each.seconds] for each in times.get(batch.run_id or "", ())
+        ],
+        "error": None
+        if failure is None
+        else {
+            "error": failure.error,
+            "message": failure.message if may_read_logs else None,
+            "failures": failure.failures,
+            "retryable": failure.retryable,
+        },
+    }
+
+
+def _batch(batch: Any) -> dict[str, Any]:
+    committed, planned = batch.committed_at, batch.planned_at
+    return {
+        "batch_id": batch.batch_id,
+        "kind": "backfill" if batch.kind == "replay" and batch.origin == "backfill" else batch.kind,
+        "origin": batch.origin,
+        "status": batch.status,
+        "run_id": batch.run_id,
+        "records": batch.records,
+        "rows": batch.rows,
+        "rejected": batch.rejected,
+        "tombstones": batch.tombstones,
+        "dropped": batch.dropped,
+        "planned_at": _time(planned),
+        "committed_at": _time(committed),
+        "seconds": None if committed is None else (committed - planned).total_seconds(),
+    }
+
+
+def record_view(record: RejectedRecord) -> dict[str, Any]:
+    """Return a rejected record: key and value as text where they are UTF-8, and in base64 otherwise."""
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "reason": record.reason,
+        "batch_id": record.batch_id,
+        "headers": record.headers,
+        "key": _content(record.key, record.key_bytes),
+        "value": _content(record.value, record.value_bytes),
+    }
+
+
+def preview_view(preview: Preview, definition: Definition) -> dict[str, Any]:
+    """Return what a replay would take back and read again."""
+    plan = preview.plan
+    return {
+        "target": definition.target,
+        "is_derived": definition.sink != "append",
+        "rows": preview.rows,
+        "rejects": sum(each.rejects for each in preview.retracted),
+        "offsets": sum(map(len, plan.ranges)),
+        "ranges": [
+            {
+                **_range(each.range),
+                "rows": each.rows,
+                "rejects": each.rejects,
+                "batches": list(each.batch_ids[:20]),
+                "all_batches": len(each.batch_ids),
+            }
+            for each in preview.retracted[:100]
+        ],
+        "all_ranges": len(preview.retracted),
+        "removed": list(map(_range, plan.removed)),
+        "compacted": list(map(_range, plan.compacted)),
+        "widened": [{**_range(each.range), "batch_id": each.batch_id} for each in plan.widened[:100]],
+        "missing_index": preview.missing_index,
+    }
+
+
+def _range(each: OffsetRange) -> dict[str, Any]:
+    return {
+        "topic": each.topic,
+        "partition": each.partition,
+        "from_offset": each.from_offset,
+        "until_offset": each.until_offset,
+    }
+
+
+def _content(value: bytes | None, size: int | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    try:
+        # A character that was cut in two does not make text binary.
+        text = value.decode("utf-8", "strict" if size == len(value) else "ignore")
+        return {"text": text, "bytes": size, "is_cut": size != len(value)}
+    except UnicodeDecodeError:
+        return {"base64": b64encode(value).decode(), "bytes": size, "is_cut": size != len(value)}
+
+
+def _time(when: datetime | None) -> str | None:
+    return None if when is None else when.isoformat()

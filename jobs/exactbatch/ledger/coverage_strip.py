@@ -1,0 +1,105 @@
+"""Read what the strips of a pipeline's partitions show, at a cost that depends on the width of the strips."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from uuid import UUID
+
+from exactbatch.ledger.rows import Kind, Origin
+from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_rows
+
+_QUERIES: Final = load_queries("coverage_strip")
+_STRIP: Final = ("topic_id", "partition", "first", "until")
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Offsets [first, until) of one partition, drawn in steps of `step` offsets, the last of which may be shorter."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    first: int
+    until: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """Offsets [from_offset, until_offset) for which one row of coverage stands.
+
+    `kind` is None where no row covers them. `passed` is True if the row ends within the step, and further rows of the
+    same step were passed over.
+    """
+
+    topic_id: UUID
+    partition: int
+    from_offset: int
+    until_offset: int
+    kind: Literal["batch", "loss", "pruned"] | None
+    batch_id: int | None
+    newest_batch_id: int | None
+    passed: bool
+    batch_kind: Kind | None
+    origin: Origin | None
+
+
+@dataclass(frozen=True, slots=True)
+class RejectCell:
+    """The number of rejects in a cell of a strip; it is at most the limit up to which they were counted."""
+
+    topic_id: UUID
+    partition: int
+    from_offset: int
+    until_offset: int
+    rejects: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets that no row of coverage covers."""
+
+    topic_id: UUID
+    partition: int
+    from_offset: int
+    until_offset: int
+
+
+class StripRows(OnConnection):
+    """Statements over strips of one pipeline; none of them locks or writes."""
+
+    def walk(self, pipeline: str, strips: Sequence[Strip]) -> list[Walked]:
+        """Return the rows that are met on a walk through each strip, by partition and offset."""
+        rows = _QUERIES.walk(self._connection, pipeline=pipeline, **columns(strips, *_STRIP, "step"))
+        return read_rows(Walked, rows)
+
+    def exceptions(self, pipeline: str, strips: Sequence[Strip], *, limit: int) -> list[Any]:
+        """Return losses and folded rows, the first `limit` of each strip: from_offset, until_offset, kind."""
+        return list(
+            _QUERIES.exceptions(self._connection, pipeline=pipeline, limit=limit, **columns(strips, *_STRIP))
+        )
+
+    def replays(self, pipeline: str, strips: Sequence[Strip], *, limit: int) -> list[Any]:
+        """Return what stands of the newest `limit` replays: from_offset, until_offset, batch_id, origin."""
+        return list(
+            _QUERIES.replays(self._connection, pipeline=pipeline, limit=limit, **columns(strips, *_STRIP))
+        )
+
+    def in_flight(self, pipeline: str, strips: Sequence[Strip], *, limit: int) -> list[Any]:
+        """Return the ranges of planned batches: from_offset, until_offset, batch_id, kind, origin."""
+        return list(
+            _QUERIES.in_flight(self._connection, pipeline=pipeline, limit=limit, **columns(strips, *_STRIP))
+        )
+
+    def reject_counts(self, pipeline: str, strips: Sequence[Strip], *, most: int) -> list[RejectCell]:
+        """Return the cells, one step long each, that have rejects; the rejects of a cell are counted up to `most`."""
+        cells = [strip.step for strip in strips]
+        rows = _QUERIES.reject_counts(
+            self._connection, pipeline=pipeline, cell=cells, most=most, **columns(strips, *_STRIP)
+        )
+        return read_rows(RejectCell, rows)
+
+    def gaps(self, pipeline: str, strips: Sequence[Strip], *, limit: int) -> list[Gap]:
+        """Return the first `limit` gaps. This reads every row of coverage of the strips."""
+        rows = _QUERIES.gaps(self._connection, pipeline=pipeline, limit=limit, **columns(strips, *_STRIP))
+        return read_rows(Gap, rows)

@@ -1,0 +1,159 @@
+"""Read what is shown of many pipelines at once, and the newest batches and rejects of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from exactbatch.ledger.definition import Definition
+from exactbatch.ledger.rows import Batch, Reject
+from exactbatch.ledger.statements import OnConnection, load_queries, read_row, read_rows
+from exactbatch.offsets import TopicPartition
+
+_QUERIES: Final = load_queries("overview")
+_BATCH: Final = tuple(field.name for field in fields(Batch))
+# A pipeline may have millions of rejects: their reasons are counted among so many.
+_SAMPLE: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a pipeline stands in one partition, and where it began; `horizon` is None without a replay horizon."""
+
+    pipeline: str
+    topic: str
+    topic_id: UUID
+    partition: int
+    first_offset: int
+    next_offset: int
+    updated_at: datetime
+    horizon: int | None
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Topic and partition."""
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class LatestFailure:
+    """How often a batch has failed, and its latest error."""
+
+    failures: int
+    failed_at: datetime
+    error: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBatch:
+    """A batch with its latest failure, if any; `ranges` and `offsets` are None where they were not asked for."""
+
+    batch: Batch
+    failure: LatestFailure | None
+    ranges: int | None = None
+    offsets: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonGroup:
+    """Rejects whose reasons differ in quoted text and numbers only; `records` of `sampled` rejects."""
+
+    kind: str
+    records: int
+    example: str
+    newest_batch_id: int
+    sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRecord:
+    """A rejected record; key, value and headers may be cut, the two lengths are those of the whole."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    offset: int
+    reason: str
+    batch_id: int
+    headers: str
+    key: bytes | None
+    key_bytes: int | None
+    value: bytes | None
+    value_bytes: int | None
+
+
+class OverviewRows(OnConnection):
+    """Statements over many pipelines; none of them locks or writes."""
+
+    def definitions(self, pipelines: Sequence[str]) -> dict[str, Definition]:
+        """Return the registrations of those pipelines that are registered, by name."""
+        rows = _QUERIES.definitions(self._connection, pipelines=list(pipelines))
+        return {row.name: read_row(Definition, row) for row in rows}
+
+    def positions(self, pipelines: Sequence[str]) -> list[Position]:
+        """Return the stored offsets of pipelines, by name, topic and partition."""
+        return read_rows(Position, _QUERIES.positions(self._connection, pipelines=list(pipelines)))
+
+    def newest_batches(self, pipelines: Sequence[str], *, limit: int) -> list[ListedBatch]:
+        """Return the newest batches of each pipeline, up to `limit` of each, newest first."""
+        rows = _QUERIES.newest_batches(self._connection, pipelines=list(pipelines), limit=limit)
+        return [ListedBatch(_batch(row), _failure(row)) for row in rows]
+
+    def page_of_batches(self, pipeline: str, *, before: int, limit: int) -> list[ListedBatch]:
+        """Return the newest batches below the batch ID `before`, newest first."""
+        rows = _QUERIES.page_of_batches(self._connection, pipeline=pipeline, before=before, limit=limit)
+        return [ListedBatch(_batch(row), _failure(row), row.ranges, row.offsets) for row in rows]
+
+    def reject_reasons(self, pipeline: str, *, limit: int) -> list[ReasonGroup]:
+        """Return the most frequent kinds of reasons among the first 10,000 rejects of a pipeline."""
+        rows = _QUERIES.reject_reasons(self._connection, pipeline=pipeline, sample=_SAMPLE, limit=limit)
+        return read_rows(ReasonGroup, rows)
+
+    def rejects_of_kind(
+        self, pipeline: str, kind: str | None, *, after: tuple[UUID, int, int], limit: int
+    ) -> list[Reject]:
+        """Return the first rejects of a group, or of all with None, after (topic ID, partition, offset), in order."""
+        topic_id, partition, offset = after
+        rows = _QUERIES.rejects_of_kind(
+            self._connection,
+            pipeline=pipeline,
+            kind=kind,
+            topic_id=topic_id,
+            partition=partition,
+            offset=offset,
+            sample=_SAMPLE,
+            limit=limit,
+        )
+        return read_rows(Reject, rows)
+
+    def rejected_record(
+        self, pipeline: str, topic_id: UUID, partition: int, offset: int, *, limit: int
+    ) -> RejectedRecord | None:
+        """Return one reject, its parts cut to `limit` bytes; None if there is no such reject."""
+        row = _QUERIES.rejected_record(
+            self._connection,
+            pipeline=pipeline,
+            topic_id=topic_id,
+            partition=partition,
+            offset=offset,
+            bytes=limit,
+        )
+        if row is None:
+            return None
+        values = row._asdict()
+        for name in ("key", "value"):
+            values[name] = None if values[name] is None else bytes(values[name])
+        return RejectedRecord(**values)
+
+
+def _batch(row: Any) -> Batch:
+    return Batch(*(getattr(row, name) for name in _BATCH))
+
+
+def _failure(row: Any) -> LatestFailure | None:
+    if row.failures is None:
+        return None
+    return LatestFailure(row.failures, row.failed_at, row.error, row.message, row.retryable)

@@ -1,0 +1,179 @@
+"""The state of many pipelines at once: what the ledger knows, compared with what the brokers report."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from exactbatch.ledger.definition import Definition
+from exactbatch.ledger.overview import LatestFailure, ListedBatch, OverviewRows, Position
+from exactbatch.ledger.rows import Batch
+from exactbatch.model import LogPartition
+from exactbatch.offsets import TopicPartition
+from exactbatch.postgres.connection import Connection, transaction
+
+State = Literal[
+    "not registered", "failing", "retrying", "losing data", "processing", "held back", "paused", "behind",
+    "up to date", "unknown",
+]  # fmt: skip
+_BATCHES: Final = 30  # newest batches of each pipeline, from which throughput and errors are taken
+_THROUGHPUT: Final = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSummary:
+    """What the ledger knows of one pipeline.
+
+    definition  its registration
+    positions   by topic and partition
+    batches     the newest ones, newest first
+    """
+
+    definition: Definition
+    positions: tuple[Position, ...]
+    batches: tuple[ListedBatch, ...]
+
+    @property
+    def topics(self) -> list[str]:
+        """Its topics; those with stored offsets if it was registered before the ledger kept topics."""
+        return self.definition.topics or sorted({each.topic for each in self.positions})
+
+    @property
+    def stored(self) -> dict[TopicPartition, int]:
+        """Its stored offsets."""
+        return {each.topic_partition: each.next_offset for each in self.positions}
+
+    @property
+    def newest(self) -> Batch | None:
+        """The newest batch, in whatever state."""
+        return self.batches[0].batch if self.batches else None
+
+    @property
+    def committed(self) -> Batch | None:
+        """The newest committed batch."""
+        return next((each.batch for each in self.batches if each.batch.status == "committed"), None)
+
+    @property
+    def in_flight(self) -> Batch | None:
+        """The newest planned batch that has not failed."""
+        planned = (each for each in self.batches if each.batch.status == "planned" and each.failure is None)
+        return next((each.batch for each in planned), None)
+
+    @property
+    def failure(self) -> tuple[Batch, LatestFailure] | None:
+        """The newest failure of an advance since one was committed, or of a planned replay."""
+        for each in self.batches:
+            if each.batch.kind == "advance" and each.batch.status == "committed":
+                break
+            if each.failure is not None and (each.batch.kind == "advance" or each.batch.status == "planned"):
+                return each.batch, each.failure
+        return None
+
+    def records_per_second(self, now: datetime) -> float | None:
+        """Records of the batches that were committed in the last hour, for each second of it.
+
+        None if none of the newest batches was. If more batches than are known were committed within the hour, the
+        rate is that of the time that they span.
+        """
+        recent = [
+            each.batch
+            for each in self.batches
+            if each.batch.committed_at is not None and now - each.batch.committed_at <= _THROUGHPUT
+        ]
+        if not recent:
+            return None
+        records = sum(batch.records or 0 for batch in recent)
+        oldest = min(batch.planned_at for batch in recent)
+        span = now - oldest if len(recent) == len(self.batches) else _THROUGHPUT
+        return records / max(1.0, min(span, _THROUGHPUT).total_seconds())
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a pipeline is behind its logs.
+
+    records    offsets between the stored offsets and the ends of the logs
+    held_back  of these, offsets that open transactions hold back
+    lost       offsets that retention has removed before they were processed
+    since      when the oldest stored offset with unprocessed records behind it last moved; None without lag
+    """
+
+    records: int
+    held_back: int
+    lost: int
+    since: datetime | None
+
+
+def load_summaries(connection: Connection, pipelines: Sequence[str]) -> dict[str, LedgerSummary]:
+    """Read the summaries of those pipelines that are registered, by name."""
+    with transaction(connection):
+        rows = OverviewRows(connection)
+        definitions = rows.definitions(pipelines)
+        positions: dict[str, list[Position]] = defaultdict(list)
+        for position in rows.positions(pipelines):
+            positions[position.pipeline].append(position)
+        batches: dict[str, list[ListedBatch]] = defaultdict(list)
+        for batch in rows.newest_batches(pipelines, limit=_BATCHES):
+            batches[batch.batch.pipeline].append(batch)
+    return {
+        name: LedgerSummary(definition, tuple(positions[name]), tuple(batches[name]))
+        for name, definition in definitions.items()
+    }
+
+
+def lag_of(positions: Iterable[Position], logs: Iterable[LogPartition]) -> Lag:
+    """Compare stored offsets with logs. A partition without a stored offset counts from its earliest offset. Pure."""
+    stored: Mapping[TopicPartition, Position] = {each.topic_partition: each for each in positions}
+    records = held_back = lost = 0
+    waiting: list[datetime] = []
+    for log in logs:
+        position = stored.get(log.topic_partition)
+        at = log.earliest if position is None else position.next_offset
+        behind = max(0, log.high_watermark - at)
+        records += behind
+        held_back += max(0, log.high_watermark - max(at, log.last_stable))
+        lost += max(0, log.earliest - at)
+        if behind and position is not None:
+            waiting.append(position.updated_at)
+    return Lag(records, held_back, lost, min(waiting) if waiting else None)
+
+
+def state_of(summary: LedgerSummary | None, lag: Lag | None, *, is_paused: bool) -> State:
+    """Return the one word for a pipeline that an operator needs to know first. Pure."""
+    if summary is None:
+        return "not registered"
+    if (failed := summary.failure) is not None:
+        return "retrying" if failed[1].retryable else "failing"
+    if lag is not None and lag.lost:
+        return "losing data"
+    if summary.in_flight is not None:
+        return "processing"
+    if is_paused:
+        return "paused"
+    if lag is None:
+        return "unknown"
+    if lag.records and lag.held_back == lag.records:
+        return "held back"
+    return "behind" if lag.records else "up to date"
+
+
+def stored_at(
+    positions: Iterable[Position], newest: Sequence[ListedBatch], times: Sequence[datetime]
+) -> dict[datetime, int]:
+    """Return the sum of a pipeline's stored offsets at past times, as far as its newest batches reach back. Pure.
+
+    Offsets that were recorded as lost count as if they had been lost from the beginning.
+    """
+    total = sum(each.next_offset for each in positions)
+    advances = [
+        (each.batch.committed_at, each.offsets or 0)
+        for each in newest
+        if each.batch.kind == "advance" and each.batch.committed_at is not None
+    ]
+    oldest = min((at for at, _ in advances), default=None)
+    return {
+        at: total - sum(offsets for committed, offsets in advances if committed > at)
+        for at in times
+        if oldest is not None and at >= oldest
+    }

@@ -1,0 +1,280 @@
+"""The operator's page in a browser: read, operated by keyboard and by touch, checked for accessibility, and pictured.
+
+Run by `make test-browser`, which needs Chromium and fetches axe-core. The pictures are in build/page.
+"""
+
+import os
+import shutil
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import migrate
+from exactbatch.postgres.connection import connect, transaction
+from support.environment import HOME, ROOT
+from support.page_airflow import client_of, serving_airflow
+from support.page_ledger import SIZE, fail_newest, fill_story
+
+pytestmark = pytest.mark.timeout(900)
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+AXE = HOME / "npm" / "node_modules" / "axe-core" / "axe.min.js"
+PICTURES = ROOT / "build" / "page"
+NAMES = ("flights", "orders", "failing_payments")
+DESK, PHONE = {"width": 1300, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def airflow(stack, make_topic_once, tmp_path_factory):
+    pipelines = [
+        Pipeline(name=name, topics=(name,), value=Json("id int, name text"), sink=Append(f"public.{name}"))
+        for name in NAMES
+    ]
+    with closing(connect(stack.postgres_dsn, application="tests", timeout=10)) as connection:
+        migrate(connection)
+        for pipeline in pipelines:
+            topic = make_topic_once(partitions=3, name=pipeline.name, retention_ms=str(7 * 86_400_000))
+            for partition in range(3):
+                topic.produce(*[b'{"id": 1}'] * (41 * SIZE + 20), partition=partition)
+            topic_id = KafkaBroker(stack.kafka_properties).topic_ids([topic.name])[topic.name]
+            fill_story(connection, pipeline, topic_id)
+        message = "column amount is numeric, expected double precision. Change the column."
+        fail_newest(connection, "failing_payments", message, retryable=False)
+    with serving_airflow(stack, pipelines, tmp_path_factory.mktemp("page")) as airflow:
+        yield airflow
+
+
+@pytest.fixture(scope="module")
+def browser():
+    assert CHROMIUM, "install Chromium (Debian: apt-get install chromium), or name it in $CHROMIUM"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
+        )
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(airflow, browser):
+    """Open a path as a user of a role: open_page("/exactbatch/", role="viewer", theme="dark", size=PHONE).
+
+    Afterwards, no page has logged an error or asked any other server than Airflow's.
+    """
+    contexts, problems = [], []
+
+    def open_(path, *, role="user", theme="light", size=DESK):
+        context = browser.new_context(
+            viewport=size, color_scheme=theme, has_touch=size is PHONE, locale="en-GB", timezone_id="UTC"
+        )
+        contexts.append(context)
+        token = client_of(airflow, role).cookies["_token"]
+        context.add_cookies([{"name": "_token", "value": token, "url": airflow.url}])
+        page = context.new_page()
+        page.on("console", lambda said: said.type == "error" and problems.append(said.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on(
+            "request",
+            lambda asked: asked.url.startswith((airflow.url, "data:")) or problems.append(asked.url),
+        )
+        page.goto(f"{airflow.url}{path}")
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
+    assert problems == []
+
+
+def strip_of(page, partition=0):
+    strip = page.get_by_role("slider").nth(partition)
+    expect(strip).to_be_visible()
+    return strip
+
+
+def words(strip):
+    return strip.get_attribute("aria-valuetext")
+
+
+def test_all_pipelines_the_most_urgent_first(open_page):
+    page = open_page("/exactbatch/", role="viewer")
+    rows = page.get_by_role("rowheader")
+    expect(rows).to_have_count(3)
+    assert rows.all_inner_texts()[0] == "failing_payments"
+    expect(page.get_by_role("row").nth(1)).to_contain_text("Change the column.")
+    expect(page.get_by_role("row").nth(2)).to_contain_text(str(3 * (SIZE + 20)))
+    page.get_by_label("Find").fill("orders")
+    expect(rows).to_have_count(1)
+
+
+def test_a_strip_is_read_and_operated_by_keyboard(open_page):
+    page = open_page("/exactbatch/?dag=flights")
+    strip = strip_of(page)
+    strip.focus()
+    heard = []
+    for _ in range(16):
+        heard.append(words(strip))
+        page.keyboard.press("ArrowRight")
+    told = " ".join(heard)
+    assert "offsets 0 to 49: batch 1" in told
+    assert "lost: retention removed" in told
+    assert "replay 4" in told
+    assert "reject" in told
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("selected 0 to 49")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_text("selected 0 to 49")).to_have_count(0)
+
+
+def test_zoom_goes_from_the_whole_log_to_single_records_and_survives_a_reload(open_page):
+    page = open_page("/exactbatch/?dag=flights")
+    strip = strip_of(page)
+    strip.focus()
+    for _ in range(8):
+        before = page.url
+        page.keyboard.press("+")
+        page.wait_for_url(lambda url, before=before: url != before)
+    query = parse_qs(urlsplit(page.url).query)
+    assert int(query["until"][0]) - int(query["first"][0]) <= 16
+    expect(page.get_by_text("Every row of the ledger in this window")).to_be_visible()
+    page.reload()
+    expect(strip_of(page)).to_have_attribute("aria-valuemax", str(int(query["until"][0]) - 1))
+
+
+def test_everything_drawn_is_also_a_table(open_page):
+    page = open_page("/exactbatch/?dag=flights")
+    strip_of(page)
+    page.get_by_text("As a table").first.click()
+    table = page.get_by_role("region", name="Table of flights[0]")
+    for word in ("batch 1", "replay 4", "backfill 4", "lost", "in flight", "reject", "not processed yet"):
+        expect(table).to_contain_text(word)
+
+
+def test_a_replay_is_previewed_confirmed_and_triggered_through_airflow(open_page, airflow):
+    page = open_page("/exactbatch/?dag=flights")
+    strip_of(page).focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    page.locator(".selected").get_by_role("button", name="Replay…").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("50 rows of public.flights")
+    start = dialog.get_by_role("button", name="Replay", exact=True)
+    expect(start).to_be_disabled()
+    dialog.get_by_label("Note for the run").fill("wrong rate")
+    dialog.get_by_label("Replace 50 rows of public.flights").check()
+    start.click()
+    expect(dialog).to_contain_text("Airflow has created the run")
+    run_id = dialog.get_by_role("link").inner_text()
+    run = airflow.request("GET", f"/dags/flights/dagRuns/{run_id}")
+    assert run["note"] == "wrong rate"
+    assert run["triggering_user_name"] == "user"
+    assert run["conf"]["ranges"] == [
+        {"topic": "flights", "partition": 0, "from_offset": 0, "until_offset": 50}
+    ]
+
+
+def test_a_batch_and_a_group_of_rejects_can_be_replayed(open_page):
+    page = open_page("/exactbatch/?dag=flights")
+    page.get_by_role("button", name="Replay batch 40").click()
+    expect(page.get_by_role("dialog")).to_contain_text("150 rows of public.flights")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    group = page.locator("details", has_text="not a JSON object")
+    group.locator("summary").click()
+    group.get_by_role("button", name="Replay these…").click()
+    expect(page.get_by_role("dialog")).to_contain_text("4 rejects")
+
+
+def test_a_viewer_sees_and_cannot_act(open_page):
+    page = open_page("/exactbatch/?dag=flights", role="viewer")
+    expect(page.get_by_role("rowheader").first).to_be_visible()
+    strip_of(page).focus()
+    page.keyboard.press("Enter")
+    expect(page.locator(".selected")).to_contain_text("Zoom to it")
+    assert page.get_by_role("button", name="Replay").count() == 0
+    page.locator("details", has_text="not a JSON object").locator("summary").click()
+    expect(page.locator(".reject-row").first).to_be_visible()
+    assert page.get_by_role("button", name="Show the record").count() == 0
+
+
+def test_a_hostile_record_is_text(open_page):
+    page = open_page("/exactbatch/?dag=flights")
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    page.locator("details", has_text="not a JSON object").locator("summary").click()
+    page.get_by_role("button", name="Show the record at 750").click()
+    expect(page.locator(".record pre").nth(1)).to_have_text("<script>alert(1)</script>")
+    expect(page.locator(".record pre").nth(2)).to_contain_text("trace: abc")
+    assert page.locator("main script, main b").count() == 0
+
+
+def test_what_happens_is_shown_without_a_reload(open_page, stack):
+    page = open_page("/exactbatch/?dag=orders")
+    expect(page.get_by_role("heading", name="orders", exact=True)).to_be_visible()
+    expect(strip_of(page)).to_be_visible()
+    page.evaluate("window.stayed = true")
+    with closing(connect(stack.postgres_dsn, application="tests", timeout=10)) as connection:
+        fail_newest(connection, "orders", "the target is gone. Create it.", retryable=True)
+    expect(page.get_by_text("the target is gone. Create it.")).to_be_visible(timeout=20_000)
+    assert page.evaluate("window.stayed")
+    with (
+        closing(connect(stack.postgres_dsn, application="tests", timeout=10)) as connection,
+        transaction(connection) as cursor,
+    ):
+        cursor.execute("delete from exactbatch.batch_failure where message like 'the target is gone%'")
+
+
+def test_the_tabs_of_airflow_show_the_page_and_its_links_lead_back(open_page, airflow):
+    page = open_page("/plugin/exactbatch")
+    frame = page.frame_locator("iframe")
+    frame.get_by_role("link", name="flights").click()
+    expect(frame.get_by_role("heading", name="flights", exact=True)).to_be_visible()
+    page.wait_for_url("**/plugin/exactbatch/exactbatch/?dag=flights")
+    frame.get_by_role("link", name="DAG", exact=True).click()
+    page.wait_for_url(f"{airflow.url}/dags/flights")
+    page.get_by_role("link", name="exactbatch", exact=True).last.click()
+    expect(page.frame_locator("iframe").get_by_role("slider").first).to_be_visible()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_theme_is_the_one_chosen_in_airflow(open_page, theme):
+    other = {"light": "dark", "dark": "light"}[theme]
+    page = open_page("/exactbatch/", theme=other)
+    assert page.evaluate("document.documentElement.className") == other
+    page.evaluate("theme => localStorage.setItem('theme', theme)", theme)
+    page.reload()
+    assert page.evaluate("document.documentElement.className") == theme
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(("device", "size"), [("desk", DESK), ("phone", PHONE)])
+def test_axe_finds_nothing_and_nothing_is_wider_than_the_screen(open_page, theme, device, size):
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    assert AXE.exists(), "run `make test-browser`, which fetches axe-core"
+    for name, path in (("all", "/exactbatch/"), ("one", "/exactbatch/?dag=failing_payments")):
+        page = open_page(path, theme=theme, size=size)
+        expect(page.get_by_role("rowheader").first).to_be_attached()
+        if name == "one":
+            expect(page.locator(".u-wrap").first).to_be_attached(timeout=20_000)
+            expect(page.locator("details summary").last).to_be_visible()
+        page.screenshot(path=PICTURES / f"{name}-{device}-{theme}.png", full_page=True)
+        check(page)
+        if name == "one":
+            page.get_by_role("button", name="Replay batch").first.click()
+            expect(page.get_by_role("dialog")).to_contain_text("takes back")
+            page.screenshot(path=PICTURES / f"replay-{device}-{theme}.png")
+            check(page)
+
+
+def check(page):
+    page.evaluate(Path(AXE).read_text())
+    found = page.evaluate("axe.run({resultTypes: ['violations']})")
+    assert [
+        (each["id"], [node["html"][:160] for node in each["nodes"][:3]]) for each in found["violations"]
+    ] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

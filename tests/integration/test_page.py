@@ -1,0 +1,219 @@
+"""The operator's page in a real Airflow: its routes, and who may use which of them."""
+
+import json
+from datetime import UTC, datetime
+from uuid import UUID
+
+import httpx
+import psycopg2.errors
+import pytest
+from psycopg2.extensions import parse_dsn
+
+from exactbatch import Append, Json, Pipeline
+from exactbatch.airflow.page.servers import Databases
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import migrate
+from exactbatch.postgres.connection import connect
+from support.page_airflow import client_of, serving_airflow
+from support.page_ledger import SIZE, fail_newest, fill_story
+from support.topics import Topic
+
+pytestmark = pytest.mark.timeout(900)
+NAMES = ("story", "failing", "cut_off", "unknown")
+OURS = {"content-type": "application/json", "sec-fetch-site": "same-origin"}
+RANGE = {"ranges": [{"topic": "story", "partition": 0, "from_offset": 10, "until_offset": 30}]}
+
+
+@pytest.fixture(scope="module")
+def airflow(stack, make_topic_once, tmp_path_factory):
+    pipelines = [
+        Pipeline(name=name, topics=(name,), value=Json("id int, name text"), sink=Append(f"public.{name}"))
+        for name in NAMES
+    ]
+    connection = connect(stack.postgres_dsn, application="tests", timeout=10)
+    migrate(connection)
+    for pipeline in pipelines[:2]:
+        topic: Topic = make_topic_once(partitions=3, name=pipeline.name, retention_ms=str(7 * 86_400_000))
+        for partition in range(3):
+            topic.produce(*[b'{"id": 1}'] * (41 * SIZE + 20), partition=partition)
+        topic_id = KafkaBroker(stack.kafka_properties).topic_ids([topic.name])[topic.name]
+        fill_story(connection, pipeline, topic_id)
+    fail_newest(connection, "failing", "column id holds 'secret'. Change the column.", retryable=False)
+    fill_story(connection, pipelines[2], UUID(int=9))
+    connection.close()
+    nobody = {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}
+    folder = tmp_path_factory.mktemp("page")
+    with serving_airflow(stack, pipelines, folder, connections={"kafka_cut_off": nobody}) as airflow:
+        yield airflow
+
+
+@pytest.fixture(scope="module")
+def viewer(airflow):
+    return client_of(airflow, "viewer")
+
+
+@pytest.fixture(scope="module")
+def user(airflow):
+    return client_of(airflow, "user")
+
+
+PATHS = (
+    "/exactbatch/",
+    "/exactbatch/static/page.js",
+    "/exactbatch/data/pipelines",
+    "/exactbatch/data/pipelines/story",
+    "/exactbatch/data/pipelines/story/strips",
+    "/exactbatch/data/pipelines/story/gaps",
+    "/exactbatch/data/pipelines/story/batches",
+    "/exactbatch/data/pipelines/story/lag",
+    "/exactbatch/data/pipelines/story/rejects",
+    "/exactbatch/data/pipelines/story/rejects/list",
+)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_anonymous_gets_nothing_and_a_viewer_sees(airflow, viewer, path):
+    assert httpx.get(f"{airflow.url}{path}").status_code == 401
+    assert viewer.get(path).status_code == 200
+
+
+def test_there_is_no_other_route_than_those_that_are_tested(airflow, viewer):
+    for path in ("/exactbatch/docs", "/exactbatch/openapi.json", "/exactbatch/static/..%2fapp.py"):
+        assert viewer.get(path).status_code == 404
+
+
+def test_all_pipelines(viewer):
+    listed = wait_for_kafka(lambda: viewer.get("/exactbatch/data/pipelines").json()["pipelines"])
+    rows = {row["dag_id"]: row for row in listed}
+    assert set(rows) == set(NAMES)
+    assert rows["unknown"]["state"] == "not registered"
+    assert rows["failing"]["state"] == "failing"
+    assert rows["failing"]["error"]["message"].startswith("column id")
+    assert rows["story"]["state"] == "processing"
+    assert rows["story"]["lag"] == 3 * (SIZE + 20)
+    assert rows["story"]["newest"]["records"] == SIZE // 2
+    assert rows["story"]["retention_seconds"] > 86400
+
+
+def test_one_pipeline_and_its_strips(viewer):
+    state = viewer.get("/exactbatch/data/pipelines/story").json()
+    assert state["may"] == {"read_logs": True, "trigger": False, "see_records": False}
+    answer = viewer.get("/exactbatch/data/pipelines/story/strips", params={"steps": 900}).json()
+    assert (answer["first"], answer["until"], answer["all"]) == (0, 41 * SIZE + 20, 3)
+    kinds = {segment[2] for segment in answer["strips"][0]["segments"] + answer["strips"][0]["exceptions"]}
+    assert kinds == {"batch", "loss", "replay", "backfill"}
+    assert answer["strips"][0]["in_flight"][0][:3] == [40 * SIZE, 41 * SIZE, "batch"]
+
+
+def test_batches_and_lag(viewer):
+    listed = viewer.get("/exactbatch/data/pipelines/story/batches").json()["batches"]
+    assert [batch["kind"] for batch in listed[:3]] == ["advance", "backfill", "replay"]
+    series = wait_for_kafka(lambda: viewer.get("/exactbatch/data/pipelines/story/lag").json()["series"][1])
+    assert series[-1] == 3 * (SIZE + 20)
+
+
+def test_only_who_may_edit_the_dag_sees_a_rejected_record(viewer, user):
+    [reject, *_] = viewer.get("/exactbatch/data/pipelines/story/rejects/list").json()["rejects"]
+    place = {name: reject[name] for name in ("topic_id", "partition", "offset")}
+    path = "/exactbatch/data/pipelines/story/rejects/record"
+    assert viewer.get(path, params=place).status_code == 403
+    record = user.get(path, params=place).json()
+    assert record["value"] == {"text": "<script>alert(1)</script>", "bytes": 25, "is_cut": False}
+
+
+def test_a_preview_counts_the_rows_and_writes_nothing(user, viewer):
+    path = "/exactbatch/data/pipelines/story/preview"
+    assert viewer.post(path, json=RANGE, headers=OURS).status_code == 403
+    answer = user.post(path, json=RANGE, headers=OURS)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["rows"] == 20
+    assert answer.json()["ranges"][0]["batches"] == [1]
+    batch = user.get("/exactbatch/data/pipelines/story/batches").json()["batches"][5]
+    answer = user.post(path, json={"batch_ids": [batch["batch_id"]]}, headers=OURS).json()
+    assert answer["rows"] == answer["offsets"] == 3 * SIZE
+    refused = user.post(path, json={"ranges": [{**RANGE["ranges"][0], "until_offset": 10**6}]}, headers=OURS)
+    assert refused.status_code == 409
+    assert "ends above the stored offset" in refused.json()["message"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "application/json", "sec-fetch-site": "cross-site"},
+        {"content-type": "application/json", "sec-fetch-site": "same-site"},
+        {"content-type": "application/json"},
+        {"content-type": "text/plain", "sec-fetch-site": "same-origin"},
+    ],
+)
+def test_a_request_of_another_site_is_refused(user, headers):
+    path = "/exactbatch/data/pipelines/story/preview"
+    answer = user.post(path, content='{"batch_ids": [1]}', headers=headers)
+    assert answer.status_code == 403
+
+
+def test_the_page_runs_and_embeds_nothing_foreign(viewer):
+    for path in PATHS[:3]:
+        headers = viewer.get(path).headers
+        assert "script-src 'self'" in headers["content-security-policy"]
+        assert "frame-ancestors 'self'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_trigger_through_airflow_s_api_is_what_a_viewer_may_not(viewer, user):
+    path = "/api/v2/dags/story/dagRuns"
+    body = {"logical_date": None, "conf": RANGE, "note": "why"}
+    assert viewer.post(path, json=body).status_code == 403
+    answer = user.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["conf"]["ranges"] == RANGE["ranges"]
+
+
+def test_the_page_is_registered_once(airflow):
+    plugins = airflow.request("GET", "/plugins")["plugins"]
+    [ours] = [each for each in plugins if each["name"] == "exactbatch"]
+    assert {view["destination"] for view in ours["external_views"]} == {
+        *("nav", "dag", "dag_run", "task", "task_instance")
+    }
+    assert airflow.request("GET", "/plugins/importErrors")["import_errors"] == []
+
+
+def wait_for_kafka(call):
+    """Ask until Kafka's answer is in."""
+    deadline = datetime.now(UTC).timestamp() + 60
+    while datetime.now(UTC).timestamp() < deadline:
+        answer = call()
+        if (
+            answer
+            and answer[-1] is not None
+            and not (isinstance(answer[0], dict) and answer[-2].get("lag") is None)
+        ):
+            return answer
+    raise AssertionError(answer)
+
+
+def test_without_kafka_the_page_shows_the_ledger_and_says_so(viewer):
+    path = "/exactbatch/data/pipelines/cut_off"
+    states = [viewer.get(path).json() for _ in range(2)]
+    assert {state["state"] for state in states} == {"processing"}
+    assert {state["lag"] for state in states} == {None}
+    strip = viewer.get(f"{path}/strips").json()["strips"][0]
+    assert (strip["high_watermark"], strip["next_offset"]) == (None, 40 * SIZE)
+    assert strip["segments"]
+    deadline = datetime.now(UTC).timestamp() + 90
+    while (error := viewer.get(path).json()["kafka_error"]) is None:
+        assert datetime.now(UTC).timestamp() < deadline
+    assert "127.0.0.1:1" in error
+
+
+def test_the_page_cannot_write(connection, database, monkeypatch):
+    dsn = parse_dsn(database)
+    parts = {"host": dsn["host"], "port": int(dsn["port"]), "login": dsn["user"], "schema": dsn["dbname"]}
+    monkeypatch.setenv("AIRFLOW_CONN_LEDGER", json.dumps({"conn_type": "postgres", **parts}))
+    databases = Databases()
+    for _ in range(2):
+        with (
+            pytest.raises(psycopg2.errors.ReadOnlySqlTransaction),
+            databases.connection("ledger") as read,
+            read.cursor() as cursor,
+        ):
+            cursor.execute("delete from exactbatch.batch")

@@ -1,0 +1,71 @@
+"""Airflow's API server alone, with the operator's page, the stored DAGs of some pipelines, and a user of each role."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from exactbatch import Pipeline
+from exactbatch.local import LocalStack
+from exactbatch.local.airflow import LocalAirflow
+from support.environment import JOBS, ROOT
+
+ROLES: Final = ("viewer", "user", "op", "admin")
+_MODULE: Final = "from exactbatch import Append, Json, Limits, Pipeline\npipelines = {pipelines!r}\n"
+_NAMED: Final = "{name} = next(each for each in pipelines if each.name == {name!r})\n"
+_DAG: Final = """
+from exactbatch.airflow import Connections, pipeline_dag
+import pipelines_of_page as module
+# Its Kafka does not answer.
+connections = {"cut_off": Connections(kafka="kafka_cut_off")}
+for name, each in list(vars(module).items()):
+    if type(each).__name__ == "Pipeline":
+        globals()["dag_" + name] = pipeline_dag(each, connections=connections.get(name, Connections()))
+"""
+
+
+@contextmanager
+def serving_airflow(
+    stack: LocalStack,
+    pipelines: Sequence[Pipeline],
+    folder: Path,
+    *,
+    connections: Mapping[str, Mapping[str, Any]] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[LocalAirflow]:
+    """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued."""
+    (folder / "dags").mkdir(parents=True)
+    (folder / "plugins").symlink_to(ROOT / "plugins")
+    (folder / "dags" / "of_page.py").write_text(_DAG)
+    module = _MODULE.format(pipelines=list(pipelines))
+    module += "".join(_NAMED.format(name=each.name) for each in pipelines)
+    (folder / "pipelines_of_page.py").write_text(module)
+    airflow = LocalAirflow(
+        stack,
+        folder / "dags",
+        connections=connections,
+        environment={
+            "PYTHONPATH": os.pathsep.join([str(folder), str(JOBS)]),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
+            **(environment or {}),
+        },
+        port=None,
+    )
+    try:
+        airflow.up(pools={}, parts=["api-server"])
+        airflow.command("dags", "reserialize")
+        yield airflow
+    finally:
+        airflow.down()
+
+
+def client_of(airflow: LocalAirflow, role: str) -> httpx.Client:
+    """A client with the session of a user of a role, as a browser has it after a login: by cookie."""
+    passwords = json.loads((airflow.home / "passwords.json").read_text())
+    login = {"username": role, "password": passwords[role]}
+    answer = httpx.post(f"{airflow.url}/auth/token", json=login, timeout=30).raise_for_status()
+    return httpx.Client(base_url=airflow.url, cookies={"_token": answer.json()["access_token"]}, timeout=30)

@@ -1,0 +1,110 @@
+"""The parts of the operator's page that need no server: its plugin, its files, and what it makes of values."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from exactbatch.airflow.page import views
+from exactbatch.airflow.page.servers import LogState, retention_left
+from exactbatch.airflow.page.views import partition_views, record_view
+from exactbatch.ledger.overview import Position, RejectedRecord
+from exactbatch.model import LogPartition
+
+ROOT = Path(__file__).parents[2]
+STATIC = Path(views.__file__).parent / "static"
+PLUGIN = ROOT / "plugins" / "exactbatch_page.py"
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ENTRY_POINT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"][
+    "airflow.plugins"
+]
+
+
+def loaded(monkeypatch, *entry_points):
+    """The plugin of the project's folder, in an environment with these entry points."""
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: EntryPoints(entry_points))
+    spec = importlib.util.spec_from_file_location("exactbatch_page", PLUGIN)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return [name for name in vars(module) if name == "ExactbatchPage"]
+
+
+def test_the_page_is_registered_by_the_package_or_by_the_folder(monkeypatch):
+    [(name, value)] = ENTRY_POINT.items()
+    installed = EntryPoint(name, value, "airflow.plugins")
+    assert installed.load().name == "exactbatch"
+    assert loaded(monkeypatch, installed) == []
+    assert loaded(monkeypatch, EntryPoint("other", "a:b", "airflow.plugins")) == ["ExactbatchPage"]
+
+
+def test_a_process_that_only_loads_plugins_does_not_load_the_application():
+    code = (
+        "import sys; import exactbatch.airflow.page.plugin; "
+        "print([name for name in sys.modules if name in ('kafka', 'exactbatch.airflow.page.app')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("file", sorted(STATIC.glob("*")), ids=lambda file: file.name)
+def test_a_file_parses_no_text_as_html_and_names_no_other_server(file):
+    text = file.read_text()
+    addresses = set(re.findall(r"https?://[\w.]+", text))
+    assert addresses <= {"http://www.w3.org", "https://github.com"}, addresses
+    if not file.name.startswith("uPlot"):
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text
+        )
+        assert not re.search(r"""<[^>]+ (style|on\w+)=["']""", text)
+
+
+def test_the_licence_of_the_charts_is_with_them():
+    assert "The MIT License" in (STATIC / "uPlot-LICENSE.txt").read_text()
+    [script] = STATIC.glob("uPlot-*.js")
+    assert f"static/{script.name}" in (STATIC / "index.html").read_text()
+    assert (
+        script.name.removeprefix("uPlot-").removesuffix(".min.js") in (ROOT / "docs" / "page.md").read_text()
+    )
+
+
+def record(value, size):
+    return RejectedRecord("t", UUID(int=1), 0, 7, "why", 3, "[]", None, None, value, size)
+
+
+def test_a_value_is_text_unless_it_is_not_utf_8():
+    assert record_view(record("ä".encode(), 2))["value"] == {"text": "ä", "bytes": 2, "is_cut": False}
+    assert record_view(record("aä".encode()[:2], 9))["value"] == {"text": "a", "bytes": 9, "is_cut": True}
+    assert record_view(record(b"\xff", 1))["value"] == {"base64": "/w==", "bytes": 1, "is_cut": False}
+    assert record_view(record(None, None))["value"] is None
+
+
+def test_retention_counts_from_the_first_unprocessed_record():
+    state = LogState(
+        retention={"t": timedelta(days=7), "kept": None},
+        written={("t", 0): NOW - timedelta(days=6), ("t", 1): NOW, ("kept", 0): NOW - timedelta(days=99)},
+    )
+    stored = {("t", 0): 5, ("t", 1): 5, ("kept", 0): 1}
+    assert retention_left(state, stored, NOW) == timedelta(days=1)
+    assert retention_left(state, {("kept", 0): 1}, NOW) is None
+
+
+def test_the_log_of_a_topic_that_was_created_again_is_not_shown():
+    position = Position("p", "t", UUID(int=1), 0, 0, 50, NOW, None)
+    log = LogPartition(
+        topic="t",
+        partition=0,
+        topic_id=UUID(int=2),
+        leader_epoch=0,
+        earliest=0,
+        last_stable=9,
+        high_watermark=9,
+    )
+    [view] = partition_views([position], LogState(logs={"t": (log,)}))
+    assert view["high_watermark"] is None
