@@ -947,8 +947,8 @@ MUTANTS: Final = (
     Mutant(
         "a topic that nobody may ask about is not compacted",
         "kafka/broker.py",
-        '.get("value")\n',
-        '.get("value", "delete")\n',
+        "        return {topic: values for topic, values in found.items() if None not in values}\n",
+        '        return {topic: found.get(topic, ("delete",) * len(names)) for topic in topics}\n',
         (
             "tests/integration/test_kafka_acls.py"
             "::test_replay_whose_topic_nobody_may_ask_about_takes_nothing_back",
@@ -1287,7 +1287,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "names are taken for markup",
-        "cli/render.py",
+        "cli/tables.py",
         "        title=escape(title),",
         "        title=title,",
         ("tests/integration/test_command_line.py::test_names_are_no_markup",),
