@@ -7,6 +7,7 @@ from exactbatch.cli.batches import batches
 from exactbatch.cli.compact import compact
 from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
+from exactbatch.cli.coverage import coverage
 from exactbatch.cli.doctor import doctor
 from exactbatch.cli.init import init
 from exactbatch.cli.inspect import audit, boundaries
@@ -35,6 +36,7 @@ for _command in (
     status,
     lag,
     batches,
+    coverage,
     audit,
     doctor,
     connect,
