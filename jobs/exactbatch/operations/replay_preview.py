@@ -10,10 +10,10 @@ from exactbatch.ledger.definition import Definition
 from exactbatch.model import StoredOffset
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_replay import Preview, count_retracted, touched
+from exactbatch.planning.refused_windows import check_reached
 from exactbatch.planning.replay import plan_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.situation import ranges_of_batches
-from exactbatch.planning.refused_windows import check_reached
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks import SINKS, Append
 from exactbatch.sinks.tables.target import TargetTable
