@@ -98,6 +98,8 @@ class Given:
     """Stands for the connections of Airflow."""
 
     given: Settings
+    kafka: str = "kafka_default"
+    postgres: str = "postgres_default"
     spark: str = "spark_default"
 
     def settings(self) -> Settings:
