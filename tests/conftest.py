@@ -25,6 +25,7 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.environment import HOME, LONG, TESTS
 from support.jvm import quick_kafka, quick_spark
+from support.readers import READERS, read_with
 from support.topics import Topic, await_leaders
 
 # SIGTERM ends a run like Ctrl-C, so that it stops its servers.
@@ -195,6 +196,14 @@ def make_pipeline(connection: Any) -> Callable[..., Pipeline]:
         return pipeline
 
     return make
+
+
+@pytest.fixture(params=READERS)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run the test with each of the two ways to read from Kafka in this process."""
+    reader: str = request.param
+    read_with(monkeypatch, reader)
+    return reader
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,8 @@ _PRUNE: Final = "tests/integration/test_prune.py"
 _AUDIT: Final = "tests/integration/test_audit.py"
 _AUDIT_WORKERS: Final = "tests/integration/test_audit_workers.py"
 _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
+_JSON_TEXT: Final = "tests/unit/test_audit_json_text.py"
+_UNDECODED: Final = "tests/integration/test_audit_undecoded.py::test_a_wrong_value_of_each_type_is_found"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
@@ -682,15 +684,15 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the auditor takes the end of the log for a record",
-        "audit/native_offsets.py",
-        "        words = words[codes == 0]\n",
-        "",
+        "audit/native_reader.py",
+        "        is_record = codes == 0\n",
+        "        is_record = codes == codes\n",
         (f"{_AUDIT}::test_a_target_that_holds_what_the_log_holds_is_exact",),
     ),
     Mutant(
         "the auditor takes no record for a tombstone",
-        "audit/native_offsets.py",
-        "offsets[self._memory[words + _PAYLOAD] == 0]",
+        "audit/native_reader.py",
+        "offsets[payloads == 0]",
         "offsets[:0]",
         (f"{_AUDIT}::test_tombstones_and_rejects_are_accounted_for",),
     ),
@@ -704,9 +706,51 @@ MUTANTS: Final = (
     Mutant(
         "the auditor compares only values that are not null",
         "audit/equal_values.py",
-        "    differ = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)\n",
-        "    differ = pc.fill_null(pc.not_equal(expected, actual), False)\n",
+        "    is_different = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)\n",
+        "    is_different = pc.fill_null(pc.not_equal(expected, actual), False)\n",
         ("tests/unit/test_audit_equal_values.py",),
+    ),
+    Mutant(
+        "the auditor copies the bytes of short values as those of long ones",
+        "audit/native_reader.py",
+        "_INLINE_BYTES: Final = 12 ",
+        "_INLINE_BYTES: Final = 11 ",
+        ("tests/integration/test_read.py::test_the_auditor_reads_the_same_records_with_objects_and_without",),
+    ),
+    Mutant(
+        "the auditor writes a text that needs an escape without one",
+        "audit/json_text.py",
+        "                can &= ~_needs_escape(column)\n",
+        "",
+        (_JSON_TEXT,),
+    ),
+    Mutant(
+        "the auditor does not look at columns that a record lacks",
+        "audit/json_text.py",
+        "                can &= column.is_null()",
+        "                _ = column.is_null()",
+        (_JSON_TEXT,),
+    ),
+    Mutant(
+        "the auditor reads an empty text as null",
+        "audit/undecoded.py",
+        "quoted_strings_can_be_null=False",
+        "quoted_strings_can_be_null=True",
+        (_JSON_TEXT,),
+    ),
+    Mutant(
+        "the auditor does not compare Kafka's time of records that it does not decode",
+        "audit/undecoded.py",
+        " & ~differ(timestamps, _whole(rows[_TIMESTAMP]))",
+        "",
+        (_UNDECODED,),
+    ),
+    Mutant(
+        "the auditor looks at one row of each record that it does not decode",
+        "audit/undecoded.py",
+        "        is_equal[at[~is_row]] = False\n",
+        "",
+        (_UNDECODED,),
     ),
     Mutant(
         "the auditor compares casted values without Postgres",
@@ -903,8 +947,8 @@ MUTANTS: Final = (
     Mutant(
         "a topic that nobody may ask about is not compacted",
         "kafka/broker.py",
-        '.get("value")\n',
-        '.get("value", "delete")\n',
+        "        return {topic: values for topic, values in found.items() if None not in values}\n",
+        '        return {topic: found.get(topic, ("delete",) * len(names)) for topic in topics}\n',
         (
             "tests/integration/test_kafka_acls.py"
             "::test_replay_whose_topic_nobody_may_ask_about_takes_nothing_back",
@@ -1020,6 +1064,47 @@ MUTANTS: Final = (
         "        while self.held:",
         "        while False:",
         ("tests/unit/test_native_consumer.py::test_all_messages_are_destroyed_however_a_read_ends",),
+    ),
+    Mutant(
+        "the queue of a consumer is not released",
+        "kafka/native_client.py",
+        "        self._library.queue_destroy(self._queue)\n",
+        "",
+        ("tests/unit/test_native_consumer.py::test_reads_leave_no_memory_descriptor_or_thread_behind",),
+    ),
+    Mutant(
+        "a message is not destroyed",
+        "kafka/native_records.py",
+        "compiled.destroy(addresses[addresses != 0], function)",
+        "compiled.destroy(addresses[addresses != 0][1:], function)",
+        ("tests/unit/test_native_consumer.py::test_reads_leave_no_memory_descriptor_or_thread_behind",),
+    ),
+    Mutant(
+        "a topic that an ACL hides is a broker that sends nothing",
+        "kafka/reader.py",
+        "                check_describable(consumer, stalled.range)\n",
+        "                pass\n",
+        (
+            "tests/integration/test_kafka_acls.py"
+            "::test_what_documentation_lists_is_enough_and_no_more_than_that",
+        ),
+    ),
+    Mutant(
+        "what an ACL hides from a consumer without objects is a broker that sends nothing",
+        "kafka/native_client.py",
+        "self._error(each.err) if each.err else None",
+        "None",
+        (
+            "tests/integration/test_kafka_acls.py"
+            "::test_what_documentation_lists_is_enough_and_no_more_than_that",
+        ),
+    ),
+    Mutant(
+        "a consumer without objects hides why it cannot connect",
+        "kafka/native_client.py",
+        "KafkaError(cause, _text(text.value), fatal=fatal)",
+        "KafkaError(KafkaError._TRANSPORT, _text(text.value), fatal=fatal)",
+        ("tests/integration/test_kafka_tls.py::test_both_readers_say_the_same",),
     ),
     Mutant(
         "messages are noted only after the call that returns them",
@@ -1202,7 +1287,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "names are taken for markup",
-        "cli/render.py",
+        "cli/tables.py",
         "        title=escape(title),",
         "        title=title,",
         ("tests/integration/test_command_line.py::test_names_are_no_markup",),

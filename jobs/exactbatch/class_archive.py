@@ -50,7 +50,7 @@ def archive_file(folder: Path) -> Path | None:
 
     Returns None if one of them is missing: spark-submit will say so.
     """
-    java, spark = _java(), _spark_home()
+    java, spark = find_java(), _spark_home()
     if java is None or spark is None:
         return None
     of = hashlib.sha256(f"{spark} {java} {java.stat().st_mtime_ns}".encode()).hexdigest()[:12]
@@ -148,7 +148,7 @@ def _build(archive: Path) -> None:
         new.unlink(missing_ok=True)
 
 
-def _java() -> Path | None:
+def find_java() -> Path | None:
     """Return the Java that spark-submit starts."""
     home = os.environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java")

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Final, Literal
 from uuid import UUID
 
 from exactbatch.errors import ConfigurationError
@@ -10,6 +11,7 @@ from exactbatch.offsets import OffsetRange, PartitionKey, TopicPartition
 from exactbatch.options import check_types
 
 OnLoss = Literal["fail", "record"]
+_FOR_EVER: Final = 10**14  # ms
 Start = Literal["earliest", "latest"] | Mapping[TopicPartition, int]
 
 
@@ -38,6 +40,14 @@ class LogPartition:
         """Topic, partition and topic ID."""
         return self.topic, self.partition, self.topic_id
 
+    def lag(self, next_offset: int | None) -> int:
+        """Number of offsets between a stored offset, or without one the start of the log, and the end of the log.
+
+        As Kafka's own tools count, the end is the high watermark: markers of transactions and records of open ones
+        count, too. Negative if the log ends below the stored offset.
+        """
+        return self.high_watermark - (self.earliest if next_offset is None else next_offset)
+
     def range(self, from_offset: int, until_offset: int) -> OffsetRange:
         """A range of this partition, [from_offset, until_offset)."""
         return OffsetRange(
@@ -46,6 +56,22 @@ class LogPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """When the broker removes old records of a topic: `milliseconds` after their timestamps, or if a partition has
+    more than `bytes`. None for no such limit."""
+
+    milliseconds: int | None
+    bytes: int | None
+
+    @property
+    def age(self) -> timedelta | None:
+        """The age at which records may be removed; None for no limit, and for a limit of thousands of years."""
+        if self.milliseconds is None or self.milliseconds > _FOR_EVER:
+            return None
+        return timedelta(milliseconds=self.milliseconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """Seconds from the start of a job over 1,000 records to its commit: on a Spark Connect server, in a warm Spark session,
-and by a new process.
+and by a new process. And the seconds of 10,000 records in one partition, and in 1,000 partitions.
 
 Writes build/latency.json.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import HOME, ROOT, check
 from rich.console import Console
 from runner import Runner, Servers, benchmark_servers, progress_on
-from topics import ensure_topic
+from topics import drop_topic, ensure_topic
 from ways import CORES, EXACTBATCH, Place, one_transaction, run_batch
 
 from exactbatch.batch.engines.connect_engine import ConnectEngine
@@ -25,6 +25,7 @@ from exactbatch.settings import Settings
 
 REPORT = ROOT / "build" / "latency.json"
 ROWS, ROUNDS = 1_000, 5
+SPREAD_ROWS, SPREADS = 10_000, (1, 1_000)  # records, and the partitions that they are spread over
 
 
 def main() -> None:
@@ -39,11 +40,17 @@ def main() -> None:
             "warm session": warm(servers, place, progress),
             "new process": cold(servers, place, progress),
         }
-    report = {"rows": ROWS, "seconds": seconds}
+        spread = {partitions: spread_over(partitions, servers, progress) for partitions in SPREADS}
+    report = {"rows": ROWS, "seconds": seconds, "spread_rows": SPREAD_ROWS, "spread_seconds": spread}
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(report, indent=2) + "\n")
     for name, times in seconds.items():
         console.print(f"{name}: {statistics.median(times):.2f} s (median of {len(times)})")
+    for partitions, times in spread.items():
+        console.print(
+            f"{SPREAD_ROWS:,} records over partitions: {partitions:,}: {statistics.median(times):.2f} s "
+            f"(median of {len(times)})"
+        )
 
 
 def served(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:
@@ -74,6 +81,16 @@ def warm(servers: Servers, place: Place, progress: Callable[[str], None]) -> lis
             seconds.append(runner.run(servers).seconds)
             check(servers, place, EXACTBATCH)
     return seconds[1:]
+
+
+def spread_over(partitions: int, servers: Servers, progress: Callable[[str], None]) -> list[float]:
+    """Return the seconds of batches in a warm session, over a topic with so many partitions."""
+    topic = f"flights_{SPREAD_ROWS}_{partitions}"
+    ensure_topic(servers.stack.kafka_properties, topic, SPREAD_ROWS, progress, partitions=partitions)
+    try:
+        return warm(servers, servers.place(topic, SPREAD_ROWS), progress)
+    finally:
+        drop_topic(servers.stack.kafka_properties, topic)
 
 
 def cold(servers: Servers, place: Place, progress: Callable[[str], None]) -> list[float]:

@@ -1,6 +1,6 @@
 """Write docs/evidence/benchmark.md with its plots from what `make bench` and the other benchmarks have measured.
 
-Reads build/bench.json, and build/memory.json and build/latency.json if they exist.
+Reads build/bench.json, and build/memory.json, build/latency.json and build/audit.json if they exist.
 """
 
 import json
@@ -26,7 +26,7 @@ def main() -> None:
     """Write the page, the plots and a copy of the numbers."""
     mpl.rcParams.update({"svg.hashsalt": "exactbatch", "font.size": 9, "axes.spines.top": False})
     bench = json.loads((BUILD / "bench.json").read_text())
-    memory, latency = (_read(BUILD / f"{name}.json") for name in ("memory", "latency"))
+    memory, latency, audit = (_read(BUILD / f"{name}.json") for name in ("memory", "latency", "audit"))
     PLOTS.mkdir(parents=True, exist_ok=True)
     shutil.copy(BUILD / "bench.json", PLOTS / "bench.json")
     lines = [*introduction(bench)]
@@ -39,6 +39,8 @@ def main() -> None:
         lines += growth_section(memory)
     if latency is not None:
         lines += latency_section(latency)
+    if audit is not None:
+        lines += audit_section(audit)
     lines += versions_section(bench)
     (EVIDENCE / "benchmark.md").write_text("\n".join(lines).rstrip() + "\n")
 
@@ -206,6 +208,29 @@ def latency_section(latency: Mapping[str, Any]) -> list[str]:
             f"{max(times):.2f})"
             for name, times in seconds.items()
         ),
+        "",
+        f"In a warm session, {latency['spread_rows']:,} records take:",
+        "",
+        *(
+            f"- in {int(partitions):,} partition{'' if partitions == '1' else 's'}: "
+            f"{statistics.median(times):.2f} s (median of {len(times)})"
+            for partitions, times in latency["spread_seconds"].items()
+        ),
+        "",
+    ]
+
+
+def audit_section(audit: Mapping[str, Any]) -> list[str]:
+    """Return the rates of audits."""
+    return [
+        "## Audit",
+        "",
+        f"`tests/benchmarks/audit_rate.py` audits {audit['rows']:,} records in each way, {audit['rounds']} times.",
+        "Kafka, Postgres and the audit share the same cores.",
+        "",
+        "| audit | offsets/s |",
+        "| --- | ---: |",
+        *(f"| {name} | {rate:,.0f} |" for name, rate in audit["offsets_per_s"].items()),
         "",
     ]
 

@@ -19,8 +19,9 @@ def ensure_topic(
     records: int,
     progress: Callable[[str], None],
     shape: Shape = FLIGHTS,
+    partitions: int = PARTITIONS,
 ) -> int:
-    """Create the topic with so many records over 4 partitions, unless it is there already.
+    """Create the topic with so many records, spread evenly over its partitions, unless it is there already.
 
     Returns the bytes of all values. A topic with another number of records is made again.
     """
@@ -31,8 +32,10 @@ def ensure_topic(
     if _count(admin, topic) == records:
         return size
     drop_topic(properties, topic)
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1, config=TOPIC_CONFIG)])[topic].result(30)
-    _produce({**properties, "compression.type": shape.compression}, topic, values, records, progress)
+    admin.create_topics([NewTopic(topic, partitions, 1, config=TOPIC_CONFIG)])[topic].result(30)
+    _produce(
+        {**properties, "compression.type": shape.compression}, topic, values, records, progress, partitions
+    )
     if (found := _count(admin, topic)) != records:
         raise SystemExit(f"expected {records:,} records in topic {topic}, found {found:,}")
     return size
@@ -54,6 +57,7 @@ def _produce(
     values: list[bytes],
     records: int,
     progress: Callable[[str], None],
+    partitions: int,
 ) -> None:
     producer = Producer(
         {
@@ -69,7 +73,7 @@ def _produce(
     for number in range(records):
         while True:
             try:
-                producer.produce(topic, values[number % len(values)], partition=number % PARTITIONS)
+                producer.produce(topic, values[number % len(values)], partition=number % partitions)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -83,10 +87,11 @@ def _produce(
 
 def _count(admin: AdminClient, topic: str) -> int:
     """How many offsets the topic spans, 0 when there is no such topic."""
-    if topic not in admin.list_topics(timeout=30).topics:
+    known = admin.list_topics(timeout=30).topics.get(topic)
+    if known is None:
         return 0
     spans = []
     for spec in (OffsetSpec.latest(), OffsetSpec.earliest()):
-        asked = {TopicPartition(topic, partition): spec for partition in range(PARTITIONS)}
+        asked = {TopicPartition(topic, partition): spec for partition in known.partitions}
         spans.append(sum(each.result(30).offset for each in admin.list_offsets(asked).values()))
     return spans[0] - spans[1]

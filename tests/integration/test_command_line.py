@@ -120,7 +120,7 @@ _IN_A_FRESH_INTERPRETER = """
 import json, sys
 from typer.testing import CliRunner
 from exactbatch.cli.app import app
-for command in ("status", "plan", "run", "audit"):
+for command in ("status", "lag", "batches", "doctor", "plan", "run", "audit"):
     done = CliRunner().invoke(app, [command, "pipeline_of_test:pipeline"])
     # The auditor reads the log, then finds no target: nothing was loaded yet.
     assert done.exit_code == (42 if command == "audit" else 0), done.output

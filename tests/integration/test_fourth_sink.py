@@ -151,7 +151,7 @@ def test_sink_of_another_file_runs_batch_replay_and_audit(world, make_topic, mak
     nameless = replace(pipeline, value=Json("id int"))
     request = ReplayRequest(ranges=(RequestedRange(topic.name, 0, 1, 4),))
     preview = preview_replay(world.connection, world.log, nameless, request)
-    assert sum(part.rows or 0 for part in preview.taken_back) == preview.rows == 2
+    assert sum(part.rows or 0 for part in preview.retracted) == preview.rows == 2
     batch_id = freeze_replay(world.connection, world.log, nameless, request, origin="cli").batch_id
     assert batch_id is not None
     world.process(nameless, batch_id)

@@ -1,12 +1,13 @@
 """With the ACLs of docs/security.md a pipeline can do all it does; without one of them an error names it."""
 
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from psycopg2.extensions import parse_dsn
 
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
+from exactbatch.audit.report import AuditReport
 from exactbatch.batch.engines import driver_engine
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
@@ -37,6 +39,7 @@ from exactbatch.kafka.reader import read_range
 from exactbatch.ledger import Batch, Ledger, Run, check_schema
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST, find_port
+from exactbatch.offsets import OffsetRange
 from exactbatch.operations.report import Report, load_report
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_replay import freeze_replay
@@ -46,6 +49,7 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.audited_target import AuditedTarget
 from support.environment import HOME
+from support.readers import READERS, read_with
 from support.roles import ROLES, Deployment
 from support.topics import Topic, record
 
@@ -188,16 +192,44 @@ def world(
 
 
 def read(world: AuditedTarget, batch_id: int) -> int:
-    """How many records the ranges of a batch have, as its tasks read them."""
-    with transaction(world.connection):
-        ranges = Ledger(world.connection).ranges(batch_id)
+    """How many records the ranges of a batch have, as its tasks read them, with either reader."""
+    ranges = ranges_of(world, batch_id)
     log = KafkaBroker(world.settings.kafka)
     assert log.topic_ids([TOPIC]) == {each.topic: each.topic_id for each in ranges}
-    return sum(
-        len(records)
-        for each in ranges
-        for records in read_range(each, world.settings.kafka, leader_epoch=0, timeout=10)
-    )
+    [count] = {read_ranges(ranges, world.settings.kafka, reader) for reader in READERS}
+    return count
+
+
+def ranges_of(world: AuditedTarget, batch_id: int) -> Sequence[OffsetRange]:
+    with transaction(world.connection):
+        return Ledger(world.connection).ranges(batch_id)
+
+
+def read_ranges(ranges: Sequence[OffsetRange], kafka: Mapping[str, Any], reader: str) -> int:
+    with pytest.MonkeyPatch.context() as patch:
+        read_with(patch, reader)
+        return sum(
+            len(records) for each in ranges for records in read_range(each, kafka, leader_epoch=0, timeout=2)
+        )
+
+
+def refusals(attempt: Callable[[str], Any]) -> ConfigurationError:
+    """The error of an attempt with either reader: it is the same."""
+    errors = []
+    for reader in READERS:
+        with pytest.raises(ConfigurationError) as refused:
+            attempt(reader)
+        errors.append(refused.value)
+    first, second = errors
+    assert re.sub(r"\d+ms", "… ms", str(first)) == re.sub(r"\d+ms", "… ms", str(second))
+    assert vars(first) == vars(second)
+    return first
+
+
+def audit_with(world: AuditedTarget, reader: str) -> AuditReport:
+    with pytest.MonkeyPatch.context() as patch:
+        read_with(patch, reader)
+        return audit(world.pipeline, world.settings)
 
 
 def plan_replay(world: AuditedTarget) -> int:
@@ -237,15 +269,23 @@ def test_what_documentation_lists_is_enough_and_no_more_than_that(
     batch_id = world.load()
     refusal(READ, lambda: log.partitions([TOPIC]), denied=DESCRIBE)
     assert read(world, batch_id) == 10
+    ranges = ranges_of(world, batch_id)
+    for missing, allowed, denied in (
+        ("Read", (DESCRIBE, CONFIGS, LAG), None),
+        ("Read", NEEDED, READ),
+        ("Describe", NEEDED, DESCRIBE),
+    ):
+        guarded.grant(*allowed, denied=denied)
+        refused = refusals(partial(read_ranges, ranges, world.settings.kafka))
+        assert f"the operation {missing} on topic '{TOPIC}', which reading it" in str(refused)
+        assert refused.topic == TOPIC
     guarded.grant(DESCRIBE, CONFIGS, LAG)
-    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which reading it"):
-        read(world, batch_id)
-    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which reading it"):
-        audit(world.pipeline, world.settings)
+    refused = refusals(partial(audit_with, world))
+    assert f"the operation Read on topic '{TOPIC}', which reading it" in str(refused)
     refusal(CONFIGS, lambda: plan_replay(world))
     refusal(CONFIGS, lambda: audit(world.pipeline, world.settings))
     assert read(world, plan_replay(world)) == 3
-    assert audit(world.pipeline, world.settings).is_exact
+    assert all(audit_with(world, reader).is_exact for reader in READERS)
     refusal(LAG, lambda: show_lag(world))
     refusal(LAG, lambda: show_lag(world), denied=("group", f"exactbatch.{TOPIC}", "Read"))
     show_lag(world)
@@ -280,6 +320,13 @@ def test_the_reader_needs_no_group(guarded: Guarded, world: AuditedTarget) -> No
         guarded.grant(READ, denied=denied)
         for _ in range(5):
             assert read(world, batch_id) == 10
+
+
+def test_both_readers_say_that_a_password_is_wrong(guarded: Guarded, world: AuditedTarget) -> None:
+    ranges, wrong = ranges_of(world, world.load()), {**guarded.job, "sasl.password": "planted-wr0ng-word"}
+    refused = refusals(partial(read_ranges, ranges, wrong))
+    assert "Check, in the Kafka connection, sasl.mechanism, sasl.username and sasl.password." in str(refused)
+    assert "planted-wr0ng-word" not in str(refused)
 
 
 def test_a_window_behind_whose_end_is_looked_needs_no_group(guarded: Guarded, world: AuditedTarget) -> None:

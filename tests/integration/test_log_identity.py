@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.settings import Settings
 from support.audited_target import AuditedTarget, findings
 from support.batch_runner import BatchRunner
+from support.readers import READERS, read_with
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
@@ -201,12 +203,16 @@ def test_only_topics_that_are_compacted_are_said_to_be(make_topic: MakeTopic, ka
     assert kafka_log.compacted([plain]) == set()
 
 
-def read(log: KafkaBroker, topic: Topic, from_offset: int, *, leader_epoch: int | None) -> list[int]:
+def read(
+    log: KafkaBroker, topic: Topic, from_offset: int, *, leader_epoch: int | None, reader: str
+) -> list[int]:
     """The offsets from one to the end of the log."""
     [partition] = log.partitions([topic.name])
     range_ = partition.range(from_offset, partition.last_stable)
-    batches = read_range(range_, topic.properties, leader_epoch=leader_epoch, timeout=10)
-    return [offset for records in batches for offset in records.offsets().to_pylist()]
+    with pytest.MonkeyPatch.context() as patch:
+        read_with(patch, reader)
+        batches = read_range(range_, topic.properties, leader_epoch=leader_epoch, timeout=10)
+        return [offset for records in batches for offset in records.offsets().to_pylist()]
 
 
 def test_log_cut_and_has_grown_again_is_told_from_one_that_was_not(
@@ -244,21 +250,23 @@ def test_log_cut_and_has_grown_again_is_told_from_one_that_was_not(
         Topic(topic.name, topic.properties).produce(*numbered(100))
     assert [p.last_stable for p in log.partitions(["cut", "whole"])] == [150, 200]
 
-    with pytest.raises(LogTruncated) as failed:
-        read(log, cut, 100, leader_epoch=noted.leader_epoch)
-    assert not failed.value.retryable
-    message = str(failed.value)
-    assert message.startswith(
-        "cut[0] 100..150: the log was truncated below 100, up to which it was processed, and has grown again ("
-    )
-    assert "Run `exactbatch audit` to compare the target with the log" in message
+    for reader in READERS:
+        read_on = partial(read, log, reader=reader)
+        with pytest.raises(LogTruncated) as failed:
+            read_on(cut, 100, leader_epoch=noted.leader_epoch)
+        assert not failed.value.retryable
+        message = str(failed.value)
+        assert message.startswith(
+            "cut[0] 100..150: the log was truncated below 100, up to which it was processed, and has grown again ("
+        )
+        assert "Run `exactbatch audit` to compare the target with the log" in message
 
-    # What was processed before the cut is still there, and a restart alone is no cut.
-    assert read(log, cut, 50, leader_epoch=first.leader_epoch) == list(range(50, 150))
-    assert read(log, whole, 100, leader_epoch=noted.leader_epoch) == list(range(100, 200))
-    assert read(log, whole, 0, leader_epoch=first.leader_epoch) == list(range(200))
-    # Only the epoch tells: without it, other records are taken for those that follow.
-    assert read(log, cut, 100, leader_epoch=None) == list(range(100, 150))
+        # What was processed before the cut is still there, and a restart alone is no cut.
+        assert read_on(cut, 50, leader_epoch=first.leader_epoch) == list(range(50, 150))
+        assert read_on(whole, 100, leader_epoch=noted.leader_epoch) == list(range(100, 200))
+        assert read_on(whole, 0, leader_epoch=first.leader_epoch) == list(range(200))
+        # Only the epoch tells: without it, other records are taken for those that follow.
+        assert read_on(cut, 100, leader_epoch=None) == list(range(100, 150))
 
 
 @pytest.mark.parametrize("commit", ["batch", "partition"])

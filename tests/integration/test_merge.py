@@ -48,8 +48,10 @@ def test_partitions_become_one_and_batches_go_on(world, topic, pipeline):
     assert (previewed.lower, previewed.upper, previewed.rows) == (first, last, None)
     assert len(bounds(world, pipeline)) == 3
     before = world.target(pipeline, "id, name, kafka_offset, batch_id, kafka_timestamp")
-    [merged] = merge(world, pipeline)
+    steps: list[tuple[int, int]] = []
+    [merged] = merge(world, pipeline, progress=lambda done, total: steps.append((done, total)))
     assert (merged.lower, merged.upper, merged.rows, len(merged.partitions)) == (first, last, 6, 3)
+    assert steps == [(0, merged.bytes), (merged.bytes, merged.bytes)]
     assert bounds(world, pipeline) == [(first, last)]
     assert world.target(pipeline, "id, name, kafka_offset, batch_id, kafka_timestamp") == before
     assert world.rows("select count(*) from pg_class where relname like %s and relkind = 'r'",

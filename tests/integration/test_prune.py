@@ -117,7 +117,7 @@ def test_folded_offsets_are_replayed_exactly(connection, make):
     history = History(batches.pipeline, 6, partitions=2, size=1)
     request = ReplayRequest(ranges=(RequestedRange("t", 0, 2, 5),))
     preview = preview_replay(connection, history.log(0), batches.pipeline, request)
-    assert [(part.batch_ids, part.rows) for part in preview.taken_back] == [((1, 3), 3)]
+    assert [(part.batch_ids, part.rows) for part in preview.retracted] == [((1, 3), 3)]
     batches.replay((0, 2, 5))
     expected = [row for row in before if row[0] or row[3] in (5, 6) or row[1] not in (2, 3, 4)]
     expected += [(0, 2, 2, 7), (0, 3, 20, 7), (0, 4, 1000, 7)]

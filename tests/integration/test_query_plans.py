@@ -14,6 +14,7 @@ from exactbatch.batch.publishing.fences import check_results_exist
 from exactbatch.ledger import Ledger, Run
 from exactbatch.ledger.partition_commit import ACCOUNT_RANGE, LOCK_STORED_OFFSET, RANGE_STATE, SHARE_BATCH
 from exactbatch.operations import report
+from exactbatch.operations.batches import load_batches
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
@@ -159,6 +160,14 @@ def test_ranges_that_commit_one_by_one_read_a_bounded_part_of_the_history(bounde
             cursor.execute(f"execute statement{number} ({', '.join(['%s'] * len(parameters))})", parameters)
             assert cursor.rowcount == 1
         connection.rollback()
+
+
+@pytest.mark.parametrize("status", [None, "planned", "committed", "superseded"])
+@pytest.mark.parametrize("kind", [None, "advance", "replay"])
+def test_a_page_of_batches_reads_a_bounded_part_of_the_history(bounded, history, kind, status):
+    with bounded() as connection:
+        for before in (None, 40):
+            load_batches(connection, history.pipeline.name, kind=kind, status=status, before=before, limit=20)
 
 
 def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, monkeypatch):

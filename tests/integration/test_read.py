@@ -19,12 +19,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from exactbatch.audit import log_windows
-from exactbatch.audit.log_windows import LogWindows
-from exactbatch.audit.values import _MessageParts
+from exactbatch.audit import log_records, log_windows
+from exactbatch.audit.log_windows import LogWindows, Read
 from exactbatch.batch.rows.decode import rejects_of
 from exactbatch.batch.rows.rejects import reject_batch
-from exactbatch.compiled.availability import VARIABLE, is_available
 from exactbatch.errors import (
     ExactbatchError,
     LogEndedEarly,
@@ -35,7 +33,6 @@ from exactbatch.errors import (
 )
 from exactbatch.formats import Json, Text, WithMessage
 from exactbatch.formats.message import UNREADABLE, Unreadable
-from exactbatch.kafka import open_consumer
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.range_consumer import Fetched
@@ -50,14 +47,7 @@ MB = 1024 * 1024
 MakeTopic = Callable[..., Topic]
 
 
-@pytest.fixture(autouse=True, params=["messages", "native"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which of the two consumers reads."""
-    way: str = request.param
-    monkeypatch.setenv(VARIABLE, "0" if way == "native" else "off")
-    assert is_available()
-    assert open_consumer._native() is not None
-    return way
+pytestmark = pytest.mark.usefixtures("reader")
 
 
 def range_of(topic: Topic, from_offset: int, until_offset: int, partition: int = 0) -> OffsetRange:
@@ -310,6 +300,65 @@ def test_records_of_a_megabyte_come_a_few_at_a_time(make_topic: MakeTopic) -> No
     assert max(size for _, size in sizes) <= 33 * MB
 
 
+# Their places are the codes that the attributes of a batch of records have for them.
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_records_of_every_compression_and_of_several_megabytes(
+    make_topic: MakeTopic, stack: LocalStack, compression: str
+) -> None:
+    topic = make_topic()
+    packed = Topic(topic.name, {**topic.properties, "compression.type": compression})
+    small = [None if number % 50 == 7 else b"%d" % number * (number % 9) for number in range(1000)]
+    large = [os.urandom(3 * MB) + bytes(4 * MB), None, bytes(5 * MB)]
+    packed.produce(*small, key=b"k", headers=[("h", b"1"), ("h", None)])
+    packed.produce(*large, b"", *small)
+    expected = [*small, *large, b"", *small]
+    assert COMPRESSIONS.index(compression) in codecs(stack, topic)
+    found: list[bytes | None] = []
+    keys: list[bytes | None] = []
+    headers: list[Any] = []
+    for records in read_range(
+        range_of(topic, 0, len(expected)), topic.properties, leader_epoch=None, timeout=10
+    ):
+        part = records.values()
+        part.validate(full=True)
+        found += part.to_pylist()
+        keys += records.keys().to_pylist()
+        headers += [records.record(index).headers for index in range(len(records))]
+        block = records.block()
+        for index, (start, end) in enumerate(zip(block.starts, block.ends, strict=True)):
+            assert block.data[start:end].tobytes() == (part[index].as_py() or b"")
+        assert block.present.tolist() == [value is not None for value in part.to_pylist()]
+    assert found == expected
+    assert keys == [b"k"] * 1000 + [None] * 1004
+    assert headers == [[("h", b"1"), ("h", None)]] * 1000 + [None] * 1004
+
+
+def codecs(stack: LocalStack, topic: Topic) -> set[int]:
+    """How the batches of a topic's log are compressed."""
+    log = (stack.broker.data_dir / f"{topic.name}-0" / f"{0:020}.log").read_bytes()
+    found, at = set(), 0
+    while at + 23 <= len(log) and (length := int.from_bytes(log[at + 8 : at + 12])):
+        found.add(log[at + 22] & 7)
+        at += 12 + length
+    return found
+
+
+def test_a_topic_that_was_created_again_does_not_continue_the_range(
+    make_topic: MakeTopic, admin: AdminClient
+) -> None:
+    topic = make_topic()
+    topic.produce(*numbered(10))
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    again = make_topic(name=topic.name)
+    again.produce(*numbered(3))
+    error, _ = failure(again, 5, 10, timeout=1)
+    assert isinstance(error, StoredOffsetBeyondLog)
+    assert f"{topic.name}[0] 5..10: the log has ended at 3, below this range, for 1 s" in str(error)
+
+
 def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack: LocalStack) -> None:
     """The broker sends what is on its disk, and looks at no checksum."""
     topic = make_topic()
@@ -341,14 +390,56 @@ def test_a_damaged_record_is_an_error_and_no_value(make_topic: MakeTopic, stack:
     assert values(read(topic, 0, 3)) == [b"before", b"AAAA", b"after"]
 
 
-def auditors(topic: Topic, partition: LogPartition, head: int, **properties: Any) -> Iterator[LogWindows]:
+def auditors(
+    topic: Topic, partition: LogPartition, head: int, read: Read = Read.OFFSETS, **properties: Any
+) -> Iterator[LogWindows]:
     """The readers of an audit: with an object for each record, and without."""
     for native_from in (sys.maxsize, 0):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(log_windows, "_NATIVE_FROM", native_from)
-            auditor = LogWindows({**topic.properties, **properties}, partition, 0, head)
-        assert isinstance(auditor._reader, log_windows._Messages if native_from else log_windows._Offsets)
+            auditor = LogWindows({**topic.properties, **properties}, partition, 0, head, read=read)
+        assert isinstance(auditor._reader, log_windows._Messages if native_from else log_windows._Native)
         yield auditor
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_the_auditor_reads_the_same_records_with_objects_and_without(
+    make_topic: MakeTopic, compression: str
+) -> None:
+    """Bytes are copied from librdkafka's memory: short ones in another way than long ones."""
+    topic = make_topic(retention_ms="-1", message_timestamp_after_max_ms=str(2**63 - 1))
+    topic = Topic(topic.name, {**topic.properties, "compression.type": compression})
+    sizes = [0, 1, 11, 12, 13, 14, 300, 100_000, 12, 900_000, None, 40]
+    contents = [None if size is None else os.urandom(size) for size in sizes]
+    milliseconds = [1_767_225_600_000, 1, 9_300_000_000_000_000]  # the last is beyond Postgres's
+    expected = [
+        (value, key) for value in contents for key in contents if len(value or b"") + len(key or b"") < 1e6
+    ]
+    for number, (value, key) in enumerate(expected):
+        topic.produce(value, key=key, timestamp=milliseconds[number % 3])
+    [partition] = KafkaBroker(topic.properties).partitions([topic.name])
+    found = []
+    for auditor in auditors(topic, partition, len(expected), Read.VALUES):
+        with closing(auditor):
+            blocks = [part for block in auditor.window(len(expected)) for part in block.cut(57)]
+        records = [block.records for block in blocks if block.records is not None]
+        assert sum(map(len, records)) == len(expected)
+        assert [at for block in blocks for at in block.nulls] == [
+            at for at, (value, _) in enumerate(expected) if value is None
+        ]
+        found.append(
+            [
+                each
+                for part in records
+                for each in zip(
+                    *(column.to_pylist() for column in (part.values(), part.keys(), part.timestamps())),
+                    strict=True,
+                )
+            ]
+        )
+    assert found[0] == found[1]
+    assert [each[:2] for each in found[1]] == expected
+    assert {each[2] and each[2].timestamp() for each in found[1]} == {1_767_225_600, 0.001, None}
 
 
 def test_a_damaged_offset_is_no_hole_in_the_log(make_topic: MakeTopic, stack: LocalStack) -> None:
@@ -436,6 +527,9 @@ def test_a_read_that_stalls_after_aborted_records_says_so() -> None:
             signals.fetched(json.dumps(statistics.pop(0) if len(statistics) > 1 else statistics[0]))
             return []
 
+        def list_topics(self, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(topics={})
+
     range_ = OffsetRange("t", 0, 0, 10, UUID(int=0))
     with pytest.raises(ReadFailed) as failed:
         list(_read(Stalled(), [range_], 0.3, signals))  # type: ignore[arg-type]
@@ -518,9 +612,9 @@ def test_a_partition_that_is_not_there_is_an_error(make_topic: MakeTopic) -> Non
 
 
 def test_broker_that_dies_and_comes_back_in_mid_range_loses_and_repeats_nothing(
-    own_stack: LocalStack, way: str
+    own_stack: LocalStack, reader: str
 ) -> None:
-    topic = Topic(f"killed-{way}", own_stack.kafka_properties)
+    topic = Topic(f"killed-{reader}", own_stack.kafka_properties)
     admin = AdminClient(topic.properties)
     admin.create_topics([NewTopic(topic.name, 1, 1)])[topic.name].result(30)
     topic.produce(*[b"%d" % number + b"x" * 1000 for number in range(20_000)])
@@ -547,7 +641,7 @@ def _accept(server: socket.socket, accepted: list[socket.socket]) -> None:
 
 
 def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
-    make_topic: MakeTopic, way: str
+    make_topic: MakeTopic, reader: str
 ) -> None:
     topic = make_topic()
     producer = KafkaProducer(bootstrap_servers=topic.properties["bootstrap.servers"])
@@ -565,7 +659,8 @@ def test_headers_whose_name_is_no_utf_8_make_rejects_of_their_records_alone(
     producer.close()
     found = []
     for part in read_range(range_of(topic, 0, 105), topic.properties, leader_epoch=None, timeout=10):
-        found += _MessageParts(part._messages).headers() if way == "messages" else part.headers()  # type: ignore[attr-defined]
+        own = log_records.MessageRecords(part._messages) if reader == "messages" else part  # type: ignore[attr-defined]
+        found += own.headers()
     unreadable = [isinstance(each, Unreadable) for each in found]
     assert unreadable == [False, True, True, True, False, *[True] * 100]
     reading = read_range(range_of(topic, 0, 5), topic.properties, leader_epoch=None, timeout=10)

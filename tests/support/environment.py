@@ -12,6 +12,8 @@ DOCS: Final = ROOT / "docs"
 # Data of the servers and what is worth keeping between runs: jars, archives of Java classes.
 HOME: Final = Path(os.environ.get("EXACTBATCH_HOME", ROOT / ".local"))
 LONG: Final = bool(os.environ.get("EXACTBATCH_LONG"))
+# For how long each reader of Kafka is watched for leaks; 0 is a few seconds.
+LEAK_MINUTES: Final = float(os.environ.get("EXACTBATCH_LEAK_MINUTES") or (60 if LONG else 0))
 
 
 def draw_seed() -> int:

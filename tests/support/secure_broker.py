@@ -1,7 +1,8 @@
-"""A broker with listeners for TLS: SASL_SSL with SCRAM, and SSL with client certificates."""
+"""A broker with listeners for TLS: SASL_SSL with SCRAM, SSL with client certificates, and one that is out of date."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,6 +66,15 @@ class SecureBroker:
         }
 
     @property
+    def expired(self) -> dict[str, Any]:
+        """Client properties of the listener whose certificate has expired."""
+        return {
+            "bootstrap.servers": f"{NAME}:{self._ports['EXPIRED']}",
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(self._authority.certificate),
+        }
+
+    @property
     def log(self) -> Path:
         """The broker's log."""
         return self._stack.broker.log_file
@@ -80,9 +90,9 @@ def secure_broker(home: Path, name: str, authority: Authority) -> Iterator[Secur
     stack = LocalStack(home, name=name)
     try:
         stack.broker.configure({}, None)
-        taken = frozenset(stack.broker.ports.values())
-        ports = {"SECURE": find_port(None, taken)}
-        ports["MUTUAL"] = find_port(None, taken | {ports["SECURE"]})
+        ports: dict[str, int] = {}
+        for listener in ("SECURE", "MUTUAL", "EXPIRED"):
+            ports[listener] = find_port(None, frozenset({*stack.broker.ports.values(), *ports.values()}))
         stack.broker.configure({}, _listeners(stack.broker.ports, ports, authority))
         stack.broker.start()
         credentials = [
@@ -99,22 +109,24 @@ def secure_broker(home: Path, name: str, authority: Authority) -> Iterator[Secur
 
 
 def _listeners(plain: Mapping[str, int], secure: Mapping[str, int], authority: Authority) -> dict[str, str]:
-    certificate, key = authority.issue("broker", [NAME])
-    keystore = key.with_suffix(".keystore.pem")
-    keystore.write_bytes(key.read_bytes() + certificate.read_bytes())
+    keystore = _keystore(*authority.issue("broker", [NAME]))
+    expired = _keystore(*authority.issue("expired", [NAME], age=timedelta(days=2)))
     open_to = {"CLIENT": f"CLIENT://{HOST}:{plain['client']}"}
     open_to |= {each: f"{each}://{HOST}:{port}" for each, port in secure.items()}
     told = {each: address.replace(HOST, NAME) for each, address in open_to.items()}
     return {
         "listeners": ",".join([*open_to.values(), f"CONTROLLER://{HOST}:{plain['controller']}"]),
         "advertised.listeners": ",".join(told.values()),
-        "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL,MUTUAL:SSL",
+        "listener.security.protocol.map": (
+            "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL,MUTUAL:SSL,EXPIRED:SSL"
+        ),
         "sasl.enabled.mechanisms": ",".join(MECHANISMS),
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keystore),
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(authority.certificate),
         "listener.name.mutual.ssl.client.auth": "required",
+        "listener.name.expired.ssl.keystore.location": str(expired),
         **{
             f"listener.name.secure.{each.lower()}.sasl.jaas.config": (
                 "org.apache.kafka.common.security.scram.ScramLoginModule required;"
@@ -122,3 +134,9 @@ def _listeners(plain: Mapping[str, int], secure: Mapping[str, int], authority: A
             for each in MECHANISMS
         },
     }
+
+
+def _keystore(certificate: Path, key: Path) -> Path:
+    keystore = key.with_suffix(".keystore.pem")
+    keystore.write_bytes(key.read_bytes() + certificate.read_bytes())
+    return keystore

@@ -1,13 +1,20 @@
 """The exit status of a command tells a difference, a retryable error and a terminal error apart."""
 
+import re
+from typing import Any
+
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from exactbatch.audit import audit as audit_module
 from exactbatch.audit.report import AuditReport, Finding, PartitionAudit, TargetAudit
 from exactbatch.cli.app import app
 from exactbatch.errors import KafkaUnavailable, TargetMismatch
+from exactbatch.errors.exit_status import CHECK_FAILED, RETRYABLE, TERMINAL
+from exactbatch.local.commands import app as local_app
 from exactbatch.settings import KAFKA, POSTGRES
+from support.environment import ROOT
 
 EXACT = AuditReport([PartitionAudit("flights", 0, 0, 10, records=10, rows=10)], TargetAudit())
 DIFFERENT = AuditReport(
@@ -31,3 +38,30 @@ def test_the_exit_status_of_an_audit(monkeypatch, outcome, status):
     monkeypatch.setattr(audit_module, "audit", audit)
     result = CliRunner().invoke(app, ["audit", "flights"])
     assert result.exit_code == status, result.output
+
+
+def test_the_documented_exit_statuses_are_those_of_the_code():
+    documented = {
+        page: re.findall(r"^\| (\d{1,3}) \|", (ROOT / page).read_text(), re.MULTILINE)
+        for page in ("docs/errors.md", "README.md")
+    }
+    assert documented["docs/errors.md"] == ["0", "1", "2", "3", "42", "130"]
+    assert documented["README.md"] == documented["docs/errors.md"]
+    assert {RETRYABLE, CHECK_FAILED, TERMINAL} == {1, 3, 42}
+
+
+def commands(app: typer.Typer) -> dict[str, Any]:
+    return typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+def test_every_command_that_prints_takes_json():
+    without = {
+        name
+        for name, command in {
+            **commands(app),
+            **{f"local {k}": v for k, v in commands(local_app).items()},
+        }.items()
+        if not any("--json" in parameter.opts for parameter in command.params)
+    }
+    # `connect` becomes the server, and `local` has commands of its own.
+    assert without == {"connect", "local"}

@@ -22,9 +22,7 @@ def test_offsets_that_do_not_ascend_are_refused() -> None:
         high_watermark=20,
     )
     windows = LogWindows({}, partition, 0, 0)
-    blocks = [
-        Block(np.array(offsets, np.int64), np.empty(0, np.int64), ()) for offsets in ([0, 1, 2], [2, 3])
-    ]
+    blocks = [Block(np.array(offsets, np.int64), np.empty(0, np.int64)) for offsets in ([0, 1, 2], [2, 3])]
     client = SimpleNamespace(get_watermark_offsets=lambda *_, **__: (0, 20))
     windows._reader = SimpleNamespace(client=client, read=lambda: (blocks.pop(0), None, None))  # type: ignore[assignment]
     reading = windows.window(20)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from exactbatch.errors import OffsetsLost, ReplayRefused, StoredOffsetBeyondLog, TopicRecreated
 from exactbatch.model import Covered, FoundRecord, LogPartition, StoredOffset
 from exactbatch.offsets import OffsetRange, union
+from exactbatch.planning.refused_windows import check_end_not_in_future
 from exactbatch.planning.replay import check_above_horizons, plan_replay
 from exactbatch.planning.request import RequestedRange
-from exactbatch.planning.window import check_end_not_in_future, window_ranges
+from exactbatch.planning.window import window_ranges
 
 ID = UUID(int=1)
 

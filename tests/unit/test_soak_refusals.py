@@ -7,8 +7,8 @@ import pytest
 
 from exactbatch.errors import ReplayRefused
 from exactbatch.offsets import OffsetRange
+from exactbatch.planning.refused_windows import check_reached, check_whole
 from exactbatch.planning.replay import ReplayPlan, Widening
-from exactbatch.planning.window import check_reached, check_whole
 from soak.work import window_is_refused
 
 RANGE = OffsetRange("events", 0, 10, 20, topic_id=UUID(int=1))

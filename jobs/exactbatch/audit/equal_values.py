@@ -3,8 +3,11 @@
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from exactbatch.audit.report import Offsets
 
 # Types of Postgres of which Arrow holds every value, and in which values with equal bits have equal bytes in Postgres.
 # numeric is none of them: its scale is part of the value. Nor is a type with a length.
@@ -40,26 +43,38 @@ def unequal_records(records: pa.Table, rows: pa.Table, *, by: tuple[str, str]) -
     if not len(records) or not len(rows):
         return pa.array(is_unequal)
     offset, batch = by
-    offsets, found = records[offset].to_numpy(), rows[offset].to_numpy()
-    at = np.minimum(np.searchsorted(offsets, found), len(offsets) - 1)
-    is_of_record = (offsets[at] == found) & (records[batch].to_numpy()[at] == _filled(rows[batch]))
-    if not is_of_record.all():
-        rows, at = rows.filter(pa.array(is_of_record)), at[is_of_record]
-    is_same_order = len(at) == len(records) and (at == np.arange(len(at))).all()
+    rows, at = pair(records[offset].to_numpy(), records[batch].to_numpy(), rows, by=by)
     for name in records.column_names:
         if name in by:
             continue
         expected, actual = _bits(records[name]), _bits(rows[name])
-        if not is_same_order:
+        if at is not None:
             expected = expected.take(pa.array(at))
         if not actual.equals(expected):
-            is_unequal[at[_differ(expected, actual)]] = True
+            is_unequal[differ(expected, actual) if at is None else at[differ(expected, actual)]] = True
     return pa.array(is_unequal)
 
 
-def _filled(batches: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def pair(
+    offsets: Offsets, batches: Offsets, rows: pa.Table, *, by: tuple[str, str]
+) -> tuple[pa.Table, Offsets | None]:
+    """Return the rows that belong to records, and the positions of their records.
+
+    Without positions if there is one row for each record, in the same order. `offsets` ascend; `by` names the columns
+    of `rows` for the offset and the batch, which a row has in common with its record.
+    """
+    offset, batch = by
+    found = rows[offset].to_numpy()
+    at = np.minimum(np.searchsorted(offsets, found), len(offsets) - 1)
+    is_of_record = (offsets[at] == found) & (batches[at] == _filled(rows[batch]))
+    if not is_of_record.all():
+        rows, at = rows.filter(pa.array(is_of_record)), at[is_of_record]
+    return rows, None if len(at) == len(offsets) and (at == np.arange(len(at))).all() else at
+
+
+def _filled(batches: pa.ChunkedArray) -> Offsets:
     """Return IDs of batches; -1 for a null."""
-    filled: np.ndarray[tuple[int], np.dtype[np.int64]] = pc.fill_null(batches, -1).to_numpy()
+    filled: Offsets = pc.fill_null(batches, -1).to_numpy()
     return filled
 
 
@@ -71,8 +86,9 @@ def _bits(column: pa.ChunkedArray) -> pa.Array:
     return array.view(_BITS[array.type]) if array.type in _BITS else array
 
 
-def _differ(expected: pa.Array, actual: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def differ(expected: pa.Array, actual: pa.Array) -> npt.NDArray[np.bool_]:
+    """Return where two columns differ; a null equals a null."""
     one_is_null = pc.xor(expected.is_null(), actual.is_null())
-    differ = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)
-    result: np.ndarray[tuple[int], np.dtype[np.bool_]] = differ.to_numpy(zero_copy_only=False)
+    is_different = pc.or_(pc.fill_null(pc.not_equal(expected, actual), False), one_is_null)
+    result: npt.NDArray[np.bool_] = is_different.to_numpy(zero_copy_only=False)
     return result

@@ -5,13 +5,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from exactbatch.audit.native_offsets import OffsetConsumer, events_among
+from exactbatch.audit.log_records import LogRecords, MessageRecords
+from exactbatch.audit.native_reader import NativeReader, events_among
 from exactbatch.audit.report import Offsets
 from exactbatch.errors import ReadFailed
 from exactbatch.kafka.client_properties import reader_properties
@@ -31,70 +33,92 @@ _NATIVE_FROM: Final = 10_000
 _offset = methodcaller("offset")
 
 
+class Read(Enum):
+    """What is read of each record: its offset, its value, key and timestamp as well, or all of it."""
+
+    OFFSETS = auto()
+    VALUES = auto()
+    WITH_HEADERS = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records of a partition: offsets, ascending; those of null values; and the messages, if they were read."""
+    """Some records of a partition: offsets, ascending; those of null values; and the records, if they were read."""
 
     offsets: Offsets
     nulls: Offsets
-    messages: Sequence[Message]
+    records: LogRecords | None = None
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> "Block":
         """Return the block of these messages, none of which is an event."""
         nulls = [message.offset() for message in messages if not len(message) and message.value() is None]
-        return cls(np.array(list(map(_offset, messages)), np.int64), np.array(nulls, np.int64), messages)
+        offsets = np.array(list(map(_offset, messages)), np.int64)
+        return cls(offsets, np.array(nulls, np.int64), MessageRecords(messages))
 
     def cut(self, end: int) -> tuple["Block", "Block"]:
         """Return the records below `end` and those from it on."""
         at, null_at = (bisect_left(offsets, end) for offsets in (self.offsets, self.nulls))
+        records, count = self.records, len(self.offsets)
         return (
-            Block(self.offsets[:at], self.nulls[:null_at], self.messages[:at]),
-            Block(self.offsets[at:], self.nulls[null_at:], self.messages[at:]),
+            Block(self.offsets[:at], self.nulls[:null_at], records and records.part(0, at)),
+            Block(self.offsets[at:], self.nulls[null_at:], records and records.part(at, count)),
         )
 
 
 _NOTHING: Final = Block.of([])
 
 
+class _RequestSize:
+    """How many records to request at a time."""
+
+    def __init__(self) -> None:
+        self.records = _FIRST_RECORDS
+
+    def learn(self, records: int, bytes_: int) -> None:
+        """Take in how many bytes the last records had."""
+        if records:
+            self.records = max(1, min(_RECORDS, self.records * 10, _BLOCK_BYTES * records // max(1, bytes_)))
+
+
 class _Messages:
-    """Reads records as objects, which also have their values."""
+    """Reads records as objects."""
 
     def __init__(self, config: Mapping[str, Any], signals: Signals) -> None:
         self.client = Consumer({**config, **signals.callbacks()})
         self._signals = signals
-        self._size = _FIRST_RECORDS
+        self._size = _RequestSize()
 
     def read(self) -> tuple[Block, int | None, Event | None]:
         """Return records, the end of the log if it was reached, and an error that concerns reading.
 
         Unlike the batch path's reader, it also returns the records that come after the error.
         """
-        read = self.client.consume(self._size, _WAIT)
+        read = self.client.consume(self._size.records, _WAIT)
         self._signals.receive()
         messages = [message for message in read if message.error() is None]
         end_of_log, error = events_among(message for message in read if message.error() is not None)
-        if messages:
-            fitting = _BLOCK_BYTES * len(messages) // max(1, sum(map(len, messages)))
-            self._size = max(1, min(_RECORDS, self._size * 10, fitting))
+        self._size.learn(len(messages), sum(map(len, messages)))
         return Block.of(messages), end_of_log, error
 
 
-class _Offsets:
-    """Reads the offsets of records, without objects."""
+class _Native:
+    """Reads records without objects, which have no headers then."""
 
-    def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals) -> None:
-        self._consumer = OffsetConsumer(library, config, signals)
-        self.client = self._consumer.client
+    def __init__(self, library: Any, config: Mapping[str, Any], signals: Signals, *, values: bool) -> None:
+        self._reader = NativeReader(library, config, signals, values=values)
+        self.client = self._reader.client
+        self._values, self._size = values, _RequestSize()
 
     def read(self) -> tuple[Block, int | None, Event | None]:
-        """Return what _Messages.read() does, with blocks that have no messages."""
-        offsets, nulls, end_of_log, error = self._consumer.read(_RECORDS, _WAIT)
-        return Block(offsets, nulls, ()), end_of_log, error
+        """Return what _Messages.read() does; the records only if values are read."""
+        read = self._reader.read(self._size.records if self._values else _RECORDS, _WAIT)
+        self._size.learn(len(read.offsets), read.bytes)
+        return Block(read.offsets, read.nulls, read.records), read.end_of_log, read.error
 
 
 class LogWindows:
-    """Reads one partition from `begin` to `head`, in windows of offsets; with `values`, blocks have messages."""
+    """Reads one partition from `begin` to `head`, in windows of offsets."""
 
     _TIMEOUT: Final = 60.0  # seconds without progress
 
@@ -106,18 +130,17 @@ class LogWindows:
         head: int,
         cluster_id: str | None = None,
         *,
-        values: bool = False,
+        read: Read = Read.OFFSETS,
     ) -> None:
         self._cluster_id = cluster_id
         self._position = max(begin, partition.earliest)
         self._partition = partition
         self._ahead = _NOTHING
         self._signals = Signals()
-        self._reader: _Messages | _Offsets | None = None
+        self._reader: _Messages | _Native | None = None
         if self._position < head:
             config = reader_properties(properties)
-            is_native = not values and head - self._position >= _NATIVE_FROM
-            self._reader = _reader(config, self._signals, is_native=is_native)
+            self._reader = _reader(config, self._signals, read, head - self._position)
             self._reader.client.assign([TopicPartition(*partition.topic_partition, self._position)])
             self.check_cluster()
 
@@ -169,8 +192,8 @@ class LogWindows:
             self._reader.client.close()
 
 
-def _reader(config: Mapping[str, Any], signals: Signals, *, is_native: bool) -> _Messages | _Offsets:
-    if is_native:
+def _reader(config: Mapping[str, Any], signals: Signals, read: Read, offsets: int) -> _Messages | _Native:
+    if read != Read.WITH_HEADERS and offsets >= _NATIVE_FROM:
         with suppress(LibraryUnusable):
-            return _Offsets(load_library(), config, signals)
+            return _Native(load_library(), config, signals, values=read == Read.VALUES)
     return _Messages(config, signals)

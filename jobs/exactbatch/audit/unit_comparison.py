@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from exactbatch.audit.covering import Covering
-from exactbatch.audit.log_windows import LogWindows
+from exactbatch.audit.log_windows import LogWindows, Read
 from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
 from exactbatch.audit.report import SHOWN, Compared, Finding, PartitionAudit
 from exactbatch.audit.rows import LocatedRows
@@ -144,7 +144,8 @@ class _UnitComparison:
             nulls.append(block.nulls)
             if self._expected is not None:
                 batches = covering.at(block.offsets)
-                self._expected.add(self._unit.topic, part.partition, block.messages, batches)
+                assert block.records is not None  # because they are read with their values
+                self._expected.add(self._unit.topic, part.partition, block.offsets, block.records, batches)
                 if self._expected.is_full:
                     result.changed.merge(self._expected.differing())
         if self._expected is not None:
@@ -160,7 +161,7 @@ class _UnitComparison:
             slice_.start,
             slice_.end,
             audited.cluster_id,
-            values=self._expected is not None,
+            read=Read.OFFSETS if self._expected is None else self._expected.reads,
         )
 
     def _rules(self, slice_: Slice) -> Rules:

@@ -8,23 +8,23 @@ cast is needed, this process compares the values first, and Postgres only sees t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Message
 from psycopg2 import sql
 
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
 from exactbatch.audit.folded import covering_batch, has_folded
+from exactbatch.audit.log_records import LogRecords
+from exactbatch.audit.log_windows import Read
 from exactbatch.audit.report import Finding, Offsets
 from exactbatch.audit.snapshot import Snapshot
+from exactbatch.audit.undecoded import RowTexts, Undecoded, can_be_written
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
-from exactbatch.formats.message import read_headers
-from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
+from exactbatch.formats.format import Decoded
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -42,12 +42,13 @@ _NOT_REJECTED: Final = sql.SQL(
 # The decoded records to hold in memory, with as many rows, before they are compared.
 _HELD_RECORDS: Final = 200_000
 _HELD_BYTES: Final = 128 * 1024 * 1024
+# To compare records before they are decoded does not pay if a larger share of so many records is doubtful then.
+_JUDGED: Final = 1_000
+_DOUBTFUL_SHARE: Final = 0.5
+_DECODED_TOGETHER: Final = 10_000  # doubtful records
+# The largest share of doubtful records that only Postgres compares: to compare them here would read all rows again.
+_FEW: Final = 0.1
 _FIRST: Final = "select q.o, count(*) over () from ({}) q (o) order by 1 limit 10"
-
-_offset = methodcaller("offset")
-_value = methodcaller("value")
-_key = methodcaller("key")
-_timestamp = methodcaller("timestamp")
 
 
 class ExpectedValues:
@@ -93,51 +94,83 @@ class ExpectedValues:
             column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
             for column in (*self._columns, _TIMESTAMP)
         )
+        # Compares records before they are decoded; None if that does not pay.
+        self._row_texts: RowTexts | None = None
+        self._undecoded: list[Undecoded] = []  # of the window
+        is_one_row = sink.lineage == "record" and not sink.keeps_deletes
+        if self._is_plain and is_one_row and can_be_written(self._value, self._columns):
+            self._row_texts = RowTexts(snapshot, pipeline, self._columns, self._row_batch)
         snapshot.create_temporary(_TABLE, self._schema)
 
     @property
     def is_full(self) -> bool:
         """True if as many records were added as should be held in memory: compare them now."""
-        decoded = self._decoded
-        return (
-            sum(map(len, decoded)) >= _HELD_RECORDS or sum(batch.nbytes for batch in decoded) >= _HELD_BYTES
-        )
+        held = [*self._decoded, *(records.values for records in self._undecoded)]
+        return sum(map(len, held)) >= _HELD_RECORDS or sum(each.nbytes for each in held) >= _HELD_BYTES
 
-    def add(self, topic: str, partition: int, messages: Sequence[Message], batches: Offsets) -> None:
+    @property
+    def reads(self) -> Read:
+        """What is to be read of the records."""
+        return Read.WITH_HEADERS if isinstance(self._value, WithMessage) else Read.VALUES
+
+    def add(
+        self, topic: str, partition: int, offsets: Offsets, records: LogRecords, batches: Offsets
+    ) -> None:
         """Decode records of one partition, whose offsets ascend; `batches` cover them, according to the ledger.
 
         The records of one partition are compared before the next partition's are added, except for partial results.
         """
-        first, last = messages[0].offset() or 0, messages[-1].offset() or 0
+        first, last = int(offsets[0]), int(offsets[-1])
         if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
             first = self._window.first
         self._window = _Window(topic, partition, first, last)
-        values = pa.array(list(map(_value, messages)), pa.binary())
-        parts = _MessageParts(messages)
-        decoded = (
-            self._value.decode(values, parts)
-            if isinstance(self._value, WithMessage)
-            else self._value.decode(values)
-        )
+        timestamps = records.timestamps().cast(_TIMESTAMP.arrow_type)
+        if self._row_texts is not None:
+            self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
+            return
+        values = records.values()
+        decoded = self._decode(values, records)
         if self._pipeline.sink.keeps_deletes:
             names = {column.name for column in self._pipeline.value.columns}
             key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
             deletes = self._value.tombstone_deletes
-            decoded = as_changes(decoded, values, parts.keys(), self._key, key, tombstones_delete=deletes)
-        self._refused += [(messages[at].offset() or 0, int(batches[at])) for at, _ in decoded.rejects]
+            decoded = as_changes(decoded, values, records.keys(), self._key, key, tombstones_delete=deletes)
+        self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
+
+    def _decode(self, values: pa.BinaryArray, records: LogRecords | None = None) -> Decoded:
+        """Decode values; `records` are needed by a format that reads their keys or headers."""
+        if isinstance(self._value, WithMessage):
+            assert records is not None
+            return self._value.decode(values, records)
+        return self._value.decode(values)
+
+    def _keep(self, records: Undecoded, decoded: Decoded, window: "_Window") -> None:
+        """Keep what records of the window were decoded to."""
+        self._refused += [(int(records.offsets[at]), int(records.batches[at])) for at, _ in decoded.rejects]
         n = len(decoded.rows)
         lineage = [
-            pa.repeat(pa.scalar(partition, pa.int32()), n),
-            pa.array(list(map(_offset, messages)), pa.int64()).take(decoded.kept),
-            parts.timestamps().take(decoded.kept).cast(pa.timestamp("us", "UTC")),
-            pa.repeat(topic, n),
-            pa.array(batches, pa.int64()).take(decoded.kept),
+            pa.repeat(pa.scalar(window.partition, pa.int32()), n),
+            pa.array(records.offsets, pa.int64()).take(decoded.kept),
+            records.timestamps.take(decoded.kept),
+            pa.repeat(window.topic, n),
+            pa.array(records.batches, pa.int64()).take(decoded.kept),
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
         if self._pipeline.sink.lineage == "batch":
             self._snapshot.append_temporary(_TABLE, rows)  # differing_batches() needs all of them
         else:
             self._decoded.append(rows)
+
+    def _decode_doubtful(self, row_texts: RowTexts, window: "_Window") -> None:
+        """Decode the records of the window that are not the text of their rows."""
+        records = Undecoded.joined(self._undecoded)
+        self._undecoded.clear()
+        doubtful = np.flatnonzero(~row_texts.equal(records, window.has("t")))
+        if len(records.offsets) >= _JUDGED and len(doubtful) > _DOUBTFUL_SHARE * len(records.offsets):
+            self._row_texts = None  # the producer writes in another way
+        for start in range(0, len(doubtful), _DECODED_TOGETHER):
+            part = records.take(doubtful[start : start + _DECODED_TOGETHER])
+            self._keep(part, self._decode(part.values), window)
 
     def differing(self) -> Finding:
         """Return the rows whose values differ from those of their records; none if rows do not name their records.
@@ -148,8 +181,11 @@ class ExpectedValues:
         """
         if self._window is None or self._pipeline.sink.lineage == "batch":
             return Finding()
+        undecoded = sum(len(records.offsets) for records in self._undecoded)
+        if self._row_texts is not None:
+            self._decode_doubtful(self._row_texts, self._window)
         suspects = pa.Table.from_batches(self._decoded, self._schema)
-        if self._is_plain:
+        if self._is_plain and len(suspects) > _FEW * undecoded:
             suspects = suspects.filter(self._is_unequal(suspects, self._window))
         found = Finding()
         if len(suspects) or self._refused:
@@ -290,25 +326,3 @@ class _Window:
             first=sql.Literal(self.first),
             last=sql.Literal(self.last),
         )
-
-
-class _MessageParts:
-    """Keys, headers and timestamps of records."""
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
-
-    def keys(self) -> pa.BinaryArray:
-        """Key bytes; null for a null key."""
-        return pa.array(list(map(_key, self._messages)), pa.binary())
-
-    def headers(self) -> list[Any]:
-        """Headers of each record, as read_headers() returns them."""
-        return read_headers(self._messages)
-
-    def timestamps(self) -> pa.TimestampArray:
-        """Kafka's timestamps, in milliseconds UTC; null for a record without one (-1), and for a timestamp that
-        Postgres cannot store in microseconds."""
-        kinds, times = map(np.array, zip(*map(_timestamp, self._messages), strict=True))
-        unset = (kinds == 0) | (times == -1) | (times < EARLIEST_TIMESTAMP_MS) | (times > LATEST_TIMESTAMP_MS)
-        return pa.array(times.astype("datetime64[ms]"), pa.timestamp("ms", "UTC"), mask=unset)

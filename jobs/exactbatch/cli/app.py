@@ -3,20 +3,24 @@
 import typer
 
 from exactbatch.cli.archive import archive
+from exactbatch.cli.batches import batches
 from exactbatch.cli.compact import compact
 from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
+from exactbatch.cli.coverage import coverage
+from exactbatch.cli.doctor import doctor
 from exactbatch.cli.init import init
-from exactbatch.cli.inspect import audit, boundaries, status
+from exactbatch.cli.inspect import audit, boundaries
+from exactbatch.cli.lag import lag
 from exactbatch.cli.local import run_local
 from exactbatch.cli.merge import merge
 from exactbatch.cli.process import plan, rejects, replay, run
 from exactbatch.cli.prune import prune
+from exactbatch.cli.status import status
 
 app = typer.Typer(
     help="Exactly-once batches from Kafka to Postgres.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for _command in (
@@ -30,7 +34,11 @@ for _command in (
     merge,
     prune,
     status,
+    lag,
+    batches,
+    coverage,
     audit,
+    doctor,
     connect,
     archive,
 ):

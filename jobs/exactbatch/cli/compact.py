@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.progress import waiting
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.compact import compact_changes, preview_compaction
@@ -42,14 +43,14 @@ def compact(
     pipeline, settings = load(reference)
     broker = KafkaBroker(settings.kafka)
     with ledger_connection(settings, pipeline) as connection:
-        with err.status("Counting changes …"):
+        with waiting("Counting changes"):
             compaction = preview_compaction(connection, broker, pipeline, before=until)
         if not as_json:
             out.print(render.compaction_table(pipeline, compaction))
         if not dry_run and compaction.dropped:
             if not yes:
                 confirm("Drop these changes? Offsets below the horizons can no longer be replayed.")
-            with err.status("Dropping changes …"):
+            with waiting(f"Dropping {compaction.dropped} changes"):
                 compaction = compact_changes(connection, broker, pipeline, before=until)
             if not as_json:
                 out.print(f"Dropped {compaction.dropped} changes.")

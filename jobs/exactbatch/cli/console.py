@@ -45,10 +45,13 @@ def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON on stdout. Raises typer.Exit if the reader has closed the pipe, as `head` does."""
+def print_json(value: Any, *, in_one_line: bool = False) -> None:
+    """Print a value as JSON on stdout, indented unless `in_one_line`.
+
+    Raises typer.Exit if the reader has closed the pipe, as `head` does.
+    """
     try:
-        json.dump(value, sys.stdout, indent=2, default=str)
+        json.dump(value, sys.stdout, indent=None if in_one_line else 2, default=str)
         sys.stdout.write("\n")
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""Commands that show what Kafka, the ledger and the target hold: status, boundaries and audit."""
+"""Commands that show what Kafka, the ledger and the target hold: boundaries and audit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,44 +6,20 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.progress import counting
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import CHECK_FAILED
-from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.operations.status import load_status
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.request import parse_time
 from exactbatch.postgres.connection import transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def status(reference: Reference, as_json: AsJson = False) -> None:
-    """Show the stored offset and the lag of each partition, and the newest batches."""
-    pipeline, settings = load(reference)
-    with ledger_connection(settings, pipeline) as connection:
-        pipeline_status = load_status(connection, KafkaBroker(settings.kafka), pipeline)
-    if as_json:
-        print_json(pipeline_status.as_json())
-    else:
-        out.print(render.status_table(pipeline_status), render.batches_table(pipeline_status))
-        for trouble in pipeline_status.troubles:
-            out.print(Text.assemble(("! ", "yellow"), trouble))
 
 
 def boundaries(
@@ -94,24 +70,13 @@ def audit(
     from exactbatch.audit.audit import audit as audit_target
 
     pipeline, settings = load(reference)
-    columns = (
-        TextColumn("Comparing offsets"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    with (
-        _spark(pipeline, master) as spark,
-        Progress(*columns, console=err, transient=True) as progress,
-    ):
-        bar = progress.add_task("", total=None)
+    with _spark(pipeline, master) as spark, counting("Comparing offsets") as update:
         report = audit_target(
             pipeline,
             settings,
             values=values,
             spark=spark,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=update,
         )
     if as_json:
         print_json({"pipeline": pipeline.name, "exact": report.is_exact, **asdict(report)})
@@ -120,14 +85,6 @@ def audit(
         out.print(render.verdict(report))
     if not report.is_exact:
         raise typer.Exit(CHECK_FAILED)
-
-
-class _Rate(ProgressColumn):
-    """The number of offsets per second."""
-
-    def render(self, task: Task) -> Text:
-        """Show the current rate; nothing before there is one."""
-        return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="progress.data.speed")
 
 
 @contextmanager

@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.progress import counting
 from exactbatch.operations.merge import merge_partitions, preview_merge
 
 _MEGABYTE = 1024 * 1024
@@ -29,12 +30,12 @@ def merge(
         if dry_run:
             merged = preview_merge(connection, pipeline, max_bytes=max_size * _MEGABYTE)
         else:
-            with err.status("Merging partitions …") as shown:
+            with counting("Merging partitions (MB)") as update:
                 merged = merge_partitions(
                     connection,
                     pipeline,
                     max_bytes=max_size * _MEGABYTE,
-                    progress=lambda done, total: shown.update(f"Merging partitions: {done} of {total} …"),
+                    progress=lambda done, total: update(done // _MEGABYTE, total // _MEGABYTE),
                 )
     if as_json:
         print_json({"pipeline": pipeline.name, "merged": [asdict(each) for each in merged]})

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
 from exactbatch.discovery import load_pipeline
@@ -17,7 +18,20 @@ from exactbatch.postgres.connection import Connection
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 
 Reference = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="MODULE:NAME, or NAME for pipelines.NAME:NAME.")
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="MODULE:NAME, or NAME for pipelines.NAME:NAME.",
+        autocompletion=pipeline_names,
+    ),
+]
+RegisteredName = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE",
+        help="The name of a registered pipeline, or MODULE:NAME.",
+        autocompletion=pipeline_names,
+    ),
 ]
 Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark Connect server.")]
 
@@ -28,9 +42,19 @@ def load(reference: str) -> tuple[Pipeline, Settings]:
     Without both variables, a running local stack serves. Raises ConfigurationError.
     """
     pipeline = load_pipeline(reference if ":" in reference else f"pipelines.{reference}:{reference}")
+    return pipeline, load_settings()
+
+
+def registered_name(reference: str) -> str:
+    """Return the name under which a pipeline is registered: of MODULE:NAME, or the reference itself."""
+    return load_pipeline(reference).name if ":" in reference else reference
+
+
+def load_settings() -> Settings:
+    """Read from the environment how to reach Kafka and Postgres, as load() does. Raises ConfigurationError."""
     settings = _settings()
     check_properties(settings.kafka)
-    return pipeline, settings
+    return settings
 
 
 def _settings() -> Settings:
@@ -42,7 +66,7 @@ def _settings() -> Settings:
 
 @contextmanager
 def ledger_connection(
-    settings: Settings, pipeline: Pipeline, *, may_be_new: bool = False
+    settings: Settings, pipeline: Pipeline | None = None, *, may_be_new: bool = False
 ) -> Iterator[Connection]:
     """Connect to the database of the ledger; check the ledger's version unless it may still be created."""
     with ledger_session(settings.postgres, "exactbatch cli", pipeline) as connection:

@@ -9,8 +9,9 @@ import typer
 from rich.text import Text
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
 from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load
+from exactbatch.cli.progress import counting, following
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
@@ -159,7 +160,9 @@ def _replay(
     broker = KafkaBroker(settings.kafka)
     preview = preview_replay(connection, broker, pipeline, request)
     if options.dry_run and options.as_json:
-        print_json({"pipeline": pipeline.name, **asdict(preview)})
+        found = asdict(preview)
+        # taken_back is the name that versions up to 0.5 gave it.
+        print_json({"pipeline": pipeline.name, **found, "taken_back": found["retracted"]})
     elif not options.as_json:
         out.print(render.replay_table(pipeline, preview))
         for note in render.replay_notes(preview):
@@ -189,8 +192,9 @@ def _process(pipeline: Pipeline, settings: Settings, batch: Batch, master: str, 
     from exactbatch.operations.report import load_report
 
     with (
-        err.status(f"Processing batch {batch.batch_id} with Spark on {master} …"),
+        counting(f"Batch {batch.batch_id} with Spark on {master}") as update,
         _engine(pipeline, master) as engine,
+        following(batch, settings, update),
     ):
         process_batch(engine, pipeline, batch.batch_id, settings, batch.plan_id)
     broker = KafkaBroker(settings.kafka)

@@ -8,8 +8,9 @@ import typer
 from rich.markup import escape
 
 from exactbatch.cli import render
-from exactbatch.cli.console import AsJson, Yes, confirm, err, out, print_json
+from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
 from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.progress import counting, waiting
 from exactbatch.errors import ConfigurationError
 from exactbatch.operations.prune import preview_pruning, prune_history
 from exactbatch.planning.request import parse_age, parse_time
@@ -45,7 +46,7 @@ def prune(
         until -= parse_age(keep)
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline) as connection:
-        with err.status("Counting batches …"):
+        with waiting("Counting batches"):
             pruning = preview_pruning(connection, pipeline, before=until)
         if not as_json:
             for line in render.pruning_lines(pipeline, pruning):
@@ -53,14 +54,13 @@ def prune(
         if not dry_run and pruning.batches:
             if not yes:
                 confirm("Fold these batches?")
-            with err.status("Folding batches …") as status:
+            total = pruning.batches
+            with counting("Folding batches") as update:
                 pruning = prune_history(
                     connection,
                     pipeline,
                     before=until,
-                    progress=lambda batches: status.update(
-                        f"Folded {batches} of {pruning.batches} batches …"
-                    ),
+                    progress=lambda batches: update(batches, total),
                 )
             if not as_json:
                 out.print(

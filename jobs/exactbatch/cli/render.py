@@ -2,14 +2,14 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Protocol
+from datetime import UTC
+from typing import TYPE_CHECKING
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from exactbatch.cli.tables import new_table, partition_text, time_text
 from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeBoundary
 from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.status import Status
@@ -31,7 +31,7 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
     """Show what the next run would do. `remaining` counts the offsets that limits leave to later runs."""
     total = sum(map(len, plan.ranges))
     size = f"{total} offsets" if plan.ranges else "nothing new, the run would be skipped"
-    table = _table(
+    table = new_table(
         f"next batch of {pipeline.name}: {size}",
         text=("partition", "action"),
         numbers=("from", "until", "offsets", "remaining"),
@@ -41,15 +41,15 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
         lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
     )
     for seed in plan.seeds:
-        table.add_row(_partition(seed), starts[seed.topic_partition], str(seed.next_offset), "", "", "")
+        table.add_row(partition_text(seed), starts[seed.topic_partition], str(seed.next_offset), "", "", "")
     for loss in plan.losses:
         table.add_row(
-            _partition(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
+            partition_text(loss), "lost", str(loss.from_offset), str(loss.until_offset), str(len(loss)), ""
         )
     for range_ in plan.ranges:
         remaining = last_stable[range_.topic_partition] - range_.until_offset
         numbers = (range_.from_offset, range_.until_offset, len(range_), remaining)
-        table.add_row(_partition(range_), "processes", *map(str, numbers))
+        table.add_row(partition_text(range_), "processes", *map(str, numbers))
     return table
 
 
@@ -57,16 +57,16 @@ def replay_table(pipeline: Pipeline, preview: "Preview") -> Table:
     """Show the results that a replay would retract, range by range."""
     total = sum(map(len, preview.plan.ranges))
     size = f"{total} offsets, {preview.rows} rows to retract" if total else "nothing to process again"
-    table = _table(
+    table = new_table(
         f"replay of {pipeline.name} → {pipeline.sink.target}: {size}",
         text=("partition",),
         numbers=("from", "until", "offsets", "rows retracted", "rejects retracted"),
     )
     table.add_column("of batches", overflow="fold")
-    for part in preview.taken_back:
+    for part in preview.retracted:
         rows = "–" if part.rows is None else str(part.rows)
         numbers = (part.range.from_offset, part.range.until_offset, len(part.range), rows, part.rejects)
-        table.add_row(_partition(part.range), *map(str, numbers), _batch_ids(part.batch_ids))
+        table.add_row(partition_text(part.range), *map(str, numbers), _batch_ids(part.batch_ids))
     return table
 
 
@@ -98,7 +98,7 @@ def index_note(statement: str) -> str:
 
 def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> Table:
     """Show the offsets that times were resolved to."""
-    table = _table(
+    table = new_table(
         f"resolved times of {pipeline.name}: {len(boundaries)}",
         text=("time (UTC)", "partition"),
         numbers=("offset", "resolved (UTC)"),
@@ -107,13 +107,13 @@ def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> 
         at, resolved = (
             f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S}" for time in (boundary.at, boundary.resolved_at)
         )
-        table.add_row(at, _partition(boundary), str(boundary.offset), resolved)
+        table.add_row(at, partition_text(boundary), str(boundary.offset), resolved)
     return table
 
 
 def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
     """Show how many changes below the horizon of each partition are dropped and kept."""
-    table = _table(
+    table = new_table(
         f"changes of {pipeline.name} → {pipeline.sink.target}: {compaction.dropped} to drop, "
         f"{compaction.kept} to keep below the horizons",
         text=("partition",),
@@ -122,7 +122,7 @@ def compaction_table(pipeline: Pipeline, compaction: "Compaction") -> Table:
     for partition in compaction.partitions:
         previous = str(partition.previous_horizon) if partition.previous_horizon else "–"
         numbers = (partition.horizon, partition.dropped, partition.kept)
-        table.add_row(_partition(partition), previous, *map(str, numbers))
+        table.add_row(partition_text(partition), previous, *map(str, numbers))
     return table
 
 
@@ -130,7 +130,7 @@ def merge_table(pipeline: Pipeline, merged: "Sequence[MergedPartition]", *, dry_
     """Show which partitions were merged, or would be."""
     before = sum(len(partition.partitions) for partition in merged)
     verb = "to merge" if dry_run else "merged"
-    table = _table(
+    table = new_table(
         f"partitions of {pipeline.sink.target}: {before} {verb} into {len(merged)}",
         text=("batches",),
         numbers=("partitions", "MB", "rows"),
@@ -179,7 +179,7 @@ def ranges_of(pruning: "Pruning") -> str:
 
 def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
     """Show why records were rejected, and how many for each reason."""
-    table = _table(
+    table = new_table(
         f"rejected records of {pipeline.name}: {reasons.records}",
         text=("reason", "first"),
         numbers=("records",),
@@ -194,12 +194,12 @@ def reasons_table(pipeline: Pipeline, reasons: RejectReasons) -> Table:
 
 def rejects_table(rejects: Sequence[Reject]) -> Table:
     """Show rejected records, one per line."""
-    table = _table(f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch"))
+    table = new_table(f"the first {len(rejects)}", text=("partition",), numbers=("offset", "bytes", "batch"))
     table.add_column("reason", overflow="fold")
     for reject in rejects:
         size = "null" if reject.bytes is None else str(reject.bytes)
         numbers = (str(reject.offset), size, str(reject.batch_id))
-        table.add_row(_partition(reject), *numbers, escape(_short(reject.reason)))
+        table.add_row(partition_text(reject), *numbers, escape(_short(reject.reason)))
     return table
 
 
@@ -210,7 +210,7 @@ def _short(text: str) -> str:
 def status_table(status: Status) -> Table:
     """Show the stored offset and the log of each partition, and horizons if there are any."""
     horizon = ("horizon",) if any(partition.horizon is not None for partition in status.partitions) else ()
-    table = _table(
+    table = new_table(
         f"pipeline {status.pipeline.name} → {status.pipeline.sink.target}",
         text=("partition",),
         numbers=("stored", "last stable", "high watermark", "lag", "earliest", *horizon, "committed (UTC)"),
@@ -219,13 +219,15 @@ def status_table(status: Status) -> Table:
         log, stored = partition.log, str(partition.stored.next_offset) if partition.stored else "–"
         numbers = (log.last_stable, log.high_watermark, partition.lag, log.earliest)
         horizons = ["–" if partition.horizon is None else str(partition.horizon) for _ in horizon]
-        table.add_row(_partition(log), stored, *map(str, numbers), *horizons, _time(partition.committed_at))
+        table.add_row(
+            partition_text(log), stored, *map(str, numbers), *horizons, time_text(partition.committed_at)
+        )
     return table
 
 
 def batches_table(status: Status) -> Table:
     """Show the newest batches."""
-    table = _table(
+    table = new_table(
         "newest batches",
         text=("batch", "kind", "origin", "status"),
         numbers=("records", "rows", "rejected", "planned (UTC)"),
@@ -237,7 +239,9 @@ def batches_table(status: Status) -> Table:
             state += f", {counted.committed} of {counted.ranges} ranges committed"
         counts = (counted.records, counted.rows, counted.rejected)
         cells = ["–" if count is None else str(count) for count in counts]
-        table.add_row(str(batch.batch_id), batch.kind, batch.origin, state, *cells, _time(batch.planned_at))
+        table.add_row(
+            str(batch.batch_id), batch.kind, batch.origin, state, *cells, time_text(batch.planned_at)
+        )
     return table
 
 
@@ -252,7 +256,7 @@ def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
     kinds = [
         kind for kind in ("missing", "duplicated", "unexpected", "gaps", "changed") if _is_shown(report, kind)
     ]
-    table = _table(
+    table = new_table(
         f"audit of {pipeline.name} → {pipeline.sink.target}",
         text=("partition",),
         numbers=("from", "until", *usual, *rare, *kinds),
@@ -260,7 +264,7 @@ def audit_table(pipeline: Pipeline, report: "AuditReport") -> Table:
     for partition in report.partitions:
         counts = [getattr(partition, name) for name in ("from_offset", "until_offset", *usual, *rare)]
         differences = [_finding(partition.findings[kind]) for kind in kinds]
-        table.add_row(_partition(partition), *map(str, counts), *differences)
+        table.add_row(partition_text(partition), *map(str, counts), *differences)
     return table
 
 
@@ -303,35 +307,3 @@ def _batch_ids(batch_ids: Sequence[int]) -> str:
 
 def _finding(finding: "Finding") -> str:
     return f"[bold red]{finding.count}[/]" if finding.count else "0"
-
-
-class _InPartition(Protocol):
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-
-
-def _partition(located: _InPartition) -> str:
-    return escape(f"{located.topic}[{located.partition}]")
-
-
-def _time(time: datetime | None) -> str:
-    return f"{time:%m-%d %H:%M}" if time else "–"
-
-
-def _table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
-    """Create a table that fits 80 characters: without a frame, and with headers that may break at a space."""
-    table = Table(
-        title=escape(title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        min_width=70,
-    )
-    for name in text:
-        table.add_column(name, overflow="fold")
-    for name in numbers:
-        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
-    return table

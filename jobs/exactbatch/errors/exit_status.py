@@ -5,7 +5,7 @@ from typing import Final
 from exactbatch.errors import ExactbatchError
 
 RETRYABLE: Final = 1  # a retryable error
-CHECK_FAILED: Final = 3  # the command ran, and found a difference or a server that is down
+CHECK_FAILED: Final = 3  # the command ran, and found a difference, a problem or a server that is down
 TERMINAL: Final = 42  # a terminal error
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from exactbatch.errors import ConfigurationError, KafkaUnavailable, StoredOffset
 from exactbatch.kafka.admin import admin_client, needs_acl
 from exactbatch.kafka.errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
-from exactbatch.model import FoundRecord, LogPartition, Start, StoredOffset
+from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
 from exactbatch.offsets import TopicPartition
 
 _SETTLE: Final = 15.0  # seconds
@@ -153,6 +153,14 @@ class KafkaBroker:
 
         return first_before(self._properties, partition.range(from_offset, until_offset), at)
 
+    def first_timestamps(
+        self, positions: Mapping[TopicPartition, int], *, uncommitted: bool = False
+    ) -> dict[TopicPartition, int]:
+        """Return the timestamps of records: see kafka/timestamps.py."""
+        from exactbatch.kafka.timestamps import first_timestamps
+
+        return first_timestamps(self._properties, positions, uncommitted=uncommitted) if positions else {}
+
     def topic_ids(self, topics: Sequence[str]) -> dict[str, UUID]:
         """Return the current IDs of topics that existed before. Raises TopicMissing."""
 
@@ -226,42 +234,39 @@ class KafkaBroker:
 
         Raises ConfigurationError if an ACL denies it: kafka-python then returns no entry, and no error.
         """
-        from kafka.admin import ConfigResource, ConfigResourceType
-
-        resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-        with admin_client(self._properties) as client:
-            configs = client.describe_configs(resources, config_filter="all")
-        policies = {
-            topic: config.get("cleanup.policy", {}).get("value")
-            for topic, config in configs.get("topic", {}).items()
-        }
+        policies = self._topic_settings(topics, "cleanup.policy")
         for topic in topics:
-            if policies.get(topic) is None:
+            if topic not in policies:
                 missing = acl_missing(
                     "DescribeConfigs", "topic", topic, "checking whether Kafka compacts it (cleanup.policy)"
                 )
                 raise ConfigurationError(
                     f"{missing} A replay with available_only does not need it.", topic=topic
                 )
-        return {topic for topic in topics if "compact" in policies[topic]}
+        return {topic for topic in topics if "compact" in policies[topic][0]}
 
-    def retention(self, topics: Sequence[str]) -> dict[str, timedelta | None]:
-        """Return how long the broker keeps the records of topics that are deleted by age; None for no limit.
+    def retention(self, topics: Sequence[str]) -> dict[str, Retention]:
+        """Return when the broker removes old records of the topics, without those whose settings an ACL hides."""
+        settings = self._topic_settings(topics, "cleanup.policy", "retention.ms", "retention.bytes")
+        return {
+            topic: Retention(_limit(milliseconds), _limit(size))
+            if "delete" in policy
+            else Retention(None, None)
+            for topic, (policy, milliseconds, size) in settings.items()
+        }
 
-        Topics whose configuration an ACL hides are left out.
-        """
+    def _topic_settings(self, topics: Sequence[str], *names: str) -> dict[str, tuple[str, ...]]:
+        """Return these settings of the topics, without topics whose settings an ACL hides."""
         from kafka.admin import ConfigResource, ConfigResourceType
 
         resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
         with admin_client(self._properties) as client:
             configs = client.describe_configs(resources, config_filter="all").get("topic", {})
-        kept: dict[str, timedelta | None] = {}
-        for topic, config in configs.items():
-            policy, age = (config.get(name, {}).get("value") for name in ("cleanup.policy", "retention.ms"))
-            if policy is not None and age is not None:
-                is_limited = "delete" in policy and int(age) >= 0
-                kept[topic] = timedelta(milliseconds=int(age)) if is_limited else None
-        return kept
+        found = {
+            topic: tuple(config.get(name, {}).get("value") for name in names)
+            for topic, config in configs.items()
+        }
+        return {topic: values for topic, values in found.items() if None not in values}
 
     def written_at(
         self, offsets: Mapping[TopicPartition, int], since: datetime
@@ -327,6 +332,10 @@ def resolve_start(
         for topic, offsets in start.items()
         for partition, offset in offsets.items()
     }
+
+
+def _limit(value: str) -> int | None:
+    return None if value == "-1" else int(value)
 
 
 def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class ClusterClient(Protocol):
     """A client that asks brokers for their cluster and for the ends of a log; confluent_kafka's Consumer is one."""
 
     def list_topics(self, topic: str | None = ..., timeout: float = ...) -> Any:
-        """Return metadata with a `cluster_id`. Raises KafkaException."""
+        """Return metadata with a `cluster_id`, and `topics` by name, each with an `error`. Raises KafkaException."""
         ...
 
     def get_watermark_offsets(

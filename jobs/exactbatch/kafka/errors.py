@@ -33,7 +33,7 @@ def connection_refused(servers: Any, error: "KafkaError") -> ConfigurationError 
         check = (
             "ssl.ca.location, which must contain the authority that issued the broker's certificate, and the "
             "host in bootstrap.servers (and in the broker's advertised.listeners), which that certificate must "
-            "name"
+            "name; and that it has not expired"
         )
     else:
         return None

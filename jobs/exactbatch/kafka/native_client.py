@@ -21,6 +21,7 @@ from exactbatch.kafka.native_library import (
     ERROR_TEXT_BYTES,
     ErrorCallback,
     MessageStruct,
+    MetadataStruct,
     StatsCallback,
     ThrottleCallback,
 )
@@ -129,9 +130,9 @@ class NativeClient:
         return low.value, high.value
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Return the `cluster_id` from fresh metadata of a topic."""
+        """Return the `cluster_id` and the `topics` from fresh metadata of a topic; each topic has an `error`."""
         assert topic is not None
-        library, metadata = self._library, c.c_void_p()
+        library, metadata = self._library, c.POINTER(MetadataStruct)()
         handle = library.topic_new(self._handle, topic.encode(), None)
         if handle is None:
             raise self._exception(library.last_error())
@@ -141,12 +142,17 @@ class NativeClient:
             library.topic_destroy(handle)
         self.receive()
         self._check(error)
+        found = metadata.contents
+        topics = {
+            each.topic.decode(): SimpleNamespace(error=self._error(each.err) if each.err else None)
+            for each in found.topics[: found.topic_cnt]
+        }
         library.metadata_destroy(metadata)
         cluster = library.clusterid(self._handle, 0)
         if cluster is None:
-            return SimpleNamespace(cluster_id=None)
+            return SimpleNamespace(cluster_id=None, topics=topics)
         try:
-            return SimpleNamespace(cluster_id=c.string_at(cluster).decode())
+            return SimpleNamespace(cluster_id=c.string_at(cluster).decode(), topics=topics)
         finally:
             library.mem_free(self._handle, cluster)
 
@@ -222,7 +228,10 @@ class NativeClient:
             raise self._exception(error)
 
     def _exception(self, error: int) -> KafkaException:
-        return KafkaException(_kafka_error(error, _text(self._library.err2str(error))))
+        return KafkaException(self._error(error))
+
+    def _error(self, error: int) -> KafkaError:
+        return _kafka_error(error, _text(self._library.err2str(error)))
 
 
 def _kafka_error(code: int, text: str) -> KafkaError:

@@ -1,6 +1,6 @@
 """librdkafka's C interface: the functions that a read needs, in the library that confluent_kafka has loaded.
 
-Their signatures, and the layouts of the two structures, are those of rdkafka.h of librdkafka 2, which keeps them
+Their signatures, and the layouts of the structures, are those of rdkafka.h of librdkafka 2, which keeps them
 compatible.
 """
 
@@ -56,6 +56,30 @@ class PartitionStruct(c.Structure):
     ]
 
 
+class MetadataTopicStruct(c.Structure):
+    """rd_kafka_metadata_topic_t."""
+
+    _fields_ = [
+        ("topic", c.c_char_p),
+        ("partition_cnt", c.c_int),
+        ("partitions", c.c_void_p),
+        ("err", c.c_int),
+    ]
+
+
+class MetadataStruct(c.Structure):
+    """rd_kafka_metadata_t."""
+
+    _fields_ = [
+        ("broker_cnt", c.c_int),
+        ("brokers", c.c_void_p),
+        ("topic_cnt", c.c_int),
+        ("topics", c.POINTER(MetadataTopicStruct)),
+        ("orig_broker_id", c.c_int32),
+        ("orig_broker_name", c.c_char_p),
+    ]
+
+
 _INT64: Final = c.POINTER(c.c_int64)
 # The result and the arguments of each function, by its name without the prefix rd_kafka_.
 _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
@@ -84,8 +108,15 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {
     "topic_new": (c.c_void_p, c.c_void_p, c.c_char_p, c.c_void_p),
     "topic_name": (c.c_char_p, c.c_void_p),
     "topic_destroy": (None, c.c_void_p),
-    "metadata": (c.c_int, c.c_void_p, c.c_int, c.c_void_p, c.POINTER(c.c_void_p), c.c_int),
-    "metadata_destroy": (None, c.c_void_p),
+    "metadata": (
+        c.c_int,
+        c.c_void_p,
+        c.c_int,
+        c.c_void_p,
+        c.POINTER(c.POINTER(MetadataStruct)),
+        c.c_int,
+    ),
+    "metadata_destroy": (None, c.POINTER(MetadataStruct)),
     "clusterid": (c.c_void_p, c.c_void_p, c.c_int),
     "mem_free": (None, c.c_void_p, c.c_void_p),
     "get_watermark_offsets": (c.c_int, c.c_void_p, c.c_char_p, c.c_int32, _INT64, _INT64),

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Final
 
 import tenacity
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from exactbatch.errors import (
     ConfigurationError,
@@ -17,7 +17,7 @@ from exactbatch.errors import (
     TopicMissing,
 )
 from exactbatch.kafka.consumer import ClusterClient, Event
-from exactbatch.kafka.errors import connection_refused, event_error
+from exactbatch.kafka.errors import acl_missing, connection_refused, event_error
 from exactbatch.offsets import OffsetRange
 
 # A truncated log is reported as _AUTO_OFFSET_RESET, too; only librdkafka's text distinguishes it from a lost
@@ -29,6 +29,9 @@ _MISSING: Final = {
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 }
+
+# Seconds. The read has waited long enough already, and a broker that is up answers at once.
+_METADATA_TIMEOUT: Final = 1.0
 
 
 def check_epoch(range_: OffsetRange, offset: int, epoch: int | None) -> None:
@@ -78,6 +81,17 @@ def read_error(
             **range_.place,
         )
     return event_error(range_, range_.topic, range_.partition, event)
+
+
+def check_describable(consumer: ClusterClient, range_: OffsetRange) -> None:
+    """Raise ConfigurationError if an ACL hides the topic: librdkafka waits for its leader then, and reports nothing."""
+    try:
+        found = consumer.list_topics(range_.topic, timeout=_METADATA_TIMEOUT).topics.get(range_.topic)
+    except KafkaException:
+        return
+    error = None if found is None else found.error
+    if error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise acl_missing("Describe", "topic", range_.topic, "reading it")
 
 
 def no_progress(

@@ -23,7 +23,7 @@ from exactbatch.kafka.client_properties import ANSWER_TIMEOUT, limit_fetches, re
 from exactbatch.kafka.consumer import POLL, Signals, check_ascending, check_in_log, is_cluster
 from exactbatch.kafka.open_consumer import open_consumer
 from exactbatch.kafka.range_consumer import Fetched, RangeConsumer
-from exactbatch.kafka.read_errors import check_epoch, no_progress, read_error
+from exactbatch.kafka.read_errors import check_describable, check_epoch, no_progress, read_error
 from exactbatch.kafka.records import Int64s, Records
 from exactbatch.offsets import OffsetRange
 
@@ -182,6 +182,8 @@ def _read(
         elif time.monotonic() > max(deadline, signals.throttling.until + timeout):
             stalled = next(iter(reading.values()))
             passed = max(stalled.position, stalled.passed)
+            if stalled.end_of_log is None and signals.errors.last is None:
+                check_describable(consumer, stalled.range)
             raise no_progress(
                 stalled.range, stalled.position, passed, stalled.end_of_log, timeout, signals.errors.last
             )

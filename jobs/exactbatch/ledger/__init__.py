@@ -1,11 +1,16 @@
 """The ledger: the tables that account for every offset, and the SQL that reads and writes them."""
 
 from exactbatch.ledger.batches import batch_lost
+from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.ledger import Ledger
 from exactbatch.ledger.pruning import PlannedReplay
 from exactbatch.ledger.rows import (
     Batch,
+    BatchFailure,
+    BatchStatus,
     Failing,
+    FirstRanges,
+    Kind,
     NearbyTimeBoundaries,
     Origin,
     PartlyCommitted,
@@ -20,7 +25,12 @@ from exactbatch.ledger.session import ledger_session
 
 __all__ = [
     "Batch",
+    "BatchFailure",
+    "BatchStatus",
+    "Definition",
     "Failing",
+    "FirstRanges",
+    "Kind",
     "Ledger",
     "NearbyTimeBoundaries",
     "Origin",

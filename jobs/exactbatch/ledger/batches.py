@@ -1,11 +1,21 @@
 """Read batches and their ranges, mark them committed or superseded, and record failures."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 from uuid import UUID
 
 from exactbatch.errors import BatchLost, ExactbatchError, PostgresUnavailable, TargetMismatch
-from exactbatch.ledger.rows import Batch, Failing, PartlyCommitted
+from exactbatch.ledger.definition import Definition
+from exactbatch.ledger.rows import (
+    Batch,
+    BatchFailure,
+    BatchStatus,
+    Failing,
+    FirstRanges,
+    Kind,
+    PartlyCommitted,
+)
 from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_row, read_rows
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -48,8 +58,37 @@ class Batches(OnConnection):
 
     def batches(self, pipeline: Pipeline, *, limit: int) -> list[Batch]:
         """Return the newest batches, newest first."""
-        rows = _QUERIES.list_batches(self._connection, pipeline=pipeline.name, limit=limit)
+        return self.page_of_batches(pipeline, kind=None, status=None, before=None, limit=limit)
+
+    def page_of_batches(
+        self,
+        pipeline: Pipeline | Definition,
+        *,
+        kind: Kind | None,
+        status: BatchStatus | None,
+        before: int | None,
+        limit: int,
+    ) -> list[Batch]:
+        """Return the newest batches with an ID below `before`, of a kind and in a status, newest first."""
+        rows = _QUERIES.page_of_batches(
+            self._connection, pipeline=pipeline.name, kind=kind, status=status, before=before, limit=limit
+        )
         return read_rows(Batch, rows)
+
+    def first_ranges(self, batches: Sequence[Batch], *, limit: int) -> dict[int, FirstRanges]:
+        """Return the number of ranges of batches and the first of each, by batch ID; none for a folded batch."""
+        ids = [batch.batch_id for batch in batches]
+        counts, shown = {}, defaultdict(list)
+        for row in _QUERIES.first_ranges(self._connection, batch_ids=ids, limit=limit):
+            counts[row.batch_id] = row.ranges
+            shown[row.batch_id].append(OffsetRange(*row[2:]))
+        return {batch_id: FirstRanges(count, tuple(shown[batch_id])) for batch_id, count in counts.items()}
+
+    def failures_of(self, batches: Sequence[Batch]) -> dict[int, BatchFailure]:
+        """Return the failures of batches, by batch ID."""
+        ids = [batch.batch_id for batch in batches]
+        rows = _QUERIES.failures_of_batches(self._connection, batch_ids=ids)
+        return {failure.batch_id: failure for failure in read_rows(BatchFailure, rows)}
 
     def unfinished_replays(self, pipeline: Pipeline, *, age: float, limit: int) -> list[Batch]:
         """Return the newest replays that have not committed `age` seconds after they were planned, newest first."""
@@ -94,7 +133,9 @@ class Batches(OnConnection):
         committed = set(self.committed_ranges(batch_id))
         return tuple(range_ for range_ in self.ranges(batch_id) if range_ not in committed)
 
-    def partly_committed(self, pipeline: Pipeline, batches: Sequence[Batch]) -> tuple[PartlyCommitted, ...]:
+    def partly_committed(
+        self, pipeline: Pipeline | Definition, batches: Sequence[Batch]
+    ) -> tuple[PartlyCommitted, ...]:
         """Return those of the batches that are not committed, although some of their ranges are."""
         ids = [batch.batch_id for batch in batches]
         rows = _QUERIES.partly_committed(self._connection, pipeline=pipeline.name, batch_ids=ids)

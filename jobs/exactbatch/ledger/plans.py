@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
+from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.rows import Batch, Kind, Origin, Run
 from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_rows
 from exactbatch.model import Plan, StoredOffset
@@ -18,7 +19,7 @@ _RANGE: Final = ("topic", "topic_id", "partition", "from_offset", "until_offset"
 class Plans(OnConnection):
     """The rows of exactbatch.stored_offset, and the planned batches of DAG runs."""
 
-    def stored_offsets(self, pipeline: Pipeline) -> tuple[StoredOffset, ...]:
+    def stored_offsets(self, pipeline: Pipeline | Definition) -> tuple[StoredOffset, ...]:
         """Return where the pipeline stands in each partition, by topic and partition."""
         return tuple(
             StoredOffset(

@@ -60,6 +60,19 @@ class Registration(OnConnection):
         _QUERIES.register_pipeline(self._connection, **asdict(own))
         return True
 
+    def registered(self) -> list[Definition]:
+        """Return the registrations of all pipelines, by name."""
+        return read_rows(Definition, _QUERIES.list_pipelines(self._connection))
+
+    def registered_as(self, name: str) -> Definition:
+        """Return the registration of the pipeline of this name. Raises NotRegistered."""
+        if (definition := self._definition(name)) is None:
+            raise NotRegistered(
+                f"pipeline {name!r} is not in the ledger of database {self._connection.info.dbname!r}, which has "
+                f"{self._names()}. Check the name and the connection string."
+            )
+        return definition
+
     def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> None:
         """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
 
@@ -167,8 +180,7 @@ class Registration(OnConnection):
         return read_rows(Definition, rows)
 
     def _names(self) -> str:
-        rows = _QUERIES.list_pipelines(self._connection)
-        return ", ".join(row.name for row in rows) or "no pipeline at all"
+        return ", ".join(definition.name for definition in self.registered()) or "no pipeline at all"
 
 
 def _or_renamed(own: Definition, others: Iterable[Definition]) -> str:

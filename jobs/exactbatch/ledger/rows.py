@@ -5,7 +5,10 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
+from exactbatch.offsets import OffsetRange
+
 Kind = Literal["advance", "replay"]
+BatchStatus = Literal["planned", "committed", "superseded"]
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
 
 
@@ -27,7 +30,7 @@ class Batch:
     generation: int
     clear_number: int
     run_started_at: datetime | None
-    status: Literal["planned", "committed", "superseded"]
+    status: BatchStatus
     records: int | None
     rows: int | None
     rejected: int | None
@@ -35,6 +38,32 @@ class Batch:
     dropped: int | None
     planned_at: datetime
     committed_at: datetime | None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from plan to commit; None before the commit."""
+        return None if self.committed_at is None else (self.committed_at - self.planned_at).total_seconds()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRanges:
+    """The number of the ranges of a batch, and the first of them."""
+
+    ranges: int
+    shown: tuple[OffsetRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """A row of exactbatch.batch_failure: how often the processing of a batch has failed, and its latest error."""
+
+    batch_id: int
+    failures: int
+    first_failed_at: datetime
+    failed_at: datetime
+    error: str
+    message: str
+    retryable: bool
 
 
 @dataclass(frozen=True, slots=True)

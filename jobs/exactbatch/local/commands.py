@@ -78,10 +78,14 @@ def down(
     name: Name = "dev",
     home: Home = None,
     delete: Annotated[bool, typer.Option("--delete", help="Also remove data and logs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop the servers that `up` started. Their data is kept, unless you give --delete."""
     with err.status("stopping") as status:
         stopped = LocalStack(home, name, progress=_shown_on(status)).down(delete=delete)
+    if as_json:
+        print_json({"name": name, "stopped": stopped, "deleted": delete})
+        return
     done = "is down, and its data is removed" if delete else "is down"
     out.print(f'The stack "{name}" {done if stopped else "was down already"}.', markup=False)
 
@@ -103,20 +107,26 @@ def status(name: Name = "dev", home: Home = None, as_json: AsJson = False) -> No
 
 @app.command()
 @with_exit_status
-def jars(home: Home = None) -> None:
+def jars(home: Home = None, as_json: AsJson = False) -> None:
     """Download the broker's jars, unless they are there already."""
     with err.status("downloading the jars of Kafka (45 MB)") as status:
         stack = LocalStack(home, progress=_shown_on(status))
         folder = fetch_jars("kafka", stack.jars_dir, _shown_on(status))
-    out.print(f"The jars of Kafka are in {folder}.", markup=False)
+    if as_json:
+        print_json({"folder": folder})
+    else:
+        out.print(f"The jars of Kafka are in {folder}.", markup=False)
 
 
 @app.command()
 @with_exit_status
-def java() -> None:
+def java(as_json: AsJson = False) -> None:
     """Show which Java is used, or how to install one."""
     executable = find_java()
-    out.print(f"Java {java_version(executable)} at {executable}", markup=False)
+    if as_json:
+        print_json({"executable": executable, "version": java_version(executable)})
+    else:
+        out.print(f"Java {java_version(executable)} at {executable}", markup=False)
 
 
 def _shown_on(status: Status) -> Callable[[str], None]:

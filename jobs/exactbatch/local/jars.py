@@ -15,20 +15,22 @@ from exactbatch.local.server import Progress, silent
 DEFINITIONS = Path(__file__).parent / "ivy"
 
 
-def fetch_jars(name: str, jars: Path, progress: Progress = silent) -> Path:
-    """Return the folder `jars/<name>` with all jars of ivy/<name>.xml. Download them if they are missing.
+def fetch_jars(
+    name: str, jars: Path, progress: Progress = silent, *, definitions: Path = DEFINITIONS
+) -> Path:
+    """Return the folder `jars/<name>` with all jars of `definitions/<name>.xml`. Download them if they are missing.
 
     Raises LocalStackError if Java is missing, or if a jar cannot be downloaded.
     """
     folder = jars / name
-    if is_complete(name, jars):
+    if is_complete(name, jars, definitions):
         return folder
     jars.mkdir(parents=True, exist_ok=True)
     # A folder with its final name is complete: an interrupted download leaves none.
     fetched = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=jars))
     try:
-        _retrieve(DEFINITIONS / f"{name}.xml", fetched, progress)
-        shutil.copy(DEFINITIONS / f"{name}.xml", fetched / "ivy.xml")
+        _retrieve(definitions / f"{name}.xml", fetched, progress)
+        shutil.copy(definitions / f"{name}.xml", fetched / "ivy.xml")
         fetched.chmod(0o755)
         _put_in_place(fetched, folder)
     finally:
@@ -36,10 +38,10 @@ def fetch_jars(name: str, jars: Path, progress: Progress = silent) -> Path:
     return folder
 
 
-def is_complete(name: str, jars: Path) -> bool:
+def is_complete(name: str, jars: Path, definitions: Path = DEFINITIONS) -> bool:
     """Return True if `jars/<name>` has the jars of the current definition."""
     fetched = jars / name / "ivy.xml"
-    return fetched.is_file() and fetched.read_text() == (DEFINITIONS / f"{name}.xml").read_text()
+    return fetched.is_file() and fetched.read_text() == (definitions / f"{name}.xml").read_text()
 
 
 def _retrieve(definition: Path, into: Path, progress: Progress) -> None:

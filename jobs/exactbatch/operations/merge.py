@@ -43,8 +43,8 @@ def merge_partitions(
 ) -> list[MergedPartition]:
     """Merge neighbouring partitions into ones of at most so many bytes, each in a transaction; return the new ones.
 
-    Partitions that change meanwhile are left for the next merge. `progress` receives how many new partitions are
-    done, and how many there will be.
+    Partitions that change meanwhile are left for the next merge. `progress` receives how many bytes are
+    merged, and how many there are to merge.
 
     Raises ConfigurationError if the target is not partitioned by batch, TargetMismatch if it cannot be merged, and
     PostgresUnavailable, retryable, if others use it. What is merged then remains merged.
@@ -52,12 +52,14 @@ def merge_partitions(
     merger = _merger_of(pipeline)
     groups = _groups(connection, pipeline, merger, max_bytes)
     merged = []
-    for done, group in enumerate(groups):
-        progress(done, len(groups))
+    done, total = 0, sum(group.bytes for group in groups)
+    for group in groups:
+        progress(done, total)
         rows = _merge(connection, pipeline, merger, group)
         if rows is not None:
             merged.append(_merged(group, rows))
-    progress(len(groups), len(groups))
+        done += group.bytes
+    progress(total, total)
     return merged
 
 

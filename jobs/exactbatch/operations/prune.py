@@ -57,7 +57,7 @@ def prune_history(
     themselves, rejects, resolved times and the target stay. Each transaction folds a portion, and whatever ends the
     program leaves the rest for the next call. `progress` receives the number of batches that are folded so far.
 
-    Raises PruneRefused if a planned replay would take back folded results, TargetMismatch if the ledger does not hold
+    Raises PruneRefused if a planned replay would retract folded results, TargetMismatch if the ledger does not hold
     what was written into it, NotRegistered, IdentityChanged and PostgresUnavailable.
     """
     ledger, pruning = Ledger(connection), Pruning(before, 0, 0, None)

@@ -9,11 +9,11 @@ from exactbatch.ledger import Ledger
 from exactbatch.ledger.definition import Definition
 from exactbatch.model import StoredOffset
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.freeze_replay import Preview, count_taken_back, touched
+from exactbatch.planning.freeze_replay import Preview, count_retracted, touched
+from exactbatch.planning.refused_windows import check_reached
 from exactbatch.planning.replay import plan_replay
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.situation import ranges_of_batches
-from exactbatch.planning.window import check_reached
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks import SINKS, Append
 from exactbatch.sinks.tables.target import TargetTable
@@ -47,7 +47,7 @@ def preview_registered(
             available_only=request.available_only,
         )
         check_reached(planned)
-        return count_taken_back(ledger, cursor, pipeline, planned)
+        return count_retracted(ledger, cursor, pipeline, planned)
 
 
 def stand_in(definition: Definition) -> Pipeline:

@@ -57,13 +57,11 @@ class Report:
     @property
     def seconds(self) -> float | None:
         """Seconds from plan to commit; None before the commit."""
-        planned, committed = self.batch.planned_at, self.batch.committed_at
-        return None if committed is None else (committed - planned).total_seconds()
+        return self.batch.seconds
 
     def lag(self, partition: LogPartition) -> int:
         """Number of offsets between the stored offset and the end of the log."""
-        stored = self.stored.get(partition.topic_partition, partition.earliest)
-        return partition.high_watermark - stored
+        return partition.lag(self.stored.get(partition.topic_partition))
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of an asset event."""

@@ -38,7 +38,7 @@ class PartitionStatus:
     @property
     def lag(self) -> int:
         """Number of offsets between the stored offset, or without one the start of the log, and the end of the log."""
-        return self.log.high_watermark - (self.stored.next_offset if self.stored else self.log.earliest)
+        return self.log.lag(self.stored.next_offset if self.stored else None)
 
     @property
     def troubles(self) -> list[str]:
@@ -54,18 +54,8 @@ class PartitionStatus:
                 f"offsets from {self.log.last_stable} on; none of them is read until it ends. If it hangs, end it "
                 f"with Kafka's own kafka-transactions.sh --abort."
             )
-        if self.stored is None:
-            return troubles
-        if self.stored.topic_id != self.log.topic_id:
-            troubles.append(f"{self.log}: the topic was deleted and created again; the next plan will fail.")
-        elif self.stored.next_offset < self.log.earliest:
-            lost = self.log.earliest - self.stored.next_offset
-            troubles.append(f"{self.log}: retention removed {lost} unprocessed offsets.")
-        elif self.stored.next_offset > self.log.high_watermark:
-            troubles.append(
-                f"{self.log}: the log ends at {self.log.high_watermark}, below the stored offset."
-            )
-        return troubles
+        contradiction = contradiction_of(self.stored, self.log)
+        return troubles if contradiction is None else [*troubles, contradiction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +163,19 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         unannounced,
         target_partitions,
     )
+
+
+def contradiction_of(stored: StoredOffset | None, log: LogPartition) -> str | None:
+    """Return a sentence on what a log lacks or is, against its stored offset; None if both agree."""
+    if stored is None:
+        return None
+    if stored.topic_id != log.topic_id:
+        return f"{log}: the topic was deleted and created again; the next plan will fail."
+    if stored.next_offset < log.earliest:
+        return f"{log}: retention removed {log.earliest - stored.next_offset} unprocessed offsets."
+    if stored.next_offset > log.high_watermark:
+        return f"{log}: the log ends at {log.high_watermark}, below the stored offset."
+    return None
 
 
 def _failure(failing: Failing) -> str:

@@ -1,4 +1,4 @@
-"""Refuse replays of compacted topics (cleanup.policy) that could not restore what they take back. Pure, no I/O."""
+"""Refuse replays of compacted topics (cleanup.policy) that could not restore what they retract. Pure, no I/O."""
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
@@ -10,11 +10,11 @@ from exactbatch.planning.replay import ReplayPlan
 
 
 def check_not_compacted(planned: ReplayPlan, compacted: Set[str]) -> None:
-    """Raise ReplayRefused if compaction may have removed records whose results the replay would take back."""
+    """Raise ReplayRefused if compaction may have removed records whose results the replay would retract."""
     for range_ in planned.ranges:
         if range_.topic in compacted:
             raise ReplayRefused(
-                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy): the replay would take back "
+                f"{range_}: topic {range_.topic!r} is compacted (cleanup.policy): the replay would retract "
                 f"results of records that compaction has removed since, and could not restore them. To replay "
                 f"the remaining records, and lose the results of the others, set available_only.",
                 **range_.place,

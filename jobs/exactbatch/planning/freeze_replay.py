@@ -11,19 +11,20 @@ from exactbatch.model import Covered, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.compacted_topics import check_from_the_beginning, check_not_compacted
+from exactbatch.planning.refused_windows import check_reached, check_whole
 from exactbatch.planning.replay import ReplayPlan, plan_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.resolve_window import resolve_window
 from exactbatch.planning.situation import Situation, observe
-from exactbatch.planning.window import beyond_text, check_reached, check_whole
+from exactbatch.planning.window import beyond_text
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
-    """The results that a replay takes back in one of its ranges, and the batches that they come from.
+class Retracted:
+    """The results that a replay retracts in one of its ranges, and the batches that they come from.
 
     `rows` is None if the rows of the target do not carry their offsets.
     """
@@ -36,13 +37,13 @@ class TakenBack:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The preview of a replay; `rows` is the total number of rows that it would take back.
+    """The preview of a replay; `rows` is the total number of rows that it would retract.
 
     `missing_index` is the statement that creates an index for replays, None if the target has one.
     """
 
     plan: ReplayPlan
-    taken_back: tuple[TakenBack, ...]
+    retracted: tuple[Retracted, ...]
     rows: int
     missing_index: str | None = None
 
@@ -67,7 +68,7 @@ def missing_index(cursor: Cursor, pipeline: Pipeline) -> str | None:
 def preview_replay(
     connection: Connection, broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest
 ) -> Preview:
-    """Return what a replay would take back and process again. Writes and locks nothing.
+    """Return what a replay would retract and process again. Writes and locks nothing.
 
     Raises what freeze_replay() raises.
     """
@@ -75,16 +76,16 @@ def preview_replay(
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         planned = _plan(ledger, pipeline, request, situation, pin=False)
-        return count_taken_back(ledger, cursor, pipeline, planned)
+        return count_retracted(ledger, cursor, pipeline, planned)
 
 
-def count_taken_back(ledger: Ledger, cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> Preview:
-    """Return a plan with the rows and rejects that it would take back, in the caller's transaction."""
+def count_retracted(ledger: Ledger, cursor: Cursor, pipeline: Pipeline, planned: ReplayPlan) -> Preview:
+    """Return a plan with the rows and rejects that it would retract, in the caller's transaction."""
     covered = ledger.coverage_of_ranges(pipeline.name, planned.ranges)
     parts = ledger.parts(cursor, pipeline, planned.ranges, covered)
     counts = pipeline.sink.count_retracted_by_part(cursor, parts)
-    taken_back = tuple(
-        TakenBack(range_, tuple(batch_ids), count, rejects)
+    retracted = tuple(
+        Retracted(range_, tuple(batch_ids), count, rejects)
         for (range_, batch_ids), count, rejects in zip(
             parts, counts, ledger.count_rejects(pipeline, parts), strict=True
         )
@@ -92,7 +93,7 @@ def count_taken_back(ledger: Ledger, cursor: Cursor, pipeline: Pipeline, planned
     # Rows that do not carry their offsets are only counted over all ranges at once.
     by_range = pipeline.sink.lineage == "record"
     rows = sum(count or 0 for count in counts) if by_range else pipeline.sink.count_retracted(cursor, parts)
-    return Preview(planned, taken_back, rows, missing_index(cursor, pipeline))
+    return Preview(planned, retracted, rows, missing_index(cursor, pipeline))
 
 
 def freeze_replay(

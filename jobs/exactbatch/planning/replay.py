@@ -59,7 +59,7 @@ def plan_replay(
 ) -> ReplayPlan:
     """Plan a replay of exactly the requested ranges; `beyond` goes into the plan unchanged.
 
-    With lineage="batch" only whole batches can be taken back, so the plan is widened to all that `coverage` holds
+    With lineage="batch" only whole batches can be retracted, so the plan is widened to all that `coverage` holds
     of each batch that it touches. `horizons` gives for a partition the offset below which changes were compacted.
 
     Raises ReplayRefused for ranges that are reversed, overlap, end above the stored offset or name an unknown
@@ -234,7 +234,7 @@ def _compacted_message(
 ) -> str:
     return (
         f"{low}: these offsets are below {horizons[low.key]}, the replay horizon of {low.topic}[{low.partition}]: "
-        f"exactbatch compact has dropped changes there, and dropped changes cannot be taken back. "
+        f"exactbatch compact has dropped changes there, and dropped changes cannot be restored. "
         + (
             f"To replay the {sum(map(len, above))} offsets above the horizon, and keep the results of the rest as "
             f"they are, set available_only."

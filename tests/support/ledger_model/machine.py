@@ -289,7 +289,7 @@ class LedgerMachine(RuleBasedStateMachine):
             }
             results = [rows for _, rows in results_of(self.log, model, offsets)]
             assert found.rows == sum(len(rows) for rows in results if rows is not None)
-            assert sum(each.rejects for each in found.taken_back) == results.count(None)
+            assert sum(each.rejects for each in found.retracted) == results.count(None)
 
     # -- DAG runs
 

@@ -256,7 +256,8 @@ class _Watched:
     ) -> tuple[Mapping[str, timedelta | None], Mapping[TopicPartition, datetime]]:
         """Ask how long records are kept, and when the first unprocessed ones were written; lack of rights hides it."""
         try:
-            retention = broker.retention(sorted({each.topic for each in partitions}))
+            limits = broker.retention(sorted({each.topic for each in partitions}))
+            retention = {topic: limit.age for topic, limit in limits.items()}
             with self._changed:
                 stored = {partition: min(each.values()) for partition, each in self._stored.items()}
             ages = [age for age in retention.values() if age is not None]

@@ -199,7 +199,7 @@ def preview_view(preview: Preview, definition: Definition) -> dict[str, Any]:
         "target": definition.target,
         "is_derived": definition.sink != "append",
         "rows": preview.rows,
-        "rejects": sum(each.rejects for each in preview.taken_back),
+        "rejects": sum(each.rejects for each in preview.retracted),
         "offsets": sum(map(len, plan.ranges)),
         "ranges": [
             {
@@ -209,9 +209,9 @@ def preview_view(preview: Preview, definition: Definition) -> dict[str, Any]:
                 "batches": list(each.batch_ids[:20]),
                 "all_batches": len(each.batch_ids),
             }
-            for each in preview.taken_back[:100]
+            for each in preview.retracted[:100]
         ],
-        "all_ranges": len(preview.taken_back),
+        "all_ranges": len(preview.retracted),
         "removed": list(map(_range, plan.removed)),
         "compacted": list(map(_range, plan.compacted)),
         "widened": [{**_range(each.range), "batch_id": each.batch_id} for each in plan.widened[:100]],

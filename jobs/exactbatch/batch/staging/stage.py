@@ -56,7 +56,7 @@ def stage(tasks: Sequence[StageTask], attempt: int) -> list[Staged | ExactbatchE
                 _stage_encoded(tasks[0], readers[0], encoder)
     except Exception as error:
         return [_terminal(error)]
-    return [_staged(task, attempt, reader) for task, reader in zip(tasks, readers, strict=True)]
+    return [Staged.read_by(reader, task.range, attempt) for task, reader in zip(tasks, readers, strict=True)]
 
 
 def _stage_batches(
@@ -142,19 +142,7 @@ def decode_range(
             raise
         yield error
         return
-    yield _staged(task, attempt, reader)
-
-
-def _staged(task: StageTask, attempt: int, reader: RangeReader) -> Staged:
-    return Staged(
-        task.range,
-        attempt,
-        reader.records,
-        reader.rows,
-        reader.rejects,
-        reader.tombstones,
-        taken=reader.taken,
-    )
+    yield Staged.read_by(reader, task.range, attempt)
 
 
 def stage_rejects(postgres: PostgresAccess, tables: StagingTables, rejects: Iterable[pa.RecordBatch]) -> None:

@@ -134,7 +134,7 @@ def _stage_encoded(task: PartitionTask, attempt: int) -> Staged | None:
         def copied() -> Staged:
             with connection.cursor() as cursor:
                 _copy_encoded(cursor, stage, reader, encoder, timeout)
-            return _staged(stage, attempt, reader)
+            return Staged.read_by(reader, stage.range, attempt)
 
         try:
             outcomes.append(_enter(connection, query, stage, copied))
@@ -234,7 +234,7 @@ def _copy_batches(
             batch_id=stage.tables.batch_id,
             **stage.range.place,
         )
-    return _staged(stage, attempt, reader)
+    return Staged.read_by(reader, stage.range, attempt)
 
 
 def _reader(task: PartitionTask, attempt: int) -> RangeReader:
@@ -245,18 +245,6 @@ def _reader(task: PartitionTask, attempt: int) -> RangeReader:
 
 def _constants(task: PartitionTask) -> dict[str, int]:
     return {"batch_id": task.stage.tables.batch_id}
-
-
-def _staged(stage: StageTask, attempt: int, reader: RangeReader) -> Staged:
-    return Staged(
-        stage.range,
-        attempt,
-        reader.records,
-        reader.rows,
-        reader.rejects,
-        reader.tombstones,
-        taken=reader.taken,
-    )
 
 
 class _OffsetsOfRows:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
-from exactbatch.batch.rows.decode import Changes
+from exactbatch.batch.rows.decode import Changes, RangeReader
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.columns import Column
 from exactbatch.formats import Format, WithMessage
@@ -49,6 +49,19 @@ class Staged:
     rejects: int
     tombstones: int
     taken: int = field(default=0, compare=False)
+
+    @classmethod
+    def read_by(cls, reader: RangeReader, range_: OffsetRange, attempt: int) -> "Staged":
+        """Return the work of an attempt that has staged all that the reader read."""
+        return cls(
+            range_,
+            attempt,
+            reader.records,
+            reader.rows,
+            reader.rejects,
+            reader.tombstones,
+            taken=reader.taken,
+        )
 
 
 @dataclass(frozen=True, slots=True)

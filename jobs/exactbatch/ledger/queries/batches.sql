@@ -15,11 +15,33 @@ for no key update;
 -- True on a standby, which may be behind its primary.
 select pg_is_in_recovery();
 
--- name: list_batches
--- The newest batches of a pipeline.
+-- name: page_of_batches
+-- The newest batches of a pipeline below an ID, of one kind and in one status, or of any where these are null.
+-- With `pipeline = …`, Postgres may walk the primary key instead, past the batches of all other pipelines.
 select {Batch}
-from exactbatch.batch where pipeline = :pipeline
-order by batch_id desc limit :limit;
+from exactbatch.batch
+where pipeline >= :pipeline
+  and (pipeline, batch_id) < (:pipeline, coalesce(:before, 9223372036854775807))
+  and (:kind::text is null or kind = :kind::text)
+  and (:status::text is null or status = :status::text)
+order by pipeline desc, batch_id desc limit :limit;
+
+-- name: first_ranges
+-- The first ranges of some batches, each with the number of all ranges of its batch.
+select n.batch_id, n.ranges, f.*
+from (
+    select batch_id, count(*) as ranges from exactbatch.batch_range where batch_id = any(:batch_ids) group by batch_id
+) n cross join lateral (
+    select {OffsetRange}
+    from exactbatch.batch_range r where r.batch_id = n.batch_id
+    order by topic, partition, from_offset limit :limit
+) f
+order by n.batch_id, topic, partition, from_offset;
+
+-- name: failures_of_batches
+-- The failures of some batches.
+select batch_id, failures, first_failed_at, failed_at, error, message, retryable
+from exactbatch.batch_failure where batch_id = any(:batch_ids);
 
 -- name: unfinished_replays
 -- The newest replays that were planned at least :age seconds ago and have not committed.

@@ -25,8 +25,10 @@ from exactbatch.pipeline where name <> :pipeline
 order by name;
 
 -- name: list_pipelines
--- The names of all registered pipelines.
-select name from exactbatch.pipeline order by name;
+-- All registrations.
+select {Definition}
+from exactbatch.pipeline
+order by name;
 
 -- name: register_pipeline!
 -- Register a pipeline, or give it a new identity.

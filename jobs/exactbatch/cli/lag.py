@@ -1,0 +1,76 @@
+"""`exactbatch lag`."""
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from exactbatch.cli.completion import pipeline_names
+from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.cli.pipeline import ledger_connection, load_settings, registered_name
+from exactbatch.cli.tables import duration_text, new_table, partition_text
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
+from exactbatch.operations.status import contradiction_of
+
+
+def lag(
+    references: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[PIPELINE]...",
+            autocompletion=pipeline_names,
+            help="Names of registered pipelines, or MODULE:NAME. Without one: all registered pipelines.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how far pipelines are behind: in offsets, in time, and until retention removes the oldest record."""
+    names = [registered_name(reference) for reference in references or ()]
+    settings = load_settings()
+    with ledger_connection(settings) as connection:
+        lags = load_lag(connection, KafkaBroker(settings.kafka), names)
+    if as_json:
+        total = sum(each.lag for each in lags)
+        print_json({"lag": total, "pipelines": [each.as_json() for each in lags]})
+    else:
+        for each in lags:
+            _print(each)
+        if not lags:
+            out.print("No pipeline is registered.")
+    for each in lags:
+        if each.missing is not None:
+            raise each.missing
+
+
+def _print(lag: PipelineLag) -> None:
+    if lag.missing is not None:
+        return  # the error says it
+    out.print(_table(lag))
+    for partition in lag.partitions:
+        if (trouble := contradiction_of(partition.stored, partition.log)) is not None:
+            out.print(Text.assemble(("! ", "yellow"), trouble))
+
+
+def _table(lag: PipelineLag) -> Table:
+    """Show the lag of each partition. The columns on transactions and retention appear only where they apply."""
+    held_back = ("held back",) if any(partition.held_back for partition in lag.partitions) else ()
+    removed = ("removed in",) if lag.removed_at is not None else ()
+    behind = f", oldest record {duration_text(seconds_since(lag.oldest, lag.at))} ago" if lag.oldest else ""
+    table = new_table(
+        f"lag of {lag.pipeline}: {lag.lag} offsets{behind}",
+        text=("partition",),
+        numbers=("stored", "log end", "lag", *held_back, "behind", *removed),
+    )
+    for partition in lag.partitions:
+        cells = [
+            "–" if partition.stored is None else str(partition.stored.next_offset),
+            str(partition.log.high_watermark),
+            str(partition.lag),
+            *(str(partition.held_back) for _ in held_back),
+            duration_text(seconds_since(partition.oldest, lag.at)),
+            *(duration_text(seconds_until(partition.removed_at, lag.at)) for _ in removed),
+        ]
+        table.add_row(partition_text(partition.log), *cells)
+    return table

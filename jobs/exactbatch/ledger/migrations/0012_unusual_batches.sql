@@ -1,0 +1,2 @@
+-- The newest replays, and the newest batches that are not committed, among many that are: exactbatch batches.
+create index batch_unusual on exactbatch.batch (pipeline, batch_id) where kind = 'replay' or status <> 'committed';

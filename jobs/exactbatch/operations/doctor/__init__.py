@@ -1,0 +1,1 @@
+"""`exactbatch doctor`: checks of everything that a batch needs, each with its remedy."""

@@ -1,0 +1,175 @@
+"""Checks of the database: the ledger's version, privileges, the server's settings, and its clock."""
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from exactbatch.errors import NotRegistered
+from exactbatch.ledger import check_schema
+from exactbatch.operations.doctor.finding import Finding, Level, of_error
+from exactbatch.postgres.connection import Connection, transaction
+
+OLDEST_POSTGRES: Final = 16
+SKEW: Final = 2.0  # seconds
+# Of the sessions that one batch may need: 32 tasks (max_connections of a pipeline) and 3 of the driver.
+SESSIONS: Final = 35
+# What exactbatch_job has in docs/roles.sql: a table, its columns or none for all, and a privilege.
+_LEDGER_PRIVILEGES: Final = (
+    ("pipeline", "registered_at", "update"),
+    *(
+        (table, "", "insert")
+        for table in ("stored_offset", "batch", "batch_range", "coverage", "rejected_record")
+    ),
+    *((table, "", "insert") for table in ("time_boundary", "batch_failure", "run_life")),
+    ("stored_offset", "next_offset", "update"),
+    ("batch", "status", "update"),
+    ("batch", "pruned", "update"),
+    ("batch_failure", "failures", "update"),
+    ("batch_range", "records", "update"),
+    ("coverage", "", "delete"),
+    ("rejected_record", "", "delete"),
+)
+_MISSING_PRIVILEGES: Final = """
+select format('%%s on %%s', n.privilege, 'exactbatch.' || c.relname)
+from unnest(%(tables)s::text[], %(columns)s::text[], %(privileges)s::text[]) n (name, col, privilege)
+join pg_class c on c.relnamespace = to_regnamespace('exactbatch') and c.relname = n.name
+where not case when n.col = '' then has_table_privilege(c.oid, n.privilege)
+               else has_column_privilege(c.oid, n.col, n.privilege) end
+union all
+select format('select on exactbatch.%%s', c.relname) from pg_class c
+where c.relnamespace = to_regnamespace('exactbatch') and c.relkind = 'r' and not has_table_privilege(c.oid, 'select')
+union all
+select format('%%s on schema %%s', p.privilege, n.nspname)
+from pg_namespace n join (values ('exactbatch', 'usage'), ('exactbatch_staging', 'usage'),
+                                 ('exactbatch_staging', 'create')) p (name, privilege) on p.name = n.nspname
+where not has_schema_privilege(n.oid, p.privilege)
+union all
+select format('temporary on database %%s', current_database())
+where not has_database_privilege(current_database(), 'temporary')
+order by 1
+"""
+_SETTINGS: Final = """
+select pg_is_in_recovery() as standby,
+       current_setting('default_transaction_read_only') as read_only,
+       current_setting('fsync') as fsync,
+       current_setting('full_page_writes') as full_page_writes,
+       current_setting('track_counts') as track_counts,
+       current_setting('autovacuum') as autovacuum,
+       current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+           - (select count(*) from pg_stat_activity where backend_type = 'client backend')::int as free_sessions
+"""
+
+
+def check_ledger(connection: Connection) -> Iterator[Finding]:
+    """Compare the version of the ledger with the one that this program needs."""
+    try:
+        check_schema(connection)
+    except NotRegistered as error:
+        newer = "newer version" in str(error)
+        remedy = "Upgrade exactbatch." if newer else "Run `exactbatch init` for a pipeline."
+        yield of_error("ledger", error, remedy)
+        return
+    yield Finding("ledger", "ok", "has the version that this program needs")
+
+
+def check_privileges(connection: Connection) -> Iterator[Finding]:
+    """Look for privileges on the ledger that planning, processing and replays need, and this login lacks."""
+    tables, columns, privileges = zip(*_LEDGER_PRIVILEGES, strict=True)
+    parameters = {"tables": list(tables), "columns": list(columns), "privileges": list(privileges)}
+    with transaction(connection) as cursor:
+        cursor.execute(_MISSING_PRIVILEGES, parameters)
+        missing = [row[0] for row in cursor.fetchall()]
+    login = connection.info.user
+    if missing:
+        yield Finding(
+            "privileges",
+            "problem",
+            f"login {login!r} can not plan and process batches: it lacks {', '.join(missing)}",
+            f"Run docs/roles.sql, and grant exactbatch_job to {login!r}, unless this login only reads.",
+        )
+    else:
+        yield Finding("privileges", "ok", f"login {login!r} has those that the ledger needs")
+
+
+def check_settings(connection: Connection) -> Iterator[Finding]:
+    """Look for settings of the server that stop or endanger batches."""
+    if (version := connection.server_version // 10000) < OLDEST_POSTGRES:
+        yield Finding(
+            "server settings",
+            "problem",
+            f"expected Postgres 16 or newer, found {version}",
+            "Upgrade the server.",
+        )
+    with transaction(connection) as cursor:
+        cursor.execute(_SETTINGS)
+        row = cursor.fetchone()
+    conditions: list[tuple[bool, Level, str, str]] = [
+        (
+            row.standby,
+            "problem",
+            "the server is a standby, which cannot be written to",
+            "Let the connection string name the primary (target_session_attrs=read-write).",
+        ),
+        (
+            row.read_only == "on",
+            "problem",
+            "default_transaction_read_only is on, so no transaction can write",
+            "Reset it for the login or the database: alter role … reset default_transaction_read_only.",
+        ),
+        (
+            row.fsync == "off",
+            "problem",
+            "fsync is off: a crash of the server can lose or damage committed batches",
+            "Switch fsync on in postgresql.conf.",
+        ),
+        (
+            row.full_page_writes == "off",
+            "warning",
+            "full_page_writes is off: a crash of the server can damage tables",
+            "Switch full_page_writes on, unless the file system writes pages atomically.",
+        ),
+        (
+            row.track_counts == "off",
+            "warning",
+            "track_counts is off: commit='partition' is refused, and autovacuum does not run",
+            "Switch track_counts on.",
+        ),
+        (
+            row.autovacuum == "off",
+            "warning",
+            "autovacuum is off: the ledger and the targets of replays grow without end",
+            "Switch autovacuum on.",
+        ),
+        (
+            row.free_sessions < SESSIONS,
+            "warning",
+            f"{row.free_sessions} sessions are free, and one batch may need {SESSIONS}",
+            "Raise max_connections of the server, or lower max_connections of the pipelines.",
+        ),
+    ]
+    bad = [
+        Finding("server settings", level, found, remedy)
+        for applies, level, found, remedy in conditions
+        if applies
+    ]
+    yield from bad or [Finding("server settings", "ok", f"{row.free_sessions} sessions are free")]
+
+
+def check_clock(connection: Connection) -> Iterator[Finding]:
+    """Compare the clocks of this machine and of Postgres. Kafka has no request for a broker's clock."""
+    with transaction(connection) as cursor:
+        before = time.time()
+        cursor.execute("select extract(epoch from clock_timestamp())::float8")
+        server = cursor.fetchone()[0]
+        after = time.time()
+    ahead = max(0.0, server - after, before - server)  # at least so far apart
+    if ahead > SKEW:
+        yield Finding(
+            "clocks",
+            "warning",
+            f"the clocks of this machine and of Postgres differ by {ahead:.1f} s, so ages and times until retention "
+            f"are wrong by as much",
+            "Synchronize both machines with NTP.",
+        )
+    else:
+        yield Finding("clocks", "ok", "this machine and Postgres agree")

@@ -1,0 +1,147 @@
+"""Run all checks of `exactbatch doctor`."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from exactbatch.errors import ExactbatchError
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger, check_schema
+from exactbatch.operations.doctor import database, machine
+from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
+from exactbatch.operations.doctor.pools import check_pools
+from exactbatch.operations.doctor.registrations import check_registrations, check_targets, find_pipelines
+from exactbatch.operations.doctor.servers import (
+    check_kafka,
+    check_postgres,
+    connection_finding,
+    postgres_connection,
+)
+from exactbatch.operations.doctor.topics import check_open_transactions, check_retention, check_topics
+from exactbatch.operations.lag import PipelineLag, lag_of
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.settings import POSTGRES, Settings
+
+_MACHINE: Final = (
+    ("java", machine.check_java, DEADLINE),
+    ("packages", machine.check_packages, DEADLINE),
+    ("fast path", machine.check_fast_path, machine.FAST_PATH_TIMEOUT + DEADLINE),
+    ("class archive", machine.check_archive, DEADLINE),
+)
+_DATABASE: Final = (
+    ("server settings", database.check_settings),
+    ("clocks", database.check_clock),
+    ("ledger", database.check_ledger),
+)
+_LEDGER: Final = ("privileges", "pipelines", "targets")
+_LOG: Final = ("topics", "retention", "open transactions")
+
+
+def examine(
+    settings: Settings | ExactbatchError,
+    references: Sequence[str] = (),
+    *,
+    airflow: str | None = None,
+    pools: Sequence[str] = (),
+    progress: Callable[[str], None] = lambda _check: None,
+) -> Iterator[Finding]:
+    """Yield the findings of all checks; a check that cannot run has one, too.
+
+    `settings` may be the error that reading them raised. `references` are the pipelines to check, by default all of
+    the package `pipelines`. `airflow` is the ID of a connection to Airflow's REST API, where `pools` should exist.
+    `progress` receives the name of each check before it runs.
+    """
+
+    def run(name: str, check: Callable[[], Iterable[Finding]], seconds: float = DEADLINE) -> list[Finding]:
+        progress(name)
+        return run_check(name, check, seconds=seconds)
+
+    for name, check, seconds in _MACHINE:
+        yield from run(name, check, seconds)
+    yield from run("Airflow's pools", partial(check_pools, airflow, pools))
+    pipelines: dict[str, Pipeline] = {}
+
+    def find() -> list[Finding]:
+        found, findings = find_pipelines(references)
+        pipelines.update(found)
+        return findings
+
+    yield from run("pipelines", find)
+    if isinstance(settings, ExactbatchError):
+        yield of_error("settings", settings)
+        for name in ("Kafka connection", "Postgres connection"):
+            yield not_checked(name, "the settings")
+        yield from (not_checked(name, "the settings") for name in (*dict(_DATABASE), *_LEDGER, *_LOG))
+        return
+    kafka = run("Kafka connection", partial(check_kafka, settings))
+    postgres = run("Postgres connection", partial(check_postgres, settings))
+    yield from (*kafka, *postgres)
+    if not _all_ok(postgres):
+        yield from (not_checked(name, "Postgres") for name in (*dict(_DATABASE), *_LEDGER, *_LOG))
+        return
+    try:
+        with postgres_connection(settings) as connection:
+            yield from _of_database(run, connection, pipelines, references)
+            if not _is_usable(connection):
+                yield from (not_checked(name, "the ledger") for name in (*_LEDGER, *_LOG))
+            elif not _all_ok(kafka):
+                yield from (not_checked(name, "Kafka") for name in _LOG)
+            else:
+                yield from _of_log(run, connection, KafkaBroker(settings.kafka), pipelines, references)
+    except ExactbatchError as error:  # the server has gone in the meantime
+        yield connection_finding("Postgres", POSTGRES, error)
+
+
+def _of_database(
+    run: Callable[..., list[Finding]],
+    connection: Connection,
+    pipelines: dict[str, Pipeline],
+    references: Sequence[str],
+) -> Iterator[Finding]:
+    for name, check in _DATABASE:
+        yield from run(name, partial(check, connection))
+    if _is_usable(connection):
+        registrations = partial(check_registrations, connection, pipelines, all_of_them=not references)
+        yield from run("privileges", partial(database.check_privileges, connection))
+        yield from run("pipelines", registrations)
+        yield from run("targets", partial(check_targets, connection, pipelines))
+
+
+def _of_log(
+    run: Callable[..., list[Finding]],
+    connection: Connection,
+    broker: KafkaBroker,
+    pipelines: dict[str, Pipeline],
+    references: Sequence[str],
+) -> Iterator[Finding]:
+    lags: list[PipelineLag] = []
+
+    def load() -> Iterator[Finding]:
+        with transaction(connection):
+            ledger = Ledger(connection)
+            names = {pipeline.name for pipeline in pipelines.values()}
+            definitions = [each for each in ledger.registered() if not references or each.name in names]
+            stored = {each.name: ledger.stored_offsets(each) for each in definitions}
+        lags.extend(lag_of(broker, each, stored[each.name]) for each in definitions)
+        return check_topics(lags)
+
+    topics = run("topics", load)
+    yield from topics
+    if not lags and not _all_ok(topics):
+        yield from (not_checked(name, "the topics") for name in _LOG[1:])
+        return
+    yield from run("retention", partial(check_retention, lags))
+    yield from run("open transactions", partial(check_open_transactions, broker, lags))
+
+
+def _all_ok(findings: Sequence[Finding]) -> bool:
+    return bool(findings) and all(finding.level == "ok" for finding in findings)
+
+
+def _is_usable(connection: Connection) -> bool:
+    with suppress(ExactbatchError):
+        check_schema(connection)
+        return True
+    return False

@@ -1,0 +1,80 @@
+"""Check Airflow's pools through its REST API, without importing Airflow."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from exactbatch.airflow_api import airflow_api
+from exactbatch.operations.doctor.finding import Finding
+
+_DEFAULT: Final = "default_pool"
+
+
+def check_pools(connection_id: str | None, names: Sequence[str]) -> Iterator[Finding]:
+    """Look for the default pool and for these pools, and whether they have slots."""
+    if connection_id is None:
+        yield Finding(
+            "Airflow's pools", "ok", "not asked for: --airflow names a connection to Airflow's REST API"
+        )
+        return
+    variable = f"AIRFLOW_CONN_{connection_id.upper()}"
+    text = os.environ.get(variable)
+    if not text:
+        yield Finding(
+            "Airflow's pools",
+            "problem",
+            f"the environment variable {variable} is not set",
+            f"Set {variable} to the URI of Airflow's REST API.",
+        )
+        return
+    import httpx
+
+    url, login, password = _access(text)
+    try:
+        with airflow_api(url, login, password) as client:
+            answer = client.get("/api/v2/pools", params={"limit": 1000}).raise_for_status().json()
+    except (httpx.HTTPError, KeyError, ValueError) as error:
+        yield Finding(
+            "Airflow's pools",
+            "problem",
+            f"Airflow's REST API at {url} does not answer as expected: {type(error).__name__}: {error}",
+            f"Check that Airflow is up, and correct host, login and password in {variable}.",
+        )
+        return
+    pools = {pool["name"]: pool for pool in answer["pools"]}
+    wrong = False
+    for name in (_DEFAULT, *names):
+        if name not in pools:
+            wrong = True
+            yield Finding(
+                "Airflow's pools",
+                "problem",
+                f"Airflow has no pool {name!r}, so it would never start the tasks that name it",
+                f"Run `airflow pools set {name} 1 exactbatch`.",
+            )
+        elif pools[name]["slots"] == 0:
+            wrong = True
+            yield Finding(
+                "Airflow's pools",
+                "problem",
+                f"the pool {name!r} has no slots",
+                f"Run `airflow pools set {name} 1 exactbatch`.",
+            )
+    if not wrong:
+        yield Finding("Airflow's pools", "ok", f"{', '.join((_DEFAULT, *names))}: exist and have slots")
+
+
+def _access(text: str) -> tuple[str, str | None, str | None]:
+    """Return URL, login and password of a connection of Airflow, written as JSON or as a URI."""
+    if text.lstrip().startswith("{"):
+        fields = json.loads(text)
+        host, port = fields.get("host") or "http://localhost", fields.get("port")
+        return (f"{host}:{port}" if port else host), fields.get("login"), fields.get("password")
+    parts = urlsplit(text)
+    # Airflow writes https in front of the host as http://…@https%3A%2F%2Fhost or in the schema.
+    host = unquote(parts.hostname or "localhost")
+    url = host if "://" in host else f"{parts.scheme}://{host}"
+    login, password = (None if each is None else unquote(each) for each in (parts.username, parts.password))
+    return (f"{url}:{parts.port}" if parts.port else url), login, password

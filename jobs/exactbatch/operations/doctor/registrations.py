@@ -1,0 +1,144 @@
+"""Checks of pipelines: each is registered as it is now, its code exists, and its target can hold its rows."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Sequence
+
+from exactbatch.discovery import load_pipeline
+from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
+from exactbatch.ledger import Ledger
+from exactbatch.operations.doctor.finding import Finding, of_error
+from exactbatch.pipeline import Pipeline
+from exactbatch.postgres.connection import Connection, transaction
+
+_PACKAGE = "pipelines"
+# What a sink does with the rows of its tables, and whether the login may.
+_MISSING = """
+select p from unnest(array['select', 'insert', 'update', 'delete']) p
+where to_regclass(%s) is not null and not has_table_privilege(to_regclass(%s), p)
+"""
+
+
+def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline], list[Finding]]:
+    """Import pipelines by their references, or all of the package `pipelines`; return them by reference.
+
+    A module that cannot be imported is a finding.
+    """
+    pipelines: dict[str, Pipeline] = {}
+    findings = []
+    for reference in references:
+        try:
+            pipelines[reference] = load_pipeline(
+                reference if ":" in reference else f"{_PACKAGE}.{reference}:{reference}"
+            )
+        except ExactbatchError as error:
+            findings.append(of_error("pipelines", error))
+    if references:
+        return pipelines, findings
+    try:
+        package = importlib.import_module(_PACKAGE)
+    except ImportError:
+        return {}, [
+            Finding(
+                "pipelines",
+                "warning",
+                f"there is no package {_PACKAGE!r} on this machine, so registrations are not compared with code",
+                "Name the pipelines: exactbatch doctor MODULE:NAME.",
+            )
+        ]
+    for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__)):
+        name = f"{_PACKAGE}.{module}"
+        try:
+            found = vars(importlib.import_module(name))
+        except (Exception, SystemExit) as error:
+            findings.append(
+                Finding(
+                    "pipelines",
+                    "problem",
+                    f"the module {name} cannot be imported: {type(error).__name__}: {error}",
+                    "Correct the module, or install what it imports.",
+                )
+            )
+            continue
+        pipelines |= {f"{name}:{each}": value for each, value in found.items() if isinstance(value, Pipeline)}
+    return pipelines, findings
+
+
+def check_registrations(
+    connection: Connection, pipelines: dict[str, Pipeline], *, all_of_them: bool
+) -> Iterator[Finding]:
+    """Compare pipelines with the ledger; with `all_of_them`, each registered pipeline should be among them."""
+    with transaction(connection):
+        registered = {definition.name for definition in Ledger(connection).registered()}
+    for reference, pipeline in pipelines.items():
+        try:
+            with transaction(connection):
+                Ledger(connection).check_registered(pipeline)
+        except NotRegistered as error:
+            yield of_error("pipelines", error, f"Run `exactbatch init {reference}` once.")
+        except IdentityChanged as error:
+            yield of_error(
+                "pipelines",
+                error,
+                "Undo the change, or register the pipeline under a new name with a new target.",
+            )
+        except ExactbatchError as error:
+            yield of_error("pipelines", error)
+        else:
+            yield Finding("pipelines", "ok", f"{pipeline.name} is registered as it is now")
+    if all_of_them:
+        for name in sorted(registered - {pipeline.name for pipeline in pipelines.values()}):
+            yield Finding(
+                "pipelines",
+                "warning",
+                f"pipeline {name!r} is registered, and no module of the package {_PACKAGE!r} has it",
+                f"Add its module, or if it has a new name, run `exactbatch init … --rename {name}`.",
+            )
+
+
+def check_targets(connection: Connection, pipelines: dict[str, Pipeline]) -> Iterator[Finding]:
+    """Check the tables of pipelines as a batch does before it stages rows, and roll back."""
+    for pipeline in pipelines.values():
+        try:
+            yield from _check_target(connection, pipeline)
+        except ExactbatchError as error:
+            yield of_error("targets", error)
+
+
+def _check_target(connection: Connection, pipeline: Pipeline) -> Iterator[Finding]:
+    sink, missing = pipeline.sink, []
+    with transaction(connection) as cursor:
+        for table in sink.tables:
+            name = table.identifier.as_string(cursor)
+            cursor.execute(_MISSING, (name, name))
+            if lacks := [row[0] for row in cursor.fetchall()]:
+                missing.append(
+                    Finding(
+                        "targets",
+                        "problem",
+                        f"login {connection.info.user!r} lacks {', '.join(lacks)} on {table.spec}",
+                        f"Grant it: grant select, insert, update, delete on {table.spec} to exactbatch_job;",
+                    )
+                )
+    if missing:
+        yield from missing
+        return
+    columns = None if pipeline.transform or pipeline.sql else pipeline.value.columns
+    if columns is None:
+        yield Finding(
+            "targets", "ok", f"{sink.target}: privileges only, because a transform decides on its columns"
+        )
+        return
+    try:
+        with transaction(connection) as cursor:
+            ledger = Ledger(connection)
+            sink.prepare(cursor, columns, evolve=pipeline.evolve)
+            sink.check_shared(cursor, columns, ledger.sharing(pipeline))
+            sink.check_replay(cursor)
+            raise _RollBack
+    except _RollBack:
+        yield Finding("targets", "ok", f"{sink.target} can hold the rows of {pipeline.name}")
+
+
+class _RollBack(Exception):
+    """Ends a transaction that must leave nothing behind."""

@@ -1,0 +1,30 @@
+"""What Kafka's own consumer-groups command says of a group."""
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+from exactbatch.local import LocalStack
+from exactbatch.local.jars import fetch_jars
+from exactbatch.local.java import find_java
+
+_DEFINITIONS: Final = Path(__file__).parent / "ivy"
+_COMMAND: Final = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+
+
+def described_group(stack: LocalStack, group: str) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """Return (CURRENT-OFFSET, LOG-END-OFFSET, LAG) by topic and partition, as kafka-consumer-groups --describe does."""
+    tools = fetch_jars("kafka-tools", stack.jars_dir, definitions=_DEFINITIONS)
+    broker = fetch_jars("kafka", stack.jars_dir)
+    command: list[str | Path] = [
+        find_java(),
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{broker}/*:{tools}/*",
+        _COMMAND,
+    ]
+    arguments = ["--bootstrap-server", stack.bootstrap_servers, "--describe", "--group", group]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60)
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith(group)]
+    assert rows, done.stdout + done.stderr
+    return {(row[1], int(row[2])): (int(row[3]), int(row[4]), int(row[5])) for row in rows}

@@ -1,0 +1,33 @@
+"""The two ways to read from Kafka, and the choice of one of them for all reads of this process."""
+
+import sys
+from typing import Any, Final
+
+import pytest
+
+from exactbatch.audit import log_windows
+from exactbatch.compiled.availability import VARIABLE
+from exactbatch.kafka import open_consumer as opening
+from exactbatch.kafka.native_client import NativeClient
+
+# "messages" creates an object for each record, "native" does not.
+READERS: Final = ("messages", "native")
+
+
+def read_with(patch: pytest.MonkeyPatch, reader: str) -> None:
+    """Let batches and audits in this process read with one of READERS until `patch` is undone.
+
+    A range that is read alone, but with the other one, fails with AssertionError. Ranges that are read together always
+    have an object for each record.
+    """
+    is_native = reader == "native"
+    open_consumer: Any = opening.open_consumer
+
+    def checked(*arguments: Any, partitions: int, **named: Any) -> Any:
+        consumer = open_consumer(*arguments, partitions=partitions, **named)
+        assert isinstance(consumer, NativeClient) == (is_native and partitions == 1)
+        return consumer
+
+    patch.setenv(VARIABLE, "0" if is_native else "off")
+    patch.setattr("exactbatch.kafka.reader.open_consumer", checked)
+    patch.setattr(log_windows, "_NATIVE_FROM", 0 if is_native else sys.maxsize)
