@@ -18,6 +18,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# setuptools leaves an egg-info beside the sources. Airflow would take it for a second installation, and report that the
+# page is registered twice.
 venv: $(STAMP) ## install all packages into .venv (1.6 GB; takes a minute or two on a fast connection)
 
 $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
@@ -31,7 +33,8 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	@{ $(BIN)/python -m pip install --quiet --retries 1 --disable-pip-version-check uv \
 	  && $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -r requirements.txt -r requirements-dev.txt 2>&1 \
 	    | sed '/^ [+~-] /d' \
-	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable .; } || { \
+	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable . \
+  && rm -rf jobs/*.egg-info; } || { \
 	  echo 'error: could not install the packages of requirements.txt.' \
 	    'Check the network and the lines above, then run `make venv` again.' >&2; exit 1; }
 	@touch $@

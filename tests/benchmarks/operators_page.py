@@ -57,10 +57,8 @@ def main() -> None:
             fill(connection, history)
         connection.close()
         names = [history.topic for history in (grown, *others)]
-        created = AdminClient(dict(stack.kafka_properties)).create_topics(
-            [NewTopic(name, PARTITIONS, 1) for name in names]
-        )
-        for future in created.values():
+        admin = AdminClient(dict(stack.kafka_properties))
+        for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in names]).values():
             future.result(120)
         folder = Path(tempfile.mkdtemp())
         with serving_airflow(stack, [history.pipeline for history in (grown, *others)], folder) as airflow:

@@ -80,7 +80,10 @@ def open_page(airflow, browser):
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on(
             "request",
-            lambda asked: asked.url.startswith((airflow.url, "data:")) or problems.append(asked.url),
+            lambda asked: (
+                asked.url.startswith((airflow.url, f"blob:{airflow.url}", "data:"))
+                or problems.append(asked.url)
+            ),
         )
         page.goto(f"{airflow.url}{path}")
         return page

@@ -17,7 +17,7 @@ from exactbatch.postgres.connection import Connection, transaction
 
 SegmentKind = Literal["batch", "replay", "backfill", "loss", "gap", "pruned"]
 # All strips together have at most so many steps: each is a look-up in an index.
-_STEPS: Final = 6000
+_STEPS: Final = 4000
 _EXCEPTIONS: Final = 300  # losses and folded rows of each strip
 _REPLAYS: Final = 300  # committed replays
 _COUNTED: Final = 100  # rejects of one step

@@ -71,7 +71,7 @@ export function showPipeline(dag, address) {
       el("h2", { id: "batches" }, "Batches"),
       el(
         "div",
-        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Batches" },
+        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Table of batches" },
         el(
           "table",
           { class: "cards" },
