@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from exactbatch import Append
 from exactbatch.cli.app import app
+from exactbatch.cli.console import out
 from exactbatch.errors import KafkaUnavailable, TargetMismatch
 from exactbatch.ledger import Ledger, Run
 from exactbatch.model import Plan
@@ -87,7 +88,7 @@ def test_a_part_of_the_batches(listed, history, options, ids):
 
 
 def test_the_table_says_whether_a_retry_helps(listed, history, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(out, "_width", 200)
     shown = " ".join(CliRunner().invoke(app, ["batches", "p", "--limit", "2"]).stdout.split())
     assert "cli run_5: t[0] 3–4, t[0] 5–6, t[0] 7–8 and 2 more" in shown
     assert "batch 5 (planned) has failed 2 times" in shown

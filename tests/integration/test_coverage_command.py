@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.cli.app import app
+from exactbatch.cli.console import out
 from exactbatch.postgres.connection import transaction
 from support.page_ledger import SIZE, fill_story
 from support.staged_batches import ID
@@ -17,7 +18,7 @@ def coverage(connection, settings, monkeypatch):
     """Run `exactbatch coverage story …`."""
     for name, value in settings.as_environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("COLUMNS", "42")  # 40 steps: one for each batch of the story
+    monkeypatch.setattr(out, "_width", 42)  # 40 steps: one for each batch of the story
     pipeline = Pipeline(
         name="story", topics=("story",), value=Json("id int, name text"), sink=Append("public.story")
     )

@@ -26,8 +26,6 @@ from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
 from support.topics import record
 
-HOUR_AGO = int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
-
 
 class Doctor:
     """`exactbatch doctor` in this process, with an environment that a test can damage."""
@@ -68,6 +66,11 @@ CHECKS = {
     "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "open transactions",
     "Airflow's pools",
 }  # fmt: skip
+
+
+def an_hour_ago() -> int:
+    """The time an hour before a test runs, not before it was imported, in ms since 1970."""
+    return int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
 
 
 @pytest.fixture
@@ -319,7 +322,7 @@ def test_a_topic_is_missing(doctor, make_pipeline, pipeline, make_topic):
 
 def test_retention_is_near(doctor, make_pipeline, make_topic):
     topic = make_topic(retention_ms=str(70 * 60_000))
-    topic.produce(record(1), timestamp=HOUR_AGO)
+    topic.produce(record(1), timestamp=an_hour_ago())
     found = of(doctor(make_pipeline(topic)), "retention")
     assert (found["level"], "may overtake the stored offset in 0." in found["found"]) == (
         "warning",
@@ -331,7 +334,7 @@ def test_retention_is_near(doctor, make_pipeline, make_topic):
 def test_retention_is_overdue(doctor, make_pipeline, make_topic):
     # The segment goes only when its last record is old enough.
     topic = make_topic(retention_ms=str(30 * 60_000))
-    topic.produce(record(1), timestamp=HOUR_AGO)
+    topic.produce(record(1), timestamp=an_hour_ago())
     topic.produce(record(2))
     found = of(doctor(make_pipeline(topic)), "retention")
     assert (found["level"], "at any time" in found["found"]) == ("problem", True)

@@ -22,7 +22,10 @@ from exactbatch.postgres.connection import transaction
 from support.consumer_groups import described_group
 from support.topics import record
 
-HOUR_AGO = int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
+
+def an_hour_ago() -> int:
+    """The time an hour before a test runs, not before it was imported, in ms since 1970."""
+    return int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
 
 
 @pytest.fixture
@@ -90,8 +93,8 @@ def test_the_lag_is_that_of_kafkas_own_command(lag, stand, make_topic, make_pipe
 
 def test_the_time_behind_is_that_of_the_first_unprocessed_record(lag, stand, make_topic, make_pipeline):
     topic = make_topic(2, retention_ms=str(90 * 60_000), retention_bytes="1000000")
-    topic.produce(record(1), timestamp=HOUR_AGO - 600_000)
-    topic.produce(record(2), timestamp=HOUR_AGO)
+    topic.produce(record(1), timestamp=an_hour_ago() - 600_000)
+    topic.produce(record(2), timestamp=an_hour_ago())
     topic.produce(record(3))
     topic.produce(record(4), partition=1)
     pipeline = make_pipeline(topic)
@@ -139,7 +142,7 @@ def test_all_registered_pipelines_are_shown_and_a_missing_topic_hides_none(lag, 
 
 def test_offsets_that_retention_removed_are_told(lag, stand, make_topic, make_pipeline):
     topic = make_topic(retention_ms="1000", segment_ms="1000")
-    topic.produce(record(1), timestamp=HOUR_AGO)
+    topic.produce(record(1), timestamp=an_hour_ago())
     pipeline = make_pipeline(topic)
     stand(pipeline, 0)
     deadline = time.monotonic() + 60
