@@ -87,7 +87,9 @@ def test_there_is_no_other_route_than_those_that_are_tested(airflow, viewer):
 def test_all_pipelines(viewer):
     listed = wait_for_kafka(lambda: viewer.get("/exactbatch/data/pipelines").json()["pipelines"])
     rows = {row["dag_id"]: row for row in listed}
-    assert set(rows) == set(NAMES)
+    assert set(NAMES) <= set(
+        rows
+    )  # a worker of the tests may have used its database for other pipelines before
     assert rows["unknown"]["state"] == "not registered"
     assert rows["failing"]["state"] == "failing"
     assert rows["failing"]["error"]["message"].startswith("column id")
@@ -129,8 +131,9 @@ def test_a_preview_counts_the_rows_and_writes_nothing(user, viewer):
     answer = user.post(path, json=RANGE, headers=OURS)
     assert answer.status_code == 200, answer.text
     assert answer.json()["rows"] == 20
-    assert answer.json()["ranges"][0]["batches"] == [1]
-    batch = user.get("/exactbatch/data/pipelines/story/batches").json()["batches"][5]
+    listed = user.get("/exactbatch/data/pipelines/story/batches", params={"limit": 300}).json()["batches"]
+    assert answer.json()["ranges"][0]["batches"] == [listed[-1]["batch_id"]]
+    batch = listed[5]
     answer = user.post(path, json={"batch_ids": [batch["batch_id"]]}, headers=OURS).json()
     assert answer["rows"] == answer["offsets"] == 3 * SIZE
     refused = user.post(path, json={"ranges": [{**RANGE["ranges"][0], "until_offset": 10**6}]}, headers=OURS)
