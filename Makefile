@@ -34,7 +34,7 @@ $(STAMP): requirements.txt requirements-dev.txt pyproject.toml
 	  && $(BIN)/uv pip install --python $(BIN)/python --compile-bytecode -r requirements.txt -r requirements-dev.txt 2>&1 \
 	    | sed '/^ [+~-] /d' \
 	  && $(BIN)/uv pip install --python $(BIN)/python --quiet --no-deps --editable . \
-  && rm -rf jobs/*.egg-info; } || { \
+	  && rm -rf jobs/*.egg-info; } || { \
 	  echo 'error: could not install the packages of requirements.txt.' \
 	    'Check the network and the lines above, then run `make venv` again.' >&2; exit 1; }
 	@touch $@

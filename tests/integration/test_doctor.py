@@ -7,7 +7,6 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import ModuleType
 from typing import Any
@@ -24,7 +23,7 @@ from exactbatch.operations.doctor import finding
 from exactbatch.operations.doctor.finding import Finding, run_check
 from exactbatch.postgres.connection import transaction
 from support.roles import ROLES
-from support.topics import record
+from support.topics import an_hour_ago, record
 
 
 class Doctor:
@@ -66,11 +65,6 @@ CHECKS = {
     "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "open transactions",
     "Airflow's pools",
 }  # fmt: skip
-
-
-def an_hour_ago() -> int:
-    """The time an hour before a test runs, not before it was imported, in ms since 1970."""
-    return int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import json
 import time
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,12 +19,7 @@ from exactbatch.model import Plan, StoredOffset
 from exactbatch.operations.lag import load_lag
 from exactbatch.postgres.connection import transaction
 from support.consumer_groups import described_group
-from support.topics import record
-
-
-def an_hour_ago() -> int:
-    """The time an hour before a test runs, not before it was imported, in ms since 1970."""
-    return int((datetime.now(UTC) - timedelta(hours=1)).timestamp() * 1000)
+from support.topics import an_hour_ago, record
 
 
 @pytest.fixture

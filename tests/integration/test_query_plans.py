@@ -12,9 +12,11 @@ from psycopg2.extensions import make_dsn
 from exactbatch import Append, Json, Pipeline
 from exactbatch.batch.publishing.fences import check_results_exist
 from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger.overview import OverviewRows
 from exactbatch.ledger.partition_commit import ACCOUNT_RANGE, LOCK_STORED_OFFSET, RANGE_STATE, SHARE_BATCH
 from exactbatch.operations import report
 from exactbatch.operations.batches import load_batches
+from exactbatch.operations.overview import load_summaries
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
 from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
@@ -168,6 +170,17 @@ def test_a_page_of_batches_reads_a_bounded_part_of_the_history(bounded, history,
     with bounded() as connection:
         for before in (None, 40):
             load_batches(connection, history.pipeline.name, kind=kind, status=status, before=before, limit=20)
+
+
+def test_the_page_of_pipelines_reads_a_bounded_part_of_the_history(bounded, history):
+    name = history.pipeline.name
+    with bounded() as connection:
+        assert load_summaries(connection, [name])[name].batches
+        with transaction(connection):
+            listed = OverviewRows(connection).page_of_batches(name, before=2**62, limit=20)
+            older = OverviewRows(connection).page_of_batches(name, before=listed[-1].batch.batch_id, limit=20)
+        assert listed[-1].batch.batch_id > older[0].batch.batch_id
+        assert listed[0].ranges
 
 
 def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, monkeypatch):

@@ -90,3 +90,8 @@ def await_leaders(admin: AdminClient, topic: str, partitions: int) -> None:
 def record(number: int, name: str | None = "x") -> bytes:
     """Return a JSON value for the pipelines of make_pipeline."""
     return json.dumps({"id": number, "name": name}).encode()
+
+
+def an_hour_ago() -> int:
+    """Return the time an hour before the call, as a record's timestamp: ms since 1970."""
+    return round((time.time() - 3600) * 1000)

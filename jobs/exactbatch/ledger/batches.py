@@ -58,20 +58,23 @@ class Batches(OnConnection):
 
     def batches(self, pipeline: Pipeline, *, limit: int) -> list[Batch]:
         """Return the newest batches, newest first."""
-        return self.page_of_batches(pipeline, kind=None, status=None, before=None, limit=limit)
+        return self.page_of_batches(pipeline.name, kind=None, status=None, before=None, limit=limit)
 
     def page_of_batches(
         self,
-        pipeline: Pipeline | Definition,
+        pipeline: str,
         *,
         kind: Kind | None,
         status: BatchStatus | None,
         before: int | None,
         limit: int,
     ) -> list[Batch]:
-        """Return the newest batches with an ID below `before`, of a kind and in a status, newest first."""
+        """Return the newest batches of a pipeline with an ID below `before`, of a kind and in a status, newest first.
+
+        None for `kind`, `status` or `before` stands for any.
+        """
         rows = _QUERIES.page_of_batches(
-            self._connection, pipeline=pipeline.name, kind=kind, status=status, before=before, limit=limit
+            self._connection, pipeline=pipeline, kind=kind, status=status, before=before, limit=limit
         )
         return read_rows(Batch, rows)
 

@@ -1,18 +1,18 @@
 """Read what is shown of many pipelines at once, and the newest batches and rejects of one."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
+from exactbatch.ledger.batches import Batches
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch, Reject
+from exactbatch.ledger.rows import Batch, BatchFailure, Reject
 from exactbatch.ledger.statements import OnConnection, load_queries, read_row, read_rows
 from exactbatch.offsets import TopicPartition
 
 _QUERIES: Final = load_queries("overview")
-_BATCH: Final = tuple(field.name for field in fields(Batch))
 # A pipeline may have millions of rejects: their reasons are counted among so many.
 _SAMPLE: Final = 10_000
 
@@ -37,22 +37,11 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class LatestFailure:
-    """How often a batch has failed, and its latest error."""
-
-    failures: int
-    failed_at: datetime
-    error: str
-    message: str
-    retryable: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ListedBatch:
     """A batch with its latest failure, if any; `ranges` and `offsets` are None where they were not asked for."""
 
     batch: Batch
-    failure: LatestFailure | None
+    failure: BatchFailure | None
     ranges: int | None = None
     offsets: int | None = None
 
@@ -100,12 +89,26 @@ class OverviewRows(OnConnection):
     def newest_batches(self, pipelines: Sequence[str], *, limit: int) -> list[ListedBatch]:
         """Return the newest batches of each pipeline, up to `limit` of each, newest first."""
         rows = _QUERIES.newest_batches(self._connection, pipelines=list(pipelines), limit=limit)
-        return [ListedBatch(_batch(row), _failure(row)) for row in rows]
+        batches = read_rows(Batch, rows)
+        failures = Batches(self._connection).failures_of(batches)
+        return [ListedBatch(batch, failures.get(batch.batch_id)) for batch in batches]
 
     def page_of_batches(self, pipeline: str, *, before: int, limit: int) -> list[ListedBatch]:
-        """Return the newest batches below the batch ID `before`, newest first."""
-        rows = _QUERIES.page_of_batches(self._connection, pipeline=pipeline, before=before, limit=limit)
-        return [ListedBatch(_batch(row), _failure(row), row.ranges, row.offsets) for row in rows]
+        """Return the newest batches below the batch ID `before`, newest first, with their ranges and offsets."""
+        ledger = Batches(self._connection)
+        batches = ledger.page_of_batches(pipeline, kind=None, status=None, before=before, limit=limit)
+        failures = ledger.failures_of(batches)
+        ids = [batch.batch_id for batch in batches]
+        totals = {row.batch_id: row for row in _QUERIES.range_totals(self._connection, batch_ids=ids)}
+        return [
+            ListedBatch(
+                batch,
+                failures.get(batch.batch_id),
+                totals[batch.batch_id].ranges if batch.batch_id in totals else 0,
+                totals[batch.batch_id].offsets if batch.batch_id in totals else None,
+            )
+            for batch in batches
+        ]
 
     def reject_reasons(self, pipeline: str, *, limit: int) -> list[ReasonGroup]:
         """Return the most frequent kinds of reasons among the first 10,000 rejects of a pipeline."""
@@ -147,13 +150,3 @@ class OverviewRows(OnConnection):
         for name in ("key", "value"):
             values[name] = None if values[name] is None else bytes(values[name])
         return RejectedRecord(**values)
-
-
-def _batch(row: Any) -> Batch:
-    return Batch(*(getattr(row, name) for name in _BATCH))
-
-
-def _failure(row: Any) -> LatestFailure | None:
-    if row.failures is None:
-        return None
-    return LatestFailure(row.failures, row.failed_at, row.error, row.message, row.retryable)

@@ -65,7 +65,7 @@ def load_batches(
     with transaction(connection):
         ledger = Ledger(connection)
         pipeline = ledger.registered_as(name)
-        batches = ledger.page_of_batches(pipeline, kind=kind, status=status, before=before, limit=limit)
+        batches = ledger.page_of_batches(pipeline.name, kind=kind, status=status, before=before, limit=limit)
         ranges = ledger.first_ranges(batches, limit=_RANGES)
         partly = {each.batch_id: each for each in ledger.partly_committed(pipeline, batches)}
         failures = ledger.failures_of(batches)

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.overview import LatestFailure, ListedBatch, OverviewRows, Position
-from exactbatch.ledger.rows import Batch
+from exactbatch.ledger.overview import ListedBatch, OverviewRows, Position
+from exactbatch.ledger.rows import Batch, BatchFailure
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 from exactbatch.postgres.connection import Connection, transaction
@@ -61,7 +61,7 @@ class LedgerSummary:
         return next((each.batch for each in planned), None)
 
     @property
-    def failure(self) -> tuple[Batch, LatestFailure] | None:
+    def failure(self) -> tuple[Batch, BatchFailure] | None:
         """The newest failure of an advance since one was committed, or of a planned replay."""
         for each in self.batches:
             if each.batch.kind == "advance" and each.batch.status == "committed":

@@ -116,9 +116,8 @@ def create_app() -> FastAPI:
                         connection, [dag.dag_id for dag in found if dag.postgres == conn_id]
                     )
             except Exception as error:
-                problems[conn_id] = error_text(
-                    error
-                )  # one ledger that cannot be read does not hide the others
+                # One ledger that cannot be read does not hide the others.
+                problems[conn_id] = error_text(error)
         for dag in found:
             if (summary := summaries.get(dag.dag_id)) is not None:
                 brokers.watch(dag.kafka, dag.dag_id, summary.topics, summary.stored)

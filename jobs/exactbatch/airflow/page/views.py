@@ -13,6 +13,7 @@ from exactbatch.airflow.page.dags import PipelineDag, TaskTime
 from exactbatch.airflow.page.servers import LogState, retention_left
 from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
+from exactbatch.ledger.rows import Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
 from exactbatch.operations.overview import LedgerSummary, lag_of, state_of
@@ -159,8 +160,7 @@ def batch_view(
     }
 
 
-def _batch(batch: Any) -> dict[str, Any]:
-    committed, planned = batch.committed_at, batch.planned_at
+def _batch(batch: Batch) -> dict[str, Any]:
     return {
         "batch_id": batch.batch_id,
         "kind": "backfill" if batch.kind == "replay" and batch.origin == "backfill" else batch.kind,
@@ -172,9 +172,9 @@ def _batch(batch: Any) -> dict[str, Any]:
         "rejected": batch.rejected,
         "tombstones": batch.tombstones,
         "dropped": batch.dropped,
-        "planned_at": _time(planned),
-        "committed_at": _time(committed),
-        "seconds": None if committed is None else (committed - planned).total_seconds(),
+        "planned_at": _time(batch.planned_at),
+        "committed_at": _time(batch.committed_at),
+        "seconds": batch.seconds,
     }
 
 

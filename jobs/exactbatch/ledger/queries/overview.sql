@@ -1,5 +1,5 @@
 -- What is shown of many pipelines at once, and of the newest batches of one. Each statement reads a bounded number of
--- rows of each pipeline. {Batch} stands for the columns that this class has.
+-- rows of each pipeline. Names in braces are explained in statements.py.
 
 -- name: definitions
 -- The registrations of pipelines.
@@ -16,38 +16,29 @@ where s.pipeline = any(:pipelines::text[])
 order by s.pipeline, s.topic, s.partition;
 
 -- name: newest_batches
--- The newest batches of pipelines, up to :limit of each, newest first, with their latest failure.
-select b.*, f.failures, f.failed_at, f.error, f.message, f.retryable
+-- The newest batches of pipelines, up to :limit of each, newest first.
+-- The lateral query is bounded as page_of_batches of batches.sql is.
+select b.*
 from unnest(:pipelines::text[]) p (name)
 cross join lateral (
     select {Batch}
-    from exactbatch.batch where pipeline = p.name
-    order by batch_id desc limit :limit
+    from exactbatch.batch
+    where pipeline >= p.name and (pipeline, batch_id) <= (p.name, 9223372036854775807)
+    order by pipeline desc, batch_id desc limit :limit
 ) b
-left join exactbatch.batch_failure f on f.batch_id = b.batch_id
 order by b.pipeline, b.batch_id desc;
 
--- name: page_of_batches
--- The newest batches of a pipeline below a batch ID, with their numbers of ranges and their latest failure.
-select b.*, f.failures, f.failed_at, f.error, f.message, f.retryable, r.ranges, r.offsets
-from (
-    select {Batch}
-    from exactbatch.batch where pipeline = :pipeline and batch_id < :before
-    order by batch_id desc limit :limit
-) b
-left join exactbatch.batch_failure f on f.batch_id = b.batch_id
-left join lateral (
-    select count(*) as ranges, sum(r.until_offset - r.from_offset)::bigint as offsets
-    from exactbatch.batch_range r where r.batch_id = b.batch_id
-) r on true
-order by b.batch_id desc;
+-- name: range_totals
+-- How many ranges and offsets some batches have; no row for a folded batch.
+select batch_id, count(*) as ranges, sum(until_offset - from_offset)::bigint as offsets
+from exactbatch.batch_range where batch_id = any(:batch_ids) group by batch_id;
 
 -- name: reject_reasons
 -- The reasons of the first :sample rejects of a pipeline, by frequency, each with its first record and its latest
 -- batch. A reason often contains the value, so text in quotes and numbers are left out of the reason of a group.
 with sample as materialized (
     select topic, partition, "offset", reason, batch_id,
-           regexp_replace(regexp_replace(left(reason, 2000), '''[^'']*''|"[^"]*"', '…', 'g'), '\d+', '#', 'g') as kind
+           {ReasonKind} as kind
     from exactbatch.rejected_record where pipeline = :pipeline
     order by topic_id, partition, "offset" limit :sample
 )
@@ -64,7 +55,7 @@ from (
     order by topic_id, partition, "offset" limit :sample
 ) r
 where :kind::text is null
-   or regexp_replace(regexp_replace(left(reason, 2000), '''[^'']*''|"[^"]*"', '…', 'g'), '\d+', '#', 'g') = :kind
+   or {ReasonKind} = :kind
 order by topic_id, partition, "offset" limit :limit;
 
 -- name: rejected_record^
