@@ -1,6 +1,7 @@
 """Real servers for the tests: one Kafka broker, one Postgres and one Spark session for the whole run."""
 
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ from exactbatch.settings import Settings
 from support.environment import HOME, LONG, TESTS
 from support.jvm import quick_kafka, quick_spark
 from support.readers import READERS, read_with
+from support.stacks import new_stack
 from support.topics import Topic, await_leaders
 
 # SIGTERM ends a run like Ctrl-C, so that it stops its servers.
@@ -51,6 +53,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         long = [each for each in items if each.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         items[:] = [each for each in items if each not in long]
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from visiting all imported modules again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 class _ByFile(LoadFileScheduling):
@@ -84,7 +92,7 @@ def _quick_brokers(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="session")
 def stack() -> Iterator[LocalStack]:
     """Kafka and Postgres for this test run; tests that stop a server start it again."""
-    stack = LocalStack(HOME, name=f"test-{os.getpid()}")
+    stack = new_stack("test")
     try:
         with _one_at_a_time():
             stack.up()
@@ -96,7 +104,7 @@ def stack() -> Iterator[LocalStack]:
 @pytest.fixture(scope="module")
 def own_stack() -> Iterator[LocalStack]:
     """A broker that tests can stop, kill and truncate without disturbing other tests."""
-    stack = LocalStack(HOME, name=f"broker-{os.getpid()}")
+    stack = new_stack("broker")
     try:
         with _one_at_a_time():
             stack.broker.configure({}, None)

@@ -5,7 +5,6 @@ Spark has tried the task again by itself. Healed, the next try makes it exact. `
 every moment with every way of a batch.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,12 +24,11 @@ from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
-from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from support.environment import HOME, LONG
+from support.environment import LONG
 from support.faults.proxy import (
     Cut,
     CutAfter,
@@ -42,6 +40,7 @@ from support.faults.proxy import (
     Stall,
     proxied_broker,
 )
+from support.stacks import new_stack
 from support.topics import Topic, record
 
 TIMEOUT: Final = 3.0  # seconds, of everything that has one
@@ -89,7 +88,7 @@ COMMITS: Final = {
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[tuple[Proxy, dict[str, Any]]]:
     """A proxy before a broker of this module, and the properties that go past it."""
-    stack = LocalStack(HOME, name=f"network-{os.getpid()}")
+    stack = new_stack("network")
     try:
         with proxied_broker(stack.broker) as proxy:
             yield proxy, stack.kafka_properties

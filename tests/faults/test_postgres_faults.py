@@ -23,20 +23,20 @@ from exactbatch import failpoints
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.staging import staging_tables
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
-from exactbatch.local import LocalStack
 from exactbatch.local.account import hand_over, postgres_account
 from exactbatch.local.process import wait_until_ended
 from exactbatch.postgres.connection import connect
-from support.environment import HOME, LONG
+from support.environment import LONG
 from support.faults.cases import RECORDS, Case
 from support.faults.held import InProcess
+from support.stacks import new_stack
 from support.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
 def server():
     """A Postgres of this module alone, with few connections."""
-    stack = LocalStack(HOME, name=f"faults-{os.getpid()}")
+    stack = new_stack("faults")
     try:
         stack.postgres.configure({}, {"max_connections": "20", "shared_buffers": "16MB"})
         stack.postgres.start()

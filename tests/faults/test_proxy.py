@@ -1,6 +1,5 @@
 """The proxy itself: each of its faults is what it says."""
 
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from psycopg2.extensions import make_dsn
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
-from support.environment import HOME
 from support.faults.proxy import (
     Cut,
     CutAfter,
@@ -26,6 +24,7 @@ from support.faults.proxy import (
     Stall,
     proxied_broker,
 )
+from support.stacks import new_stack
 
 
 @pytest.fixture
@@ -169,7 +168,7 @@ def test_a_commit_whose_answer_is_dropped_is_committed(postgres: tuple[Proxy, Co
 
 
 def test_a_broker_behind_a_proxy_is_reached_through_it_alone() -> None:
-    stack = LocalStack(HOME, name=f"proxied-{os.getpid()}")
+    stack = new_stack("proxied")
     try:
         _check_proxied(stack)
     finally:

@@ -23,12 +23,12 @@ from exactbatch.batch.engines.connect_engine import ConnectEngine
 from exactbatch.batch.job import process_batch
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.errors import ConfigurationError, TasksFailed
-from exactbatch.local import LocalStack
 from exactbatch.local.connect import Connect
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner, MakeTopic
 from support.environment import HOME, JOBS, TESTS
 from support.jvm import quick_spark
+from support.stacks import new_stack
 from support.topics import Topic, record
 from support.waiting import wait_for
 
@@ -55,7 +55,7 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(events: Path) -> Iterator[Connect]:
     """A server with two slots."""
-    stack = LocalStack(HOME, name=f"connect-{os.getpid()}")
+    stack = new_stack("connect")
     settings = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",

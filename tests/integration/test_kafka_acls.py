@@ -1,6 +1,5 @@
 """With the ACLs of docs/security.md a pipeline can do all it does; without one of them an error names it."""
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,9 +47,9 @@ from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.audited_target import AuditedTarget
-from support.environment import HOME
 from support.readers import READERS, read_with
 from support.roles import ROLES, Deployment
+from support.stacks import new_stack
 from support.topics import Topic, record
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "security.md"
@@ -136,7 +135,7 @@ def acl(grant: Grant, permission: AclPermissionType) -> AclBinding:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Guarded]:
-    stack = LocalStack(HOME, name=f"guarded-{os.getpid()}")
+    stack = new_stack("guarded")
     try:
         stack.broker.configure({}, None)
         plain = stack.broker.ports

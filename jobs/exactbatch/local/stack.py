@@ -134,7 +134,9 @@ class LocalStack:
                 server.stop()
             if delete:
                 self._progress(f"deleting {self.folder}")
-                shutil.rmtree(self.folder)
+                # The folder may be a link to one on another disk.
+                shutil.rmtree(self.folder.resolve())
+                self.folder.unlink(missing_ok=True)
         return bool(running) or delete
 
     def status(self) -> list[ServerStatus]:

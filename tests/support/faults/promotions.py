@@ -28,6 +28,7 @@ from support.faults.cases import SINKS
 from support.faults.failover import Life, Promotion
 from support.faults.replicas import Pair
 from support.jvm import quick_kafka, quick_spark
+from support.stacks import new_stack
 from support.topics import Topic
 
 _HEAD = "| # | sink | replica | batch | moment | batches lost | records read again | the batch | beside it |"
@@ -44,7 +45,7 @@ def main(
     os.environ["KAFKA_OPTS"] = quick_kafka(HOME)
     with ExitStack() as until:
         folder = Path(until.enter_context(tempfile.TemporaryDirectory()))
-        stack = LocalStack(HOME, name=f"promotions-{os.getpid()}")
+        stack = new_stack("promotions")
         until.callback(stack.down, delete=True)
         stack.broker.configure({}, None, anywhere=True)
         stack.broker.start()

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from exactbatch.local import LocalStack
 from exactbatch.local.ports import HOST
 from support.environment import DOCS, HOME
 from support.faults.matrix import (
@@ -29,6 +28,7 @@ from support.faults.matrix import (
 )
 from support.faults.proxy import Proxy, proxied_broker
 from support.faults.victims import Victims
+from support.stacks import new_stack
 
 PAGE: Final = DOCS / "evidence" / "faults.md"
 # What was seen last of each combination: a run of some of them leaves the others as they were.
@@ -41,7 +41,7 @@ Outcomes = dict[Combination, str]
 @contextmanager
 def victims(spark: Any) -> Iterator[Victims]:
     """Servers of this run alone, behind proxies."""
-    stack = LocalStack(HOME, name=f"faults-{os.getpid()}")
+    stack = new_stack("faults")
     try:
         with proxied_broker(stack.broker) as kafka, tempfile.TemporaryDirectory() as folder:
             stack.postgres.configure({}, None, anywhere=True)
