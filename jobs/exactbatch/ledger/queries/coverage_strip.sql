@@ -132,22 +132,9 @@ order by w.topic_id, w.partition, from_offset;
 
 -- name: gaps
 -- All offsets of strips that no row covers: this reads every row of the strips.
--- No two rows overlap, so a strip has a gap if and only if its rows together are shorter than it. Adding up lengths
--- takes a fraction of the time of joining ranges, which is left to strips with a gap.
-with strips as materialized (
-    select topic_id, partition, first, until
-    from unnest(:topic_id::uuid[], :partition::integer[], :first::bigint[], :until::bigint[])
-        s (topic_id, partition, first, until)
-), covered as materialized (
-    select s.topic_id, s.partition, s.first, s.until,
-           sum(least(upper(c.offsets), s.until) - greatest(lower(c.offsets), s.first)) as length
-    from strips s left join exactbatch.coverage c
-        on c.pipeline = :pipeline and c.topic_id = s.topic_id and c.partition = s.partition
-        and c.offsets && int8range(s.first, s.until)
-    group by s.topic_id, s.partition, s.first, s.until
-)
 select s.topic_id, s.partition, lower(g.gap) as from_offset, upper(g.gap) as until_offset
-from covered s
+from unnest(:topic_id::uuid[], :partition::integer[], :first::bigint[], :until::bigint[])
+    s (topic_id, partition, first, until)
 cross join lateral (
     select coalesce(range_agg(c.offsets), '{}') as covered from exactbatch.coverage c
     where exactbatch.log_key(c.pipeline, c.topic_id, c.partition)
@@ -156,5 +143,4 @@ cross join lateral (
       and c.offsets && int8range(s.first, s.until)
 ) c
 cross join lateral unnest(int8multirange(int8range(s.first, s.until)) - c.covered) g (gap)
-where coalesce(s.length, 0) < s.until - s.first
 order by s.topic_id, s.partition, from_offset limit :limit;
