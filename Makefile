@@ -6,14 +6,16 @@ SHELL := bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
-AXE := 4.14.1 # MPL-2.0, in tests only
+# MPL-2.0, in tests only
+AXE := 4.14.1
+AXE_STAMP := .local/npm/axe-core-$(AXE)
 SOURCES := jobs tests dags plugins
 
 # A test run starts hundreds of processes that import the same modules, so keep the bytecode even if the shell disables it.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer demo test test-long test-browser faults soak mutants bench bench-page lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer browser demo test test-long test-browser faults soak mutants bench bench-page lint format requirements clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,9 +67,21 @@ endif
 test-long: java pgbouncer ## run the tests with servers in their long form: a day's backfill, all moments, more random steps and values
 	@EXACTBATCH_LONG=1 $(BIN)/python -m pytest tests/e2e tests/faults tests/integration $(ARGS)
 
-test-browser: java ## try Airflow's page of pipelines in Chromium, check it with axe, and picture it in build/page
-	@npm install --silent --no-audit --no-fund --ignore-scripts --prefix .local/npm axe-core@$(AXE)
-	@$(BIN)/python -m pytest tests/browser $(ARGS)
+browser:
+	@test -x "$(CHROMIUM)" || command -v chromium >/dev/null || command -v google-chrome >/dev/null || { \
+	  echo 'error: the tests of the page need Chromium. On Debian: apt-get install chromium.' \
+	    'Or name a browser: make test-browser CHROMIUM=/path/to/chrome' >&2; exit 1; }
+
+$(AXE_STAMP):
+	@command -v npm >/dev/null || { \
+	  echo 'error: the tests of the page need npm, to fetch axe-core. On Debian: apt-get install nodejs npm' >&2; exit 1; }
+	@npm install --loglevel error --no-audit --no-fund --ignore-scripts --prefix .local/npm axe-core@$(AXE) >/dev/null || { \
+	  echo 'error: npm could not fetch axe-core $(AXE). Check the network and the lines above, then run this again.' >&2; \
+	  exit 1; }
+	@touch $@
+
+test-browser: java browser $(AXE_STAMP) ## try Airflow's page of pipelines in Chromium, check it with axe, and picture it in build/page
+	@$(if $(CHROMIUM),CHROMIUM="$(CHROMIUM)") $(BIN)/python -m pytest tests/browser $(ARGS)
 
 faults: java ## run every fault at every moment with every sink → docs/evidence/faults.md; ARGS=rest continues an interrupted run
 	@PYTHONPATH=tests $(BIN)/python -m support.faults.run_matrix $(ARGS)

@@ -1021,8 +1021,8 @@ MUTANTS: Final = (
     ),
     Mutant(
         "rows whose key is not the message's are made again from a compacted topic",
-        "planning/freeze_replay.py",
-        "        and pipeline.key is not None\n",
+        "pipeline.py",
+        "            and self.key is not None\n",
         "",
         (
             "tests/integration/test_surprises.py::test_replay_that_would_bring_back_what_delete_has_removed_is_refused",

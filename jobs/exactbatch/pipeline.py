@@ -158,6 +158,20 @@ class Pipeline:
         """True if a transform makes the rows from the decoded records."""
         return self.transform is not None or self.sql is not None
 
+    @property
+    def replays_compacted(self) -> bool:
+        """True if the records that compaction keeps, the last one of each message key, restore all rows.
+
+        They do if the message key is the key of the row, and its last record alone determines the row. That of a
+        Debezium event does not: its tombstone says nothing about the delete before it.
+        """
+        return (
+            self.sink.needs_last_records_only
+            and self.key is not None
+            and self.value.tombstone_deletes
+            and not self.is_transformed
+        )
+
     def _check_transform(self) -> None:
         if not self.is_transformed:
             self.sink.check(self.value.columns)

@@ -11,7 +11,7 @@ import pytest
 from psycopg2.extensions import parse_dsn
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.airflow.page.servers import Databases
+from exactbatch.airflow.page.databases import Databases
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import migrate
 from exactbatch.postgres.connection import connect

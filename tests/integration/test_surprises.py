@@ -38,10 +38,12 @@ from exactbatch.errors import (
 )
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
+from exactbatch.ledger.overview import OverviewRows
 from exactbatch.model import LogPartition
+from exactbatch.operations.replay_preview import preview_registered
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance
-from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.freeze_replay import Preview, freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
@@ -144,6 +146,22 @@ class Scene:
         ).batch_id
         assert batch_id is not None
         return batch_id
+
+    def preview_ranges(self, *ranges: tuple[int, int]) -> Preview:
+        """What the operator's page shows of plan_ranges(); it is what `exactbatch replay --dry-run` shows."""
+        request = ReplayRequest(ranges=tuple(RequestedRange(self.topic.name, 0, *each) for each in ranges))
+        connection, name = self.world.connection, self.pipeline.name
+        with transaction(connection):
+            definition = OverviewRows(connection).definitions([name])[name]
+        shown = preview_registered(
+            connection,
+            self.world.log,
+            definition,
+            request,
+            replays_compacted=self.pipeline.replays_compacted,
+        )
+        assert shown == preview_replay(connection, self.world.log, self.pipeline, request)
+        return shown
 
     def target(self) -> list[tuple[Any, ...]]:
         """The rows of the target, in their order."""
@@ -381,7 +399,9 @@ def test_replay_that_would_bring_back_what_delete_has_removed_is_refused(
         in message
     )
     assert f"Replay from the beginning, {topic}:0:0-4; or" in message
+    assert played.refused(ReplayRefused, lambda: played.preview_ranges((2, 4))) == message
     played.refused(ReplayRefused, lambda: played.plan_ranges((0, 1), (2, 4)))
+    assert played.preview_ranges((0, 1), (1, 4)).rows == 4
     played.world.process(played.pipeline, played.plan_ranges((0, 1), (1, 4)))
     assert played.target() == before
     # Where nothing says that the message key is that of the row, other rows can be gone.
@@ -394,9 +414,9 @@ def test_replay_that_would_bring_back_what_delete_has_removed_is_refused(
         ),
     ):
         played.pipeline = other
-        assert f"topic {topic!r} is compacted (cleanup.policy)" in played.refused(
-            ReplayRefused, lambda: played.plan_ranges((0, 4))
-        )
+        message = played.refused(ReplayRefused, lambda: played.plan_ranges((0, 4)))
+        assert f"topic {topic!r} is compacted (cleanup.policy)" in message
+        assert played.refused(ReplayRefused, lambda: played.preview_ranges((0, 4))) == message
 
 
 # Transactions

@@ -1,6 +1,7 @@
 """The parts of the operator's page that need no server: its plugin, its files, and what it makes of values."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -11,9 +12,13 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from airflow.serialization.serialized_objects import DagSerialization
 
+from exactbatch import Json, Pipeline, Upsert
+from exactbatch.airflow import Connections, pipeline_dag
 from exactbatch.airflow.page import views
-from exactbatch.airflow.page.servers import LogState, retention_left
+from exactbatch.airflow.page.brokers import LogState, retention_left
+from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.page.views import partition_views, record_view
 from exactbatch.ledger.overview import Position, RejectedRecord
 from exactbatch.model import LogPartition
@@ -108,3 +113,17 @@ def test_the_log_of_a_topic_that_was_created_again_is_not_shown():
     )
     [view] = partition_views([position], LogState(logs={"t": (log,)}))
     assert view["high_watermark"] is None
+
+
+@pytest.mark.parametrize("key", [None, Json("id int")])
+@pytest.mark.parametrize("engine", ["spark-submit", "connect"])
+def test_a_stored_dag_has_the_connections_and_whether_a_compacted_topic_can_be_replayed(
+    monkeypatch, key, engine
+):
+    pipeline = Pipeline(
+        name="stored", topics=("t",), value=Json("id int"), key=key, sink=Upsert("public.t", key=("id",))
+    )
+    monkeypatch.setattr("exactbatch.airflow.dag.reference_of", lambda _: "pipelines.stored:stored")
+    dag = pipeline_dag(pipeline, connections=Connections(kafka="k", postgres="p"), engine=engine)
+    stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    assert stored_in(stored) == ("k", "p", key is not None)

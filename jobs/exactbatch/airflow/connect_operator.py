@@ -18,16 +18,24 @@ class ProcessBatchOnServerOperator(BaseOperator):
     Secrets reach the server's Python workers in the pickled tasks only.
     """
 
-    # Airflow stores them with the DAG: the operator's page finds a pipeline's servers by the last two.
-    template_fields = ("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id")
+    # Airflow stores them with the DAG, the last three for the operator's page, which does not import the pipeline.
+    template_fields = ("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id", "replays_compacted")
 
     def __init__(
-        self, *, connections: Connections, pipeline: str, batch_id: str, plan_id: str = "", **kwargs: Any
+        self,
+        *,
+        connections: Connections,
+        pipeline: str,
+        batch_id: str,
+        plan_id: str = "",
+        replays_compacted: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.connections = connections
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
+        self.replays_compacted = replays_compacted
         self.pipeline = pipeline
         self.batch_id = batch_id
         self.plan_id = plan_id

@@ -122,6 +122,7 @@ def _process_task(
         "pipeline": reference,
         "batch_id": _BATCH_ID,
         "plan_id": _PLAN_ID,
+        "replays_compacted": pipeline.replays_compacted,
     }
     if engine == "connect":
         return ProcessBatchOnServerOperator(**batch, **arguments)

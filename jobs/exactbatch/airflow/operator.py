@@ -38,8 +38,8 @@ class ProcessBatchOperator(SparkSubmitOperator):
     template_fields = (
         *SparkSubmitOperator.template_fields,
         *("batch_id", "plan_id"),
-        # Airflow stores these with the DAG: the operator's page finds a pipeline's servers by them.
-        *("kafka_conn_id", "postgres_conn_id"),
+        # Airflow stores these with the DAG, for the operator's page, which does not import the pipeline.
+        *("kafka_conn_id", "postgres_conn_id", "replays_compacted"),
     )
 
     def __init__(
@@ -50,6 +50,7 @@ class ProcessBatchOperator(SparkSubmitOperator):
         batch_id: str,
         plan_id: str = "",
         application: str = "",
+        replays_compacted: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -62,6 +63,7 @@ class ProcessBatchOperator(SparkSubmitOperator):
         self.connections = connections
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
+        self.replays_compacted = replays_compacted
         self.batch_id = batch_id
         self.plan_id = plan_id
 

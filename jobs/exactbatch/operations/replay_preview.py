@@ -1,57 +1,63 @@
-"""Preview a replay from the ledger alone, where the pipeline's own module must not be imported."""
+"""Preview a replay from the ledger and the log, where the pipeline's own module must not be imported."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
+from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Raw
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.ledger.definition import Definition
-from exactbatch.model import StoredOffset
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.freeze_replay import Preview, count_retracted, touched
-from exactbatch.planning.refused_windows import check_reached
-from exactbatch.planning.replay import plan_replay
+from exactbatch.planning.freeze_replay import Preview, count_retracted, plan_observed
 from exactbatch.planning.request import ReplayRequest
-from exactbatch.planning.situation import ranges_of_batches
+from exactbatch.planning.situation import observe
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.sinks import SINKS, Append
 from exactbatch.sinks.tables.target import TargetTable
 
 
 def preview_registered(
-    connection: Connection, broker: KafkaBroker, definition: Definition, request: ReplayRequest
+    connection: Connection,
+    broker: KafkaBroker,
+    definition: Definition,
+    request: ReplayRequest,
+    *,
+    replays_compacted: bool,
 ) -> Preview:
-    """Return what a replay of ranges or batches would take back, as far as the registration tells.
+    """Return what a replay would retract, as preview_replay() does, for a pipeline of which the ledger has a row.
 
-    What only the pipeline's own module tells is checked when the replay is planned: whether it still is what was
-    registered, and whether it may replay a compacted topic.
+    `replays_compacted` is Pipeline.replays_compacted, which the ledger does not have. Whether the pipeline still is
+    what was registered is only checked when the replay is planned. Writes and locks nothing.
 
-    Raises ReplayRefused, OffsetsLost, KafkaUnavailable, PostgresUnavailable, and what check_same_logs() raises.
+    Raises ConfigurationError for a sink that this version does not have, and what preview_replay() raises.
     """
     pipeline = stand_in(definition)
     ledger = Ledger(connection)
-    with transaction(connection):
-        named = request.ranges or ranges_of_batches(ledger, pipeline, request.batch_ids)
-        stored: Sequence[StoredOffset] = ledger.stored_offsets(pipeline)
-    topics = sorted({range_.topic for range_ in named} & {offset.topic for offset in stored})
-    logs = broker.processed_partitions(topics, stored) if topics else ()
+    if not definition.topics:
+        with transaction(connection):
+            stored = ledger.stored_offsets(pipeline)
+        topics = tuple(sorted({offset.topic for offset in stored}))
+        pipeline = replace(pipeline, topics=topics or pipeline.topics)
+    situation = observe(connection, broker, pipeline, request, is_registered=True)
     with transaction(connection) as cursor:
-        planned = plan_replay(
-            named,
-            stored,
-            logs,
-            coverage=touched(ledger, pipeline, named, stored) if definition.lineage == "batch" else (),
-            horizons=ledger.horizons(pipeline),
-            lineage=pipeline.sink.lineage,
-            available_only=request.available_only,
+        planned = plan_observed(
+            ledger, pipeline, request, situation, pin=False, replays_compacted=replays_compacted
         )
-        check_reached(planned)
         return count_retracted(ledger, cursor, pipeline, planned)
 
 
 def stand_in(definition: Definition) -> Pipeline:
-    """Return a pipeline with the name, the topics and the lineage table of a registered one; it decodes nothing."""
+    """Return a pipeline with the name, the topics and the lineage table of a registered one; it decodes nothing.
+
+    Raises ConfigurationError for a sink that this version does not have.
+    """
+    if definition.sink not in SINKS:
+        raise ConfigurationError(
+            f"pipeline {definition.name!r} is registered with the sink {definition.sink!r}, which is not a part of "
+            f"exactbatch, so its tables are not known here. Run `exactbatch replay {definition.name} --dry-run` where "
+            f"the pipeline's module can be imported."
+        )
     table = TargetTable(definition.target)
     # The first companion of a derived sink is the table whose rows carry lineage.
     if suffixes := SINKS[definition.sink].companion_suffixes:

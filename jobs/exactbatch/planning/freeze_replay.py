@@ -75,7 +75,9 @@ def preview_replay(
     situation = observe(connection, broker, pipeline, request)
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
-        planned = _plan(ledger, pipeline, request, situation, pin=False)
+        planned = plan_observed(
+            ledger, pipeline, request, situation, pin=False, replays_compacted=pipeline.replays_compacted
+        )
         return count_retracted(ledger, cursor, pipeline, planned)
 
 
@@ -115,7 +117,9 @@ def freeze_replay(
         ledger.lock(pipeline)
         if run is not None and (batch_id := ledger.batch_of_run(pipeline, run)) is not None:
             return FrozenReplay(batch_id)
-        planned = _plan(ledger, pipeline, request, situation, pin=True)
+        planned = plan_observed(
+            ledger, pipeline, request, situation, pin=True, replays_compacted=pipeline.replays_compacted
+        )
         if origin == "backfill" and request.window is not None:
             check_whole(planned, request.window)
         if planned.beyond:
@@ -128,10 +132,20 @@ def freeze_replay(
     return FrozenReplay(batch_id, planned.beyond)
 
 
-def _plan(
-    ledger: Ledger, pipeline: Pipeline, request: ReplayRequest, situation: Situation, *, pin: bool
+def plan_observed(
+    ledger: Ledger,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    situation: Situation,
+    *,
+    pin: bool,
+    replays_compacted: bool,
 ) -> ReplayPlan:
-    """Plan the request; with `pin`, the offsets of its times are pinned in the ledger."""
+    """Plan the request in the caller's transaction; with `pin`, the offsets of its times are pinned in the ledger.
+
+    `replays_compacted` is Pipeline.replays_compacted. Raises what plan_replay() raises, and ReplayRefused for a
+    compacted topic whose records could not restore what the replay retracts.
+    """
     requested: Sequence[RequestedRange] = situation.named
     beyond: tuple[OffsetRange, ...] = ()
     if request.window is not None:
@@ -140,7 +154,7 @@ def _plan(
         requested,
         situation.stored,
         situation.partitions,
-        coverage=touched(ledger, pipeline, requested, situation.stored)
+        coverage=_touched(ledger, pipeline, requested, situation.stored)
         if pipeline.sink.lineage == "batch"
         else (),
         horizons=ledger.horizons(pipeline),
@@ -150,7 +164,7 @@ def _plan(
     )
     check_reached(planned)
     if situation.compacted:
-        if not _last_records_restore_all_rows(pipeline):
+        if not replays_compacted:
             check_not_compacted(planned, situation.compacted)
         in_compacted = [range_ for range_ in planned.ranges if range_.topic in situation.compacted]
         outside = ledger.results_outside(pipeline, in_compacted) if in_compacted else ()
@@ -158,7 +172,7 @@ def _plan(
     return planned
 
 
-def touched(
+def _touched(
     ledger: Ledger, pipeline: Pipeline, requested: Sequence[RequestedRange], stored: Sequence[StoredOffset]
 ) -> list[Covered]:
     """Return the coverage of the requested ranges and of all batches in them. plan_replay() refuses invalid ranges."""
@@ -174,17 +188,3 @@ def touched(
         if range_.topic_partition in topic_ids and 0 <= range_.from_offset < range_.until_offset
     ]
     return ledger.coverage_touched(pipeline, ranges) if ranges else []
-
-
-def _last_records_restore_all_rows(pipeline: Pipeline) -> bool:
-    """True if the records that compaction keeps, the last one of each message key, restore all rows.
-
-    They do if the message key is the key of the row, and its last record alone determines the row. That of a
-    Debezium event does not: its tombstone says nothing about the delete before it.
-    """
-    return (
-        pipeline.sink.needs_last_records_only
-        and pipeline.key is not None
-        and pipeline.value.tombstone_deletes
-        and not pipeline.is_transformed
-    )

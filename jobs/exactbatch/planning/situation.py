@@ -39,9 +39,14 @@ class Situation:
 
 
 def observe(
-    connection: Connection, broker: KafkaBroker, pipeline: Pipeline, request: ReplayRequest
+    connection: Connection,
+    broker: KafkaBroker,
+    pipeline: Pipeline,
+    request: ReplayRequest,
+    *,
+    is_registered: bool = False,
 ) -> Situation:
-    """Query the ledger, then Kafka.
+    """Query the ledger, then Kafka. With `is_registered`, the pipeline is not compared with its registration.
 
     The stored offsets are read first, so that the log reaches all of them. They may advance meanwhile, and a
     batch may commit: a replay stays below the offsets that were read.
@@ -52,7 +57,8 @@ def observe(
     """
     ledger = Ledger(connection)
     with transaction(connection):
-        ledger.check_registered(pipeline)
+        if not is_registered:
+            ledger.check_registered(pipeline)
         all_stored = ledger.stored_offsets(pipeline)
         if not all_stored:
             raise ReplayRefused(

@@ -1,15 +1,17 @@
 """Who may see and do what on the page: Airflow's auth manager decides.
 
 | to | needs |
-| see a pipeline | to read its DAG |
+| see a pipeline | to read its DAG and the runs of the DAG |
 | see reasons of rejects and messages of errors, which may quote values | to read the task logs of the DAG |
 | preview a replay | to trigger the DAG |
 | see the contents of rejected records | to edit the DAG |
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, Final
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.batch_apis import IsAuthorizedDagRequest
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
 from airflow.models.dag import DagModel
@@ -26,8 +28,33 @@ MayEdit = Depends(requires_access_dag("PUT"))
 
 
 def readable_dags(user: Any) -> set[str]:
-    """Return the IDs of the DAGs that a user may read."""
+    """Return the IDs of the DAGs that a user may read, among them those whose runs the user may not read."""
     return set(get_auth_manager().get_authorized_dag_ids(user=user, method="GET"))
+
+
+def with_readable_runs(user: Any, dag_ids: Collection[str]) -> set[str]:
+    """Return those of the DAGs whose runs a user may read: what the routes of one pipeline need, too.
+
+    An auth manager answers for many DAGs at once, by network with some. Only if a DAG is among them that the user may
+    not read is each asked for by itself.
+    """
+    teams = DagModel.get_dag_id_to_team_name_mapping(list(dag_ids))
+    requests: dict[str, IsAuthorizedDagRequest] = {
+        dag_id: {
+            "method": "GET",
+            "access_entity": DagAccessEntity.RUN,
+            "details": DagDetails(id=dag_id, team_name=teams.get(dag_id)),
+        }
+        for dag_id in dag_ids
+    }
+    manager = get_auth_manager()
+    if manager.batch_is_authorized_dag(list(requests.values()), user=user):
+        return set(dag_ids)
+    return {
+        dag_id
+        for dag_id, request in requests.items()
+        if manager.batch_is_authorized_dag([request], user=user)
+    }
 
 
 def allowed(user: Any, dag_id: str) -> dict[str, bool]:

@@ -24,9 +24,13 @@ from exactbatch.airflow.page.access import (
     User,
     allowed,
     readable_dags,
+    with_readable_runs,
 )
+from exactbatch.airflow.page.airflow_connections import airflow_connection, error_text
+from exactbatch.airflow.page.brokers import Brokers, LogState
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times
-from exactbatch.airflow.page.servers import Brokers, Databases, LogState, airflow_connection, error_text
+from exactbatch.airflow.page.databases import Databases
+from exactbatch.airflow.page.past_ends import PastEnds
 from exactbatch.airflow.page.views import (
     batch_view,
     overview_view,
@@ -36,7 +40,7 @@ from exactbatch.airflow.page.views import (
     record_view,
     strip_view,
 )
-from exactbatch.errors import ExactbatchError
+from exactbatch.errors import ExactbatchError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger.overview import OverviewRows, Position
 from exactbatch.operations.coverage_strip import find_gaps, load_strips
@@ -65,7 +69,7 @@ Offset = Annotated[int, Query(ge=0, le=_MOST)]
 def create_app() -> FastAPI:
     """Return the application."""
     app = FastAPI(title="exactbatch", docs_url=None, redoc_url=None, openapi_url=None)
-    dags, databases, brokers = PipelineDags(), Databases(), Brokers()
+    dags, databases, brokers, past_ends = PipelineDags(), Databases(), Brokers(), PastEnds()
 
     @app.middleware("http")
     async def add_headers(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -86,8 +90,8 @@ def create_app() -> FastAPI:
     def summary_of(connection: Any, dag_id: str) -> LedgerSummary:
         summary = load_summaries(connection, [dag_id]).get(dag_id)
         if summary is None:
-            raise HTTPException(
-                404, "the pipeline is not registered in the ledger of its connection: run `exactbatch init`"
+            raise NotRegistered(
+                f"pipeline {dag_id!r} is not registered in the ledger of its connection. Run `exactbatch init` once."
             )
         return summary
 
@@ -107,6 +111,8 @@ def create_app() -> FastAPI:
     @app.get("/data/pipelines")
     def pipelines(user: User) -> JSONResponse:
         found = dags.find(readable_dags(user))
+        seen = with_readable_runs(user, [dag.dag_id for dag in found])
+        found = [dag for dag in found if dag.dag_id in seen]
         summaries: dict[str, LedgerSummary] = {}
         problems: dict[str, str] = {}
         for conn_id in sorted({dag.postgres for dag in found}):
@@ -227,7 +233,7 @@ def create_app() -> FastAPI:
         latest = now.timestamp() // _LAG_EVERY * _LAG_EVERY
         times = [datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS)]
         stored = stored_at(positions, newest, times)
-        ends = brokers.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
+        ends = past_ends.ends_at(dag.kafka, logs, sorted(stored)) if logs else {}
         points = [(at.timestamp(), max(0, end - stored[at])) for at, end in sorted(ends.items())]
         if logs:
             points.append((now.timestamp(), lag_of(positions, logs).records))
@@ -275,9 +281,10 @@ def create_app() -> FastAPI:
         with databases.connection(dag.postgres) as connection:
             definition = summary_of(connection, dag_id).definition
             broker = KafkaBroker(kafka_properties(airflow_connection(dag.kafka)), settle=0)
-            return JSONResponse(
-                preview_view(preview_registered(connection, broker, definition, request), definition)
+            found = preview_registered(
+                connection, broker, definition, request, replays_compacted=dag.replays_compacted
             )
+            return JSONResponse(preview_view(found, definition))
 
     return app
 

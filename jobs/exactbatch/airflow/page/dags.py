@@ -1,14 +1,14 @@
-"""Find the DAGs of pipelines, and the connections that they use, in Airflow's database.
+"""Find the DAGs of pipelines, and what the page needs to know of them, in Airflow's database.
 
 The API server does not import DAG files, which may be in bundles that it has no access to, and runs no code of their
 authors. Airflow stores each DAG in serialized form, with the templated fields of its tasks; the operators of
-pipeline_dag have the IDs of the connections among them.
+pipeline_dag have the IDs of the connections among them, and whether a compacted topic can be replayed.
 """
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from airflow.models.dag import DagModel, DagTag
 from airflow.models.serialized_dag import SerializedDagModel
@@ -22,12 +22,17 @@ _TASK: Final = "process_batch"
 
 @dataclass(frozen=True, slots=True)
 class PipelineDag:
-    """A pipeline's DAG, whose ID is the pipeline's name, and the IDs of its connections."""
+    """A pipeline's DAG, whose ID is the pipeline's name.
+
+    kafka, postgres    the IDs of its connections
+    replays_compacted  Pipeline.replays_compacted
+    """
 
     dag_id: str
     is_paused: bool
     kafka: str
     postgres: str
+    replays_compacted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +45,21 @@ class TaskTime:
     seconds: float | None
 
 
+class _Stored(NamedTuple):
+    """The fields of a PipelineDag that Airflow stores with the DAG."""
+
+    kafka: str
+    postgres: str
+    replays_compacted: bool
+
+
 class PipelineDags:
     """The DAGs of pipelines. A serialized DAG is read again only when it has changed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # The connections by dag_id and hash; None for a DAG that has the tag but is not one of pipeline_dag.
-        self._known: dict[tuple[str, str], tuple[str, str] | None] = {}
+        # By dag_id, the newest hash and what is stored; None for a DAG with the tag that is not one of pipeline_dag.
+        self._known: dict[str, tuple[str, _Stored | None]] = {}
 
     def find(self, readable: Iterable[str]) -> list[PipelineDag]:
         """Return those pipelines' DAGs that are among the readable ones, by ID."""
@@ -59,14 +72,17 @@ class PipelineDags:
                 .order_by(DagModel.dag_id)
             ).all()
             paused = {row.dag_id: row.is_paused for row in models if row.dag_id in wanted}
-            connections = self._connections(session, list(paused))
+            stored = self._stored(session, list(paused))
+        with self._lock:
+            for gone in self._known.keys() - {row.dag_id for row in models}:
+                del self._known[gone]
         return [
-            PipelineDag(dag_id, is_paused, *connections[dag_id])
+            PipelineDag(dag_id, is_paused, *stored[dag_id])
             for dag_id, is_paused in paused.items()
-            if dag_id in connections
+            if dag_id in stored
         ]
 
-    def _connections(self, session: Any, dag_ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    def _stored(self, session: Any, dag_ids: Sequence[str]) -> dict[str, _Stored]:
         hashes = dict[str, str]()
         newest = (
             select(SerializedDagModel.dag_id, SerializedDagModel.dag_hash)
@@ -76,9 +92,14 @@ class PipelineDags:
         for row in session.execute(newest):
             hashes[row.dag_id] = row.dag_hash  # the last one is the newest
         with self._lock:
-            unknown = [dag_id for dag_id, dag_hash in hashes.items() if (dag_id, dag_hash) not in self._known]
+            found = {
+                dag_id: known[1]
+                for dag_id, dag_hash in hashes.items()
+                if (known := self._known.get(dag_id)) is not None and known[0] == dag_hash
+            }
+        unknown = [dag_id for dag_id in hashes if dag_id not in found]
         read = {
-            serialized.dag_id: _connections_of(serialized.data or {})
+            serialized.dag_id: stored_in(serialized.data or {})
             for serialized in (
                 SerializedDagModel.get_latest_serialized_dags(dag_ids=unknown, session=session)
                 if unknown
@@ -86,9 +107,8 @@ class PipelineDags:
             )
         }
         with self._lock:
-            self._known.update({(dag_id, hashes[dag_id]): found for dag_id, found in read.items()})
-            found = {dag_id: self._known.get((dag_id, dag_hash)) for dag_id, dag_hash in hashes.items()}
-        return {dag_id: each for dag_id, each in found.items() if each is not None}
+            self._known.update({dag_id: (hashes[dag_id], each) for dag_id, each in read.items()})
+        return {dag_id: each for dag_id, each in (found | read).items() if each is not None}
 
 
 def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]:
@@ -119,12 +139,13 @@ def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]
     return times
 
 
-def _connections_of(data: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the IDs of the connections to Kafka and Postgres in a serialized DAG; None if it names none."""
+def stored_in(data: dict[str, Any]) -> _Stored | None:
+    """Return what the page needs of a serialized DAG; None if it names no connections."""
     for task in _tasks(data):
         kafka, postgres = task.get("kafka_conn_id"), task.get("postgres_conn_id")
         if task.get("task_id") == _TASK and isinstance(kafka, str) and isinstance(postgres, str):
-            return kafka, postgres
+            # Airflow leaves out what equals the default.
+            return _Stored(kafka, postgres, task.get("replays_compacted") is True)
     return None
 
 

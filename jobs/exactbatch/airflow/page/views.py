@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
-from exactbatch.airflow.page.servers import LogState, retention_left
 from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import Batch
@@ -193,7 +193,7 @@ def record_view(record: RejectedRecord) -> dict[str, Any]:
 
 
 def preview_view(preview: Preview, definition: Definition) -> dict[str, Any]:
-    """Return what a replay would take back and read again."""
+    """Return what a replay would retract and read again."""
     plan = preview.plan
     return {
         "target": definition.target,

@@ -6,5 +6,3 @@ create index coverage_in_order on exactbatch.coverage
 -- The exceptions among the rows of batches.
 create index coverage_exceptions on exactbatch.coverage (pipeline, topic_id, partition, lower(offsets))
     where kind <> 'batch';
-create index batch_replays on exactbatch.batch (pipeline, batch_id)
-    where kind = 'replay' and status = 'committed';

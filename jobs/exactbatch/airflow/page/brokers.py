@@ -1,94 +1,23 @@
-"""The page's access to the ledgers' databases and to Kafka: few connections, short waits, answers kept for seconds."""
+"""What Kafka reports to the page: threads ask, and an answer is shown for seconds."""
 
-import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
-import psycopg2
-from airflow.models.connection import Connection as AirflowConnection
-from airflow.sdk.exceptions import AirflowNotFoundException
-
-from exactbatch.airflow.connections import kafka_properties, postgres_dsn
-from exactbatch.errors import ConfigurationError, ExactbatchError, TopicMissing
+from exactbatch.airflow.connections import kafka_properties
+from exactbatch.airflow.page.airflow_connections import airflow_connection
+from exactbatch.errors import ExactbatchError, TopicMissing
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import check_schema
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
-from exactbatch.postgres.connection import Connection, connect
 
-_TIMEOUT: Final = 5.0  # seconds until Postgres must answer a connection
-_STATEMENT_TIMEOUT: Final = 10.0  # seconds
-_IDLE: Final = 60.0  # seconds for which an idle connection is kept
-_SPARE: Final = 4  # idle connections to one database
 _FRESH: Final = 4.0  # seconds for which an answer of Kafka is shown without asking again
-_WANTED: Final = 60.0  # seconds for which Kafka is asked about a topic that nobody looks at any more
+_WANTED: Final = 60.0  # seconds for which Kafka is asked about a pipeline that nobody looks at any more
 _FIRST: Final = 0.15  # seconds that a request waits for the first answer of Kafka
 _RETENTION_FRESH: Final = 60.0  # seconds
-_KEPT: Final = timedelta(days=2)
-
-logger = logging.getLogger(__name__)
-
-
-class Databases:
-    """Connections to the databases of ledgers, by the ID of Airflow's connection."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: dict[str, list[tuple[float, Connection]]] = {}
-
-    @contextmanager
-    def connection(self, conn_id: str) -> Iterator[Connection]:
-        """Yield a connection that only reads, and whose statements may take ten seconds.
-
-        It is kept for the next request.
-
-        Raises ConfigurationError for an incomplete connection, LedgerOutdated and PostgresUnavailable.
-        """
-        dsn = postgres_dsn(airflow_connection(conn_id))
-        connection = self._take(dsn)
-        if connection is None:
-            connection = connect(
-                dsn, application="exactbatch page", timeout=_TIMEOUT, statement_timeout=_STATEMENT_TIMEOUT
-            )
-            try:
-                connection.rollback()
-                connection.set_session(readonly=True)
-                check_schema(connection)
-            except BaseException:
-                connection.close()
-                raise
-        try:
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        with suppress(psycopg2.Error):
-            connection.rollback()
-        self._give_back(dsn, connection)
-
-    def _take(self, dsn: str) -> Connection | None:
-        now = time.monotonic()
-        with self._lock:
-            idle = self._idle.get(dsn, [])
-            old = [each for at, each in idle if now - at > _IDLE]
-            idle[:] = [(at, each) for at, each in idle if now - at <= _IDLE]
-            found = idle.pop()[1] if idle else None
-        for each in old:
-            each.close()
-        return None if found is None or found.closed else found
-
-    def _give_back(self, dsn: str, connection: Connection) -> None:
-        with self._lock:
-            idle = self._idle.setdefault(dsn, [])
-            if not connection.closed and len(idle) < _SPARE:
-                idle.append((time.monotonic(), connection))
-                return
-        connection.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +45,6 @@ class Brokers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
-        self._ends: dict[Any, dict[datetime, int]] = {}
-        self._asking: set[Any] = set()
 
     def watch(
         self, conn_id: str, pipeline: str, topics: Sequence[str], stored: Mapping[TopicPartition, int]
@@ -139,35 +66,6 @@ class Brokers:
             watched = self._watched.setdefault(conn_id, _Watched(conn_id))
         return watched.state()
 
-    def ends_at(
-        self, conn_id: str, logs: Sequence[LogPartition], times: Sequence[datetime]
-    ) -> dict[datetime, int]:
-        """Return how many offsets all logs together had before each time, for the times about which that is known.
-
-        A thread asks for the others; past ends do not change.
-        """
-        key = conn_id, tuple(sorted(each.key for each in logs))
-        with self._lock:
-            known = self._ends.setdefault(key, {})
-            unknown = [at for at in times if at not in known]
-            if unknown and key not in self._asking:
-                self._asking.add(key)
-                threading.Thread(target=self._ask_ends, args=(key, logs, unknown), daemon=True).start()
-            return {at: known[at] for at in times if at in known}
-
-    def _ask_ends(self, key: Any, logs: Sequence[LogPartition], times: Sequence[datetime]) -> None:
-        found: dict[datetime, int] = {}
-        try:
-            ends = KafkaBroker(kafka_properties(airflow_connection(key[0]))).ends_at(logs, times)
-            found = dict(zip(times, ends, strict=True))
-        except Exception as error:
-            logger.warning("the ends of logs are not known: %s", error_text(error))
-        with self._lock:
-            self._ends[key].update(found)
-            oldest = datetime.now(UTC) - _KEPT
-            self._ends[key] = {at: end for at, end in self._ends[key].items() if at > oldest}
-            self._asking.discard(key)
-
 
 class _Watched:
     """The topics of one connection that somebody has looked at lately."""
@@ -175,20 +73,20 @@ class _Watched:
     def __init__(self, conn_id: str) -> None:
         self._conn_id = conn_id
         self._changed = threading.Condition()
+        # When somebody looked last: by topic, and by pipeline with its stored offsets.
         self._wanted: dict[str, float] = {}
-        self._stored: dict[TopicPartition, dict[str, int]] = {}
+        self._stored: dict[str, tuple[float, Mapping[TopicPartition, int]]] = {}
         self._state = LogState()
         self._began = -_FRESH
         self._retention_began = -_RETENTION_FRESH
         self._is_asking = False
 
     def watch(self, pipeline: str, topics: Sequence[str], stored: Mapping[TopicPartition, int]) -> None:
-        """Remember topics, and the stored offsets of a pipeline that reads them."""
+        """Remember topics, and the stored offsets of a pipeline that reads them, in place of those it had before."""
         now = time.monotonic()
         with self._changed:
             self._wanted.update(dict.fromkeys(topics, now))
-            for partition, offset in stored.items():
-                self._stored.setdefault(partition, {})[pipeline] = offset
+            self._stored[pipeline] = now, stored
 
     def state(self) -> LogState:
         """Return what is known."""
@@ -207,6 +105,7 @@ class _Watched:
         with self._changed:
             now = time.monotonic()
             self._wanted = {topic: at for topic, at in self._wanted.items() if now - at < _WANTED}
+            self._stored = {name: each for name, each in self._stored.items() if now - each[0] < _WANTED}
             topics = sorted(self._wanted)
         state = LogState(errors=dict.fromkeys(topics, "Kafka was not asked"), taken_at=datetime.now(UTC))
         try:
@@ -259,7 +158,10 @@ class _Watched:
             limits = broker.retention(sorted({each.topic for each in partitions}))
             retention = {topic: limit.age for topic, limit in limits.items()}
             with self._changed:
-                stored = {partition: min(each.values()) for partition, each in self._stored.items()}
+                stored = dict[TopicPartition, int]()
+                for _, offsets in self._stored.values():
+                    for partition, offset in offsets.items():
+                        stored[partition] = min(offset, stored.get(partition, offset))
             ages = [age for age in retention.values() if age is not None]
             behind = {
                 log.topic_partition: stored[log.topic_partition]
@@ -281,19 +183,3 @@ def retention_left(state: LogState, stored: Mapping[TopicPartition, int], now: d
         if partition in stored and (age := state.retention.get(partition[0])) is not None
     ]
     return min(left) if left else None
-
-
-def airflow_connection(conn_id: str) -> AirflowConnection:
-    """Return a connection of Airflow. Raises ConfigurationError if it does not exist."""
-    try:
-        return AirflowConnection.get_connection_from_secrets(conn_id)
-    except AirflowNotFoundException:
-        raise ConfigurationError(
-            f"Airflow's API server finds no connection {conn_id!r}. Create it, or give the API server the "
-            f"environment and the secrets backend that tasks have."
-        ) from None
-
-
-def error_text(error: BaseException) -> str:
-    """Return a message for the page."""
-    return str(error) if isinstance(error, ExactbatchError) else f"{type(error).__name__}"

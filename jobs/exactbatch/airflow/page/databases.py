@@ -1,0 +1,81 @@
+"""The page's connections to the ledgers' databases: few, with short waits, kept for the next request."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+import psycopg2
+
+from exactbatch.airflow.connections import postgres_dsn
+from exactbatch.airflow.page.airflow_connections import airflow_connection
+from exactbatch.ledger import check_schema
+from exactbatch.postgres.connection import Connection, connect
+
+_TIMEOUT: Final = 5.0  # seconds until Postgres must answer a connection
+_STATEMENT_TIMEOUT: Final = 10.0  # seconds
+_IDLE: Final = 60.0  # seconds for which an idle connection is kept
+_SPARE: Final = 4  # idle connections to one database
+
+
+class Databases:
+    """Connections to the databases of ledgers, by the ID of Airflow's connection."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[tuple[float, Connection]]] = {}
+
+    @contextmanager
+    def connection(self, conn_id: str) -> Iterator[Connection]:
+        """Yield a connection that only reads, and whose statements may take ten seconds.
+
+        It is kept for the next request.
+
+        Raises ConfigurationError for an incomplete connection, NotRegistered without a ledger of this version, and
+        PostgresUnavailable.
+        """
+        dsn = postgres_dsn(airflow_connection(conn_id))
+        connection = self._take(dsn)
+        if connection is None:
+            connection = connect(
+                dsn, application="exactbatch page", timeout=_TIMEOUT, statement_timeout=_STATEMENT_TIMEOUT
+            )
+            try:
+                connection.rollback()
+                connection.set_session(readonly=True)
+                check_schema(connection)
+            except BaseException:
+                connection.close()
+                raise
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with suppress(psycopg2.Error):
+            connection.rollback()
+        self._give_back(dsn, connection)
+
+    def _take(self, dsn: str) -> Connection | None:
+        """Return an idle connection, if any, and close those to all databases that nobody has used for long."""
+        now = time.monotonic()
+        with self._lock:
+            old = [each for idle in self._idle.values() for at, each in idle if now - at > _IDLE]
+            kept = {
+                name: [(at, each) for at, each in idle if now - at <= _IDLE]
+                for name, idle in self._idle.items()
+            }
+            self._idle = {name: idle for name, idle in kept.items() if idle}
+            found = self._idle[dsn].pop()[1] if dsn in self._idle else None
+        for each in old:
+            each.close()
+        return None if found is None or found.closed else found
+
+    def _give_back(self, dsn: str, connection: Connection) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(dsn, [])
+            if not connection.closed and len(idle) < _SPARE:
+                idle.append((time.monotonic(), connection))
+                return
+        connection.close()

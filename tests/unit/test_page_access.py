@@ -1,0 +1,102 @@
+"""Who may do what on the operator's page, asked of an auth manager that is not Airflow's simple one."""
+
+from uuid import UUID
+
+import pytest
+from airflow.api_fastapi.app import create_auth_manager, purge_cached_app
+from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.models.dag import DagModel
+from fastapi.testclient import TestClient
+
+from exactbatch.airflow.page import databases
+from exactbatch.airflow.page.app import create_app
+from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
+from exactbatch.errors import ConfigurationError
+from support.page_auth import PerDagAuthManager
+
+DAGS = ("one", "two")
+OURS = {"sec-fetch-site": "same-origin"}
+RANGE = {"ranges": [{"topic": "t", "partition": 0, "from_offset": 0, "until_offset": 1}]}
+RECORD = {"topic_id": str(UUID(int=1)), "partition": 0, "offset": 1}
+READ, RUNS = ("GET", None), ("GET", DagAccessEntity.RUN)
+LOGS, TRIGGER, EDIT = ("GET", DagAccessEntity.TASK_LOGS), ("POST", DagAccessEntity.RUN), ("PUT", None)
+# What there is to do with one pipeline, and what it needs beside READ and RUNS.
+ACTIONS = {
+    "see": (("GET", "", {}), set()),
+    "strips": (("GET", "/strips", {}), set()),
+    "gaps": (("GET", "/gaps", {}), set()),
+    "batches": (("GET", "/batches", {}), set()),
+    "lag": (("GET", "/lag", {}), set()),
+    "reasons": (("GET", "/rejects", {}), {LOGS}),
+    "rejects": (("GET", "/rejects/list", {}), {LOGS}),
+    "record": (("GET", "/rejects/record", {"params": RECORD}), {LOGS, EDIT}),
+    "preview": (("POST", "/preview", {"json": RANGE, "headers": OURS}), {TRIGGER}),
+}
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """The page's application, in an Airflow with two pipelines whose servers are not there."""
+
+    def unreachable(conn_id):
+        raise ConfigurationError(f"no {conn_id}")
+
+    monkeypatch.setenv("AIRFLOW__CORE__AUTH_MANAGER", "support.page_auth.PerDagAuthManager")
+    monkeypatch.setattr(PerDagAuthManager, "grants", {})
+    monkeypatch.setattr(PerDagAuthManager, "read", set())
+    monkeypatch.setattr(databases, "airflow_connection", unreachable)
+    # These two ask Airflow's database.
+    monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None)
+    monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _dag_ids: {})
+    stored = [PipelineDag(dag_id, False, "kafka", "postgres", False) for dag_id in DAGS]
+    monkeypatch.setattr(
+        PipelineDags, "find", lambda _self, wanted: [dag for dag in stored if dag.dag_id in wanted]
+    )
+    create_auth_manager()
+    PerDagAuthManager.read.clear()  # what its constructor read
+    yield TestClient(create_app(), cookies={"_token": "somebody"})
+    purge_cached_app()
+
+
+def grant(**granted):
+    PerDagAuthManager.grants["somebody"] = {
+        (dag_id, *what) for dag_id, actions in granted.items() for what in actions
+    }
+
+
+def permitted(client, dag_id):
+    """The actions that are not forbidden: they go on to the servers, which are not there."""
+    answers = {
+        name: client.request(method, f"/data/pipelines/{dag_id}{path}", **arguments).status_code
+        for name, ((method, path, arguments), _) in ACTIONS.items()
+    }
+    assert set(answers.values()) <= {403, 409}, answers
+    return {name for name, status in answers.items() if status == 409}
+
+
+def listed(client):
+    return [row["dag_id"] for row in client.get("/data/pipelines").json()["pipelines"]]
+
+
+@pytest.mark.parametrize("more", [{LOGS}, {TRIGGER}, {EDIT}, {LOGS, EDIT}, {LOGS, TRIGGER, EDIT}, set()])
+def test_what_is_granted_for_one_dag_is_permitted_for_it_alone(client, more):
+    grant(one={READ, RUNS, *more}, two=set())
+    assert permitted(client, "one") == {name for name, (_, needed) in ACTIONS.items() if needed <= more}
+    assert permitted(client, "two") == set()
+    assert listed(client) == ["one"]
+
+
+def test_a_pipeline_is_seen_only_with_its_runs(client):
+    grant(one={READ, LOGS, TRIGGER, EDIT}, two={READ, RUNS})
+    assert permitted(client, "one") == set()
+    assert listed(client) == ["two"]
+
+
+def test_the_auth_manager_is_asked_through_its_public_interface_only(client):
+    grant(one={READ, RUNS, LOGS, TRIGGER, EDIT}, two={READ})
+    permitted(client, "one")
+    listed(client)
+    asked = {name for name in PerDagAuthManager.read if not name.startswith("__")} - {"grants"}
+    assert {"get_user_from_token", "is_authorized_dag", "get_authorized_dag_ids"} <= asked
+    assert {name for name in asked if name.startswith("_") or not hasattr(BaseAuthManager, name)} == set()
