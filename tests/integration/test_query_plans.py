@@ -23,8 +23,9 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
+from support.dashboard import VIEWS, queries
 from support.environment import LONG
-from support.large_ledger import History, fill
+from support.large_ledger import BEGAN, EVERY, History, fill
 from support.query_plans import executed_plans
 from support.staged_batches import Batches
 
@@ -181,6 +182,29 @@ def test_the_page_of_pipelines_reads_a_bounded_part_of_the_history(bounded, hist
             older = OverviewRows(connection).page_of_batches(name, before=listed[-1].batch.batch_id, limit=20)
         assert listed[-1].batch.batch_id > older[0].batch.batch_id
         assert listed[0].ranges
+
+
+def test_the_dashboard_reads_a_bounded_part_of_the_history(bounded):
+    names = [each.pipeline.name for each in HISTORIES.values()]
+    at = BEGAN + EVERY * 1000
+    with bounded() as connection, transaction(connection) as cursor:
+        for query in queries():
+            cursor.execute(query.expanded(names, at, at + timedelta(hours=4)))
+            assert cursor.fetchall() or "failed_at" in query.sql or "open_batches" in query.sql
+
+
+def test_the_views_read_a_bounded_part_of_the_history(bounded, history):
+    name = history.pipeline.name
+    with bounded() as connection, transaction(connection) as cursor:
+        for view in set(VIEWS) - {"batch_history"}:
+            cursor.execute(f"select * from exactbatch.{view}")
+            cursor.execute(f"select * from exactbatch.{view} where pipeline = %s", (name,))
+        cursor.execute(
+            "select * from exactbatch.batch_history where pipeline = %s and committed_at is not null "
+            "order by committed_at desc limit 20",
+            (name,),
+        )
+        assert cursor.rowcount == 20
 
 
 def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, monkeypatch):
