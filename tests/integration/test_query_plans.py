@@ -25,7 +25,7 @@ from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
 from support.environment import LONG
-from support.large_ledger import BEGAN, EVERY, History, fill
+from support.large_ledger import BEGAN, EVERY, History, analyze, fill
 from support.query_plans import executed_plans
 from support.staged_batches import Batches
 
@@ -228,3 +228,22 @@ def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, 
             check_results_exist(cursor, ledger, history.pipeline, batch)
             ledger.batches_of_plans(history.pipeline, [newest.plan_id])
             ledger.announce([newest.plan_id])
+
+
+def test_a_pipeline_that_has_failed_for_long_costs_a_dashboard_no_more(bounded, large):
+    connection = connect(large, application="tests", timeout=60)
+    with transaction(connection) as cursor:
+        Ledger(connection).register(pipeline("stuck"))
+        cursor.execute(
+            "insert into exactbatch.batch (pipeline, kind, origin, status) "
+            "select 'stuck', 'advance', 'cli', 'superseded' from generate_series(1, 5000)"
+        )
+        cursor.execute(
+            "insert into exactbatch.batch (pipeline, kind, origin) values ('stuck', 'advance', 'cli')"
+        )
+    analyze(connection)
+    connection.close()
+    with bounded() as connection, transaction(connection) as cursor:
+        cursor.execute("select waiting_since from exactbatch.pipeline_state where pipeline = 'stuck'")
+        assert cursor.fetchone().waiting_since is not None
+        cursor.execute("select * from exactbatch.pipeline_state")
