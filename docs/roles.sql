@@ -1,9 +1,10 @@
 -- The roles of a deployment. Run this script as a superuser in the database: once before the first
 -- `exactbatch init`, and again after each `exactbatch init` that migrates the ledger. Repeated runs are harmless.
 --
---   exactbatch_owner   owns the ledger; runs `exactbatch init`, `compact`, `prune` and `boundaries --forget`
---   exactbatch_job     plans, processes and replays; for the login of Airflow's connection postgres_default
---   exactbatch_reader  reads status, rejects and audits; writes nothing
+--   exactbatch_owner     owns the ledger; runs `exactbatch init`, `compact`, `prune` and `boundaries --forget`
+--   exactbatch_job       plans, processes and replays; for the login of Airflow's connection postgres_default
+--   exactbatch_reader    reads status, rejects and audits; writes nothing
+--   exactbatch_reporter  reads the views for dashboards (docs/dashboards.md), and no table: no contents of records
 --
 -- These roles cannot log in. Create logins as members: create role airflow login password '…' in role exactbatch_job;
 --
@@ -16,30 +17,33 @@
 do $$
 declare name text;
 begin
-    foreach name in array array['exactbatch_owner', 'exactbatch_job', 'exactbatch_reader'] loop
+    foreach name in array array['exactbatch_owner', 'exactbatch_job', 'exactbatch_reader', 'exactbatch_reporter'] loop
         if to_regrole(name) is null then
             execute format('create role %I nologin', name);
         end if;
     end loop;
     execute format('grant connect, create on database %I to exactbatch_owner', current_database());
     execute format('grant connect, temporary on database %I to exactbatch_job', current_database());
-    execute format('grant connect on database %I to exactbatch_reader', current_database());
+    execute format('grant connect on database %I to exactbatch_reader, exactbatch_reporter', current_database());
 end $$;
 
 create schema if not exists exactbatch authorization exactbatch_owner;
 create schema if not exists exactbatch_staging authorization exactbatch_owner;
-grant usage on schema exactbatch to exactbatch_job, exactbatch_reader;
+grant usage on schema exactbatch to exactbatch_job, exactbatch_reader, exactbatch_reporter;
 -- Only the job may access staging tables: they hold rows before they are published.
 grant usage, create on schema exactbatch_staging to exactbatch_job;
 revoke all on schema exactbatch, exactbatch_staging from public;
 
 do $$
 begin
-    if to_regclass('exactbatch.replay_horizon') is null then
-        raise notice 'There is no ledger yet: run this script again after `exactbatch init`.';
+    if to_regclass('exactbatch.pipeline_state') is null then
+        raise notice 'There is no ledger yet, or an older one: run this script again after `exactbatch init`.';
         return;
     end if;
     grant select on all tables in schema exactbatch to exactbatch_job, exactbatch_reader;
+    -- The views read the tables with the rights of their owner.
+    grant select on exactbatch.pipeline_state, exactbatch.batch_history, exactbatch.open_batches,
+        exactbatch.partition_state to exactbatch_reporter;
     -- Locking a row of pipeline requires the right to update one of its columns. This one identifies nothing.
     grant update (registered_at) on exactbatch.pipeline to exactbatch_job;
     grant insert on exactbatch.stored_offset, exactbatch.batch, exactbatch.batch_range, exactbatch.coverage,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError
@@ -43,6 +44,9 @@ class Pipeline:
                    transaction, for large catch-ups into an Append
     max_rejects    how many records of a batch may be rejected, as a number, or as a share of its records from
                    0.0 to 1.0; one more fails the batch; with commit="partition", of each range
+    freshness      the age from which an unprocessed record makes the pipeline overdue, which status, lag, doctor,
+                   dashboards and the page in Airflow show; None: it never is. They read it from the ledger:
+                   `exactbatch init` stores it there
     read_timeout   seconds without progress after which reading a range fails
     max_connections  how many connections to Postgres the tasks of a batch may have open at a time: at most
                    this many Spark tasks share its ranges, with one connection each; the driver has up to 3
@@ -71,6 +75,7 @@ class Pipeline:
     evolve: Evolve = "refuse"
     commit: Literal["batch", "partition"] = "batch"
     max_rejects: int | float = 0
+    freshness: timedelta | None = None
     max_connections: int = 32
     read_timeout: float = 60.0
     publish_timeout: float = 60.0
@@ -95,6 +100,11 @@ class Pipeline:
             self.max_rejects >= 0 and (isinstance(self.max_rejects, int) or self.max_rejects <= 1),
             "max_rejects to be a whole number of 0 or more, or a share from 0.0 to 1.0",
             self.max_rejects,
+        )
+        self._expect(
+            self.freshness is None or self.freshness > timedelta(0),
+            "freshness to be more than 0, such as timedelta(hours=1), or None",
+            repr(self.freshness),
         )
         for name in ("read_timeout", "publish_timeout", "statement_timeout", "launch_timeout"):
             seconds = getattr(self, name)

@@ -6,6 +6,7 @@ Run by `make test-browser`, which needs Chromium and fetches axe-core. The pictu
 import os
 import shutil
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -31,7 +32,13 @@ DESK, PHONE = {"width": 1300, "height": 900}, {"width": 390, "height": 844}
 @pytest.fixture(scope="module")
 def airflow(stack, make_topic_once, tmp_path_factory):
     pipelines = [
-        Pipeline(name=name, topics=(name,), value=Json("id int, name text"), sink=Append(f"public.{name}"))
+        Pipeline(
+            name=name,
+            topics=(name,),
+            value=Json("id int, name text"),
+            sink=Append(f"public.{name}"),
+            freshness=timedelta(microseconds=1) if name == "orders" else None,
+        )
         for name in NAMES
     ]
     with closing(connect(stack.postgres_dsn, application="tests", timeout=10)) as connection:
@@ -113,6 +120,22 @@ def test_all_pipelines_the_most_urgent_first(open_page):
     expect(page.get_by_role("row").nth(2)).to_contain_text(str(3 * (SIZE + 20)))
     page.get_by_label("Find").fill("orders")
     expect(rows).to_have_count(1)
+
+
+def test_an_overdue_pipeline_is_marked_by_a_word_and_a_colour(open_page):
+    page = open_page("/exactbatch/", role="viewer")
+    mark = page.locator(".badge.bad", has_text="overdue")
+    expect(mark).to_have_count(2, timeout=30_000)  # a tile, and the row; the timestamp is read in a thread
+    expect(page.get_by_role("row").nth(2)).to_contain_text("orders")
+    expect(page.get_by_role("row").nth(2)).to_contain_text("old, allowed")
+    page.get_by_role("button", name="overdue").click()
+    expect(page.get_by_role("rowheader")).to_have_count(1)
+    page.get_by_role("link", name="orders").click()
+    expect(mark).to_have_count(1)
+    expect(page.locator(".facts .alarm")).to_contain_text("overdue: oldest record")
+    page = open_page("/exactbatch/?dag=flights", role="viewer")
+    expect(page.locator(".facts")).to_contain_text("Lag")
+    expect(page.locator(".facts")).not_to_contain_text("Freshness")
 
 
 def test_a_strip_is_read_and_operated_by_keyboard(open_page):

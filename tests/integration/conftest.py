@@ -59,7 +59,7 @@ def batches(connection: Any) -> MakeBatches:
 def deployment(database: str, settings: Settings) -> Iterator[Deployment]:
     deployment = Deployment(database, dict(settings.kafka))
     deployment.execute(ROLES)
-    for role in ("owner", "job", "reader"):
+    for role in ("owner", "job", "reader", "reporter"):
         deployment.execute(
             f"do $$ begin if to_regrole('test_{role}') is null then "
             f"create role test_{role} login in role exactbatch_{role}; end if; end $$"

@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import ModuleType
 from typing import Any
@@ -62,7 +63,7 @@ class Doctor:
 
 CHECKS = {
     "java", "packages", "fast path", "class archive", "Kafka connection", "Postgres connection", "server settings",
-    "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "open transactions",
+    "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness", "open transactions",
     "Airflow's pools",
 }  # fmt: skip
 
@@ -297,6 +298,13 @@ def test_a_pipeline_has_changed(doctor, pipeline):
     found = of(doctor(replace(pipeline, sink=Append("public.another"))), "pipelines")
     assert "expected target" in found["found"]
     assert found["remedy"].startswith("Undo the change, or register the pipeline under a new name")
+
+
+def test_a_freshness_that_is_not_registered(doctor, pipeline):
+    found = of(doctor(replace(pipeline, freshness=timedelta(hours=1))), "pipelines")
+    assert found["level"] == "warning"
+    assert "freshness is 1:00:00 in its code and not set in the ledger" in found["found"]
+    assert found["remedy"].startswith("Change it there: exactbatch init ")
 
 
 def test_a_registered_pipeline_has_no_code(doctor, pipeline):

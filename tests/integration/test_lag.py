@@ -4,6 +4,7 @@ import json
 import time
 from contextlib import closing
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from exactbatch.kafka import timestamps
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.model import Plan, StoredOffset
+from exactbatch.operations.doctor.topics import check_freshness
 from exactbatch.operations.lag import load_lag
+from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
 from support.consumer_groups import described_group
 from support.topics import an_hour_ago, record
@@ -101,6 +104,36 @@ def test_the_time_behind_is_that_of_the_first_unprocessed_record(lag, stand, mak
     assert second["seconds_behind"] < 120
     assert told["seconds_behind"] == first["seconds_behind"]
     assert told["seconds_until_removed"] == first["seconds_until_removed"]
+
+
+def test_a_pipeline_is_overdue_only_while_a_record_waits_for_too_long(
+    lag, stand, make_topic, make_pipeline, connection, settings
+):
+    topic = make_topic(2)
+    topic.produce(record(1), timestamp=an_hour_ago())
+    topic.transaction(record(2), partition=1)
+    late, patient = (
+        make_pipeline(topic, name=f"{topic.name}.{minutes}", freshness=timedelta(minutes=minutes))
+        for minutes in (30, 120)
+    )
+    # All that is left of partition 1 is the marker of a transaction.
+    stand(late, 0, 1)
+    stand(patient, 0, 1)
+    told = lag(late.name, patient.name)
+    assert [told[each.name]["overdue"] for each in (late, patient)] == [True, False]
+    assert told[late.name]["freshness_seconds"] == 1800
+    done = CliRunner().invoke(app, ["lag", late.name])
+    assert "overdue: its oldest unprocessed record is 1:00:" in done.output
+    status = load_status(connection, KafkaBroker(settings.kafka), late)
+    assert status.overdue
+    assert status.troubles[0].startswith("overdue: its oldest unprocessed record is 1:00:")
+    [found] = check_freshness(load_lag(connection, KafkaBroker(settings.kafka), [late.name]))
+    assert (found.level, "freshness allows 0:30:00" in found.found) == ("warning", True)
+    with transaction(connection) as cursor:
+        cursor.execute("update exactbatch.stored_offset set next_offset = 1")
+    told = lag(late.name)[late.name]
+    assert (told["overdue"], told["lag"]) == (False, 1)
+    assert load_status(connection, KafkaBroker(settings.kafka), late).overdue is False
 
 
 @pytest.mark.parametrize(

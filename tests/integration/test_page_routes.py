@@ -1,7 +1,7 @@
 """The operator's page in a real Airflow: its routes, and who may use which of them."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import distributions
 from uuid import UUID
 
@@ -29,7 +29,13 @@ RANGE = {"ranges": [{"topic": "story", "partition": 0, "from_offset": 10, "until
 @pytest.fixture(scope="module")
 def airflow(stack, make_topic_once, tmp_path_factory):
     pipelines = [
-        Pipeline(name=name, topics=(name,), value=Json("id int, name text"), sink=Append(f"public.{name}"))
+        Pipeline(
+            name=name,
+            topics=(name,),
+            value=Json("id int, name text"),
+            sink=Append(f"public.{name}"),
+            freshness=timedelta(microseconds=1) if name == "failing" else None,
+        )
         for name in NAMES
     ]
     connection = connect(stack.postgres_dsn, application="tests", timeout=10)
@@ -97,6 +103,20 @@ def test_all_pipelines(viewer):
     assert rows["story"]["lag"] == 3 * (SIZE + 20)
     assert rows["story"]["newest"]["records"] == SIZE // 2
     assert rows["story"]["retention_seconds"] > 86400
+
+
+def test_a_pipeline_whose_records_wait_for_too_long_is_overdue(viewer):
+    def overdue():
+        listed = viewer.get("/exactbatch/data/pipelines").json()["pipelines"]
+        return {row["dag_id"]: row.get("overdue") for row in listed if row["dag_id"] in NAMES}
+
+    deadline = datetime.now(UTC).timestamp() + 60
+    while not overdue()["failing"]:  # the timestamp is read in a thread
+        assert datetime.now(UTC).timestamp() < deadline
+    assert overdue() == {"failing": True, "story": None, "cut_off": None, "unknown": None}
+    state = viewer.get("/exactbatch/data/pipelines/failing").json()
+    assert (state["state"], state["overdue"]) == ("failing", True)
+    assert state["oldest_seconds"] > state["freshness_seconds"] == 1e-6
 
 
 def test_one_pipeline_and_its_strips(viewer):

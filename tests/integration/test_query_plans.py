@@ -23,8 +23,9 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
+from support.dashboard import VIEWS, queries
 from support.environment import LONG
-from support.large_ledger import History, fill
+from support.large_ledger import BEGAN, EVERY, History, analyze, fill
 from support.query_plans import executed_plans
 from support.staged_batches import Batches
 
@@ -183,6 +184,29 @@ def test_the_page_of_pipelines_reads_a_bounded_part_of_the_history(bounded, hist
         assert listed[0].ranges
 
 
+def test_the_dashboard_reads_a_bounded_part_of_the_history(bounded):
+    names = [each.pipeline.name for each in HISTORIES.values()]
+    at = BEGAN + EVERY * 1000
+    with bounded() as connection, transaction(connection) as cursor:
+        for query in queries():
+            cursor.execute(query.expanded(names, at, at + timedelta(hours=4)))
+            assert cursor.fetchall() or "failed_at" in query.sql or "open_batches" in query.sql
+
+
+def test_the_views_read_a_bounded_part_of_the_history(bounded, history):
+    name = history.pipeline.name
+    with bounded() as connection, transaction(connection) as cursor:
+        for view in set(VIEWS) - {"batch_history"}:
+            cursor.execute(f"select * from exactbatch.{view}")
+            cursor.execute(f"select * from exactbatch.{view} where pipeline = %s", (name,))
+        cursor.execute(
+            "select * from exactbatch.batch_history where pipeline = %s and committed_at is not null "
+            "order by committed_at desc limit 20",
+            (name,),
+        )
+        assert cursor.rowcount == 20
+
+
 def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, monkeypatch):
     with bounded() as connection:
         monkeypatch.setattr(report, "ledger_session", lambda *_: nullcontext(connection))
@@ -204,3 +228,22 @@ def test_status_and_report_read_a_bounded_part_of_the_history(bounded, history, 
             check_results_exist(cursor, ledger, history.pipeline, batch)
             ledger.batches_of_plans(history.pipeline, [newest.plan_id])
             ledger.announce([newest.plan_id])
+
+
+def test_a_pipeline_that_has_failed_for_long_costs_a_dashboard_no_more(bounded, large):
+    connection = connect(large, application="tests", timeout=60)
+    with transaction(connection) as cursor:
+        Ledger(connection).register(pipeline("stuck"))
+        cursor.execute(
+            "insert into exactbatch.batch (pipeline, kind, origin, status) "
+            "select 'stuck', 'advance', 'cli', 'superseded' from generate_series(1, 5000)"
+        )
+        cursor.execute(
+            "insert into exactbatch.batch (pipeline, kind, origin) values ('stuck', 'advance', 'cli')"
+        )
+    analyze(connection)
+    connection.close()
+    with bounded() as connection, transaction(connection) as cursor:
+        cursor.execute("select waiting_since from exactbatch.pipeline_state where pipeline = 'stuck'")
+        assert cursor.fetchone().waiting_since is not None
+        cursor.execute("select * from exactbatch.pipeline_state")

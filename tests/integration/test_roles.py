@@ -1,5 +1,6 @@
 """Each role of docs/roles.sql can do its work, and nothing else."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg2
@@ -17,6 +18,7 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import connect
+from support.dashboard import VIEWS, queries
 from support.roles import ROLES, Deployment
 from support.topics import record
 
@@ -162,3 +164,22 @@ def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
         with pytest.raises(psycopg2.errors.InsufficientPrivilege):
             committed.execute(statement, "reader")
     assert committed.execute("select from exactbatch.batch where status = 'committed'", "reader") == 1
+
+
+def test_a_reporter_reads_the_views_and_nothing_else(deployment):
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("shop.item"))
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    now = datetime.now(UTC)
+    for query in queries():
+        deployment.execute(query.expanded(["p"], now, now), "reporter")
+    assert deployment.execute("select from exactbatch.partition_state", "reporter") == 0
+    for table in ("pipeline", "batch", "rejected_record", "batch_failure", "coverage"):
+        with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+            deployment.execute(f"select from exactbatch.{table}", "reporter")
+    allowed = (
+        "select from pg_class, unnest(array['select', 'insert', 'update', 'delete', 'truncate']) right_on "
+        "where relnamespace = 'exactbatch'::regnamespace and relkind in ('r', 'v') "
+        "and has_table_privilege('test_reporter', pg_class.oid, right_on)"
+    )
+    assert deployment.execute(allowed) == len(VIEWS)

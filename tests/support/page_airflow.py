@@ -15,7 +15,9 @@ from exactbatch.local.airflow import LocalAirflow
 from support.environment import JOBS, ROOT
 
 ROLES: Final = ("viewer", "user", "op", "admin")
-_MODULE: Final = "from exactbatch import Append, Json, Limits, Pipeline\npipelines = {pipelines!r}\n"
+_MODULE: Final = (
+    "import datetime\nfrom exactbatch import Append, Json, Limits, Pipeline\npipelines = {pipelines!r}\n"
+)
 _NAMED: Final = "{name} = next(each for each in pipelines if each.name == {name!r})\n"
 _DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag

@@ -1,6 +1,7 @@
 """Writing and loading a pipeline: what cannot work is refused, and the message says why."""
 
 import sys
+from datetime import timedelta
 
 import pytest
 
@@ -46,6 +47,11 @@ def test_pipeline_starts_at_earliest_offset_and_refuses_losses_and_rejects():
         ({"max_rejects": -1}, r"expected max_rejects to be a whole number .* from 0\.0 to 1\.0, found -1"),
         ({"read_timeout": 0}, "expected read_timeout to be more than 0 seconds, found 0"),
         ({"publish_timeout": -2.5}, "expected publish_timeout to be more than 0 seconds, found -2.5"),
+        (
+            {"freshness": timedelta(0)},
+            r"expected freshness to be more than 0, such as .* found .*timedelta\(0\)",
+        ),
+        ({"freshness": 3600}, r"expected freshness to be timedelta or None, found 3600 \(int\)"),
         ({"max_connections": 0}, "expected max_connections to be 1 or more, found 0"),
         ({"value": Raw("kafka_offset")}, r"the pipeline's columns kafka_offset have names that lineage"),
         ({"value": Raw("task_attempt")}, r"the pipeline's columns task_attempt have names that lineage"),

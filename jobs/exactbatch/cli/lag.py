@@ -11,8 +11,9 @@ from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.pipeline import ledger_connection, load_settings, registered_name
 from exactbatch.cli.tables import duration_text, new_table, partition_text
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
-from exactbatch.operations.status import contradiction_of
+from exactbatch.operations.unprocessed import contradiction_of
 
 
 def lag(
@@ -48,6 +49,8 @@ def _print(lag: PipelineLag) -> None:
     if lag.missing is not None:
         return  # the error says it
     out.print(_table(lag))
+    if text := overdue_text(lag.freshness, lag.oldest, lag.at):
+        out.print(Text.assemble(("! ", "yellow"), text))
     for partition in lag.partitions:
         if (trouble := contradiction_of(partition.stored, partition.log)) is not None:
             out.print(Text.assemble(("! ", "yellow"), trouble))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from exactbatch.errors import ConfigurationError, IdentityChanged
@@ -19,7 +20,8 @@ class Definition:
     """A row of exactbatch.pipeline.
 
     `version` is None and `topics` is empty if the pipeline was registered before the ledger had these columns.
-    With `shares_topics`, it may load topics that another pipeline loads into the same target.
+    With `shares_topics`, it may load topics that another pipeline loads into the same target. `freshness` is not part
+    of its identity.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Definition:
     version: str | None
     topics: list[str]
     shares_topics: bool
+    freshness: timedelta | None
 
     @property
     def table(self) -> tuple[str, str]:
@@ -61,6 +64,7 @@ def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definit
         version=identity.version,
         topics=sorted(pipeline.topics),
         shares_topics=shares_topics,
+        freshness=pipeline.freshness,
     )
 
 

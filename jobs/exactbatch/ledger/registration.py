@@ -73,14 +73,16 @@ class Registration(OnConnection):
             )
         return definition
 
-    def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> None:
-        """Raise NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
+    def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> Definition:
+        """Return the registration of a pipeline.
+
+        Raises NotRegistered or IdentityChanged unless the pipeline is registered as it is now.
 
         Raises ConfigurationError if another pipeline writes to its tables by other rules or, unless `may_double`,
         loads the same topics into the same target without permission.
         """
         row = _QUERIES.get_pipeline(self._connection, pipeline=pipeline.name)
-        self._check(pipeline, row, may_double=may_double)
+        return self._check(pipeline, row, may_double=may_double)
 
     def lock(self, pipeline: Pipeline) -> None:
         """Lock the pipeline until the transaction ends, and check as check_registered() does."""
@@ -123,7 +125,7 @@ class Registration(OnConnection):
         others = {row.topic for row in stored if row.pipeline != pipeline.name}
         return sorted(own - others - set(pipeline.topics))
 
-    def _check(self, pipeline: Pipeline, row: Any, *, may_double: bool = False) -> None:
+    def _check(self, pipeline: Pipeline, row: Any, *, may_double: bool = False) -> Definition:
         own, others = definition_of(pipeline), self._others(pipeline)
         if row is None:
             raise NotRegistered(
@@ -137,6 +139,7 @@ class Registration(OnConnection):
         if not may_double:
             own = replace(own, shares_topics=registered.shares_topics)
             self._check_topics(own, others, adds=False)
+        return registered
 
     def _check_topics(self, own: Definition, others: Iterable[Definition], *, adds: bool) -> None:
         """Check the topics that the others have ever loaded: rows of topics that they no longer load remain."""

@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from exactbatch.errors import TopicMissing
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Definition, Ledger
 from exactbatch.model import LogPartition, Retention, StoredOffset
-from exactbatch.offsets import TopicPartition
-from exactbatch.operations.status import contradiction_of
+from exactbatch.operations.freshness import is_overdue
+from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
 from exactbatch.postgres.connection import Connection, transaction
 
 
@@ -67,12 +67,17 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class PipelineLag:
-    """A registered pipeline and the lag of its partitions at a time; `missing` is the error for a missing topic."""
+    """A registered pipeline and the lag of its partitions at a time.
+
+    missing    the error for a missing topic
+    freshness  the age from which an unprocessed record makes the pipeline overdue; None if it never is
+    """
 
     pipeline: str
     at: datetime
     partitions: tuple[PartitionLag, ...]
     missing: TopicMissing | None = None
+    freshness: timedelta | None = None
 
     @property
     def lag(self) -> int:
@@ -89,10 +94,17 @@ class PipelineLag:
         """The earliest time at which retention may overtake a stored offset; None if it is not known."""
         return _earliest(partition.removed_at for partition in self.partitions)
 
+    @property
+    def overdue(self) -> bool | None:
+        """Whether the oldest unprocessed record is older than `freshness`; None without a freshness."""
+        return is_overdue(self.freshness, self.oldest, self.at)
+
     def as_json(self) -> dict[str, Any]:
         """Return its part of `exactbatch lag --json`."""
         return {
             "pipeline": self.pipeline,
+            "overdue": self.overdue,
+            "freshness_seconds": self.freshness and self.freshness.total_seconds(),
             "lag": self.lag,
             "seconds_behind": seconds_since(self.oldest, self.at),
             "seconds_until_removed": seconds_until(self.removed_at, self.at),
@@ -124,8 +136,8 @@ def lag_of(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredO
     try:
         logs = broker.partitions(topics, {offset.topic for offset in stored}) if topics else ()
     except TopicMissing as error:
-        return PipelineLag(definition.name, datetime.now(UTC), (), error)
-    oldest = _oldest(broker, logs, offsets)
+        return PipelineLag(definition.name, datetime.now(UTC), (), error, definition.freshness)
+    oldest = first_unprocessed(broker, logs, offsets)
     behind = sorted({topic for topic, _ in oldest})
     retention = broker.retention(behind) if behind else {}
     partitions = tuple(
@@ -137,7 +149,7 @@ def lag_of(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredO
         )
         for log in logs
     )
-    return PipelineLag(definition.name, datetime.now(UTC), partitions)
+    return PipelineLag(definition.name, datetime.now(UTC), partitions, freshness=definition.freshness)
 
 
 def seconds_since(time: datetime | None, now: datetime) -> float | None:
@@ -148,26 +160,6 @@ def seconds_since(time: datetime | None, now: datetime) -> float | None:
 def seconds_until(time: datetime | None, now: datetime) -> float | None:
     """Return how far ahead a time is, in seconds; negative if it has passed."""
     return None if time is None else (time - now).total_seconds()
-
-
-def _oldest(
-    broker: KafkaBroker, logs: Iterable[LogPartition], stored: dict[TopicPartition, StoredOffset]
-) -> dict[TopicPartition, datetime]:
-    """Return the timestamp of the first unprocessed record of each partition that has one.
-
-    Where an open transaction holds all of them back, it is the first of these.
-    """
-    committed, held_back = {}, {}
-    for log in logs:
-        offset = stored.get(log.topic_partition)
-        if contradiction_of(offset, log) is None:
-            position = offset.next_offset if offset else log.earliest
-            if position < log.last_stable:
-                committed[log.topic_partition] = position
-            elif position < log.high_watermark:
-                held_back[log.topic_partition] = position
-    found = {**broker.first_timestamps(committed), **broker.first_timestamps(held_back, uncommitted=True)}
-    return {place: datetime.fromtimestamp(each / 1000, UTC) for place, each in found.items()}
 
 
 def _earliest(times: Iterable[datetime | None]) -> datetime | None:

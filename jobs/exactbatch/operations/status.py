@@ -1,13 +1,15 @@
 """Show the state of a pipeline: its ledger compared with its log."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
+from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
+from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -67,6 +69,10 @@ class Status:
     unfinished        replays that were planned long ago and have not committed
     unannounced       batches with results that no asset event has announced
     target_partitions  how many partitions a target with layout="by_batch" has; None for another target
+    at                 when the log was asked
+    freshness          the registered age from which an unprocessed record makes the pipeline overdue; None without one
+    oldest             the timestamp of the oldest unprocessed record; None without a freshness, and if there is none or
+                       it is not known
     """
 
     pipeline: Pipeline
@@ -77,12 +83,21 @@ class Status:
     unfinished: tuple[Batch, ...] = ()
     unannounced: tuple[Batch, ...] = ()
     target_partitions: int | None = None
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    freshness: timedelta | None = None
+    oldest: datetime | None = None
+
+    @property
+    def overdue(self) -> bool | None:
+        """Whether the oldest unprocessed record is older than `freshness`; None without a freshness."""
+        return is_overdue(self.freshness, self.oldest, self.at)
 
     @property
     def troubles(self) -> list[str]:
         """Sentences that say what blocks the pipeline."""
         failing = {batch.batch_id for batch in self.failing}
         return [
+            *self._late(),
             *map(_failure, self.failing),
             *(_unfinished(batch) for batch in self.unfinished if batch.batch_id not in failing),
             *_unannounced(self.unannounced),
@@ -90,10 +105,20 @@ class Status:
             *(trouble for partition in self.partitions for trouble in partition.troubles),
         ]
 
+    def _late(self) -> list[str]:
+        late = []
+        if text := overdue_text(self.freshness, self.oldest, self.at):
+            late.append(f"{text}.")
+        if difference := differing_freshness(self.pipeline.freshness, self.freshness):
+            late.append(f"{difference} To change it there: exactbatch init {self.pipeline.name}")
+        return late
+
     def as_json(self) -> dict[str, Any]:
         """Return the content of `exactbatch status --json`."""
         return {
             "pipeline": self.pipeline.name,
+            "overdue": self.overdue,
+            "freshness_seconds": self.freshness and self.freshness.total_seconds(),
             "partitions": [
                 {
                     "topic": partition.log.topic,
@@ -121,11 +146,14 @@ class Status:
 def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline) -> Status:
     """Query ledger and broker.
 
-    Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing.
+    The timestamps of unprocessed records are only read for a pipeline with a freshness.
+
+    Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing, and with a freshness
+    ReadFailed, and ConfigurationError if an ACL denies reading.
     """
     with transaction(connection) as cursor:
         ledger = Ledger(connection)
-        ledger.check_registered(pipeline)
+        freshness = ledger.check_registered(pipeline).freshness
         merger = pipeline.sink.merger
         target_partitions = None if merger is None else merger.count(cursor)
         stored = {offset.topic_partition: offset for offset in ledger.stored_offsets(pipeline)}
@@ -143,6 +171,8 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
     logs = broker.partitions(pipeline.topics)
     held_back = [log for log in logs if log.last_stable < log.high_watermark]
     open_transactions = broker.open_transactions(held_back)
+    # The timestamps are read from the log, which costs more than all else here.
+    oldest = {} if freshness is None else first_unprocessed(broker, logs, stored)
     partitions = tuple(
         PartitionStatus(
             log=log,
@@ -162,20 +192,10 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         unfinished,
         unannounced,
         target_partitions,
+        datetime.now(UTC),
+        freshness,
+        min(oldest.values(), default=None),
     )
-
-
-def contradiction_of(stored: StoredOffset | None, log: LogPartition) -> str | None:
-    """Return a sentence on what a log lacks or is, against its stored offset; None if both agree."""
-    if stored is None:
-        return None
-    if stored.topic_id != log.topic_id:
-        return f"{log}: the topic was deleted and created again; the next plan will fail."
-    if stored.next_offset < log.earliest:
-        return f"{log}: retention removed {log.earliest - stored.next_offset} unprocessed offsets."
-    if stored.next_offset > log.high_watermark:
-        return f"{log}: the log ends at {log.high_watermark}, below the stored offset."
-    return None
 
 
 def _failure(failing: Failing) -> str:

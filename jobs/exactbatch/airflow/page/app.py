@@ -95,6 +95,15 @@ def create_app() -> FastAPI:
             )
         return summary
 
+    def watch(dag: PipelineDag, summary: LedgerSummary) -> None:
+        brokers.watch(
+            dag.kafka,
+            dag.dag_id,
+            summary.topics,
+            summary.stored,
+            may_be_overdue=summary.definition.freshness is not None,
+        )
+
     def watched(dag: PipelineDag, positions: list[Position]) -> LogState:
         stored = {each.topic_partition: each.next_offset for each in positions}
         brokers.watch(dag.kafka, dag.dag_id, sorted({each.topic for each in positions}), stored)
@@ -126,7 +135,7 @@ def create_app() -> FastAPI:
                 problems[conn_id] = error_text(error)
         for dag in found:
             if (summary := summaries.get(dag.dag_id)) is not None:
-                brokers.watch(dag.kafka, dag.dag_id, summary.topics, summary.stored)
+                watch(dag, summary)
         states = {conn_id: brokers.state(conn_id) for conn_id in sorted({dag.kafka for dag in found})}
         now = datetime.now(UTC)
         rows = [
@@ -144,7 +153,7 @@ def create_app() -> FastAPI:
         dag, may, now = dag_of(dag_id), allowed(user, dag_id), datetime.now(UTC)
         with databases.connection(dag.postgres) as connection:
             summary = summary_of(connection, dag_id)
-        brokers.watch(dag.kafka, dag_id, summary.topics, summary.stored)
+        watch(dag, summary)
         state = brokers.state(dag.kafka)
         view = pipeline_view(dag, summary, state, now)
         if view["error"] and not may["read_logs"]:

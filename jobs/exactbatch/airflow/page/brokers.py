@@ -1,14 +1,16 @@
 """What Kafka reports to the page: threads ask, and an answer is shown for seconds."""
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from exactbatch.airflow.connections import kafka_properties
-from exactbatch.airflow.page.airflow_connections import airflow_connection
+from exactbatch.airflow.page.airflow_connections import airflow_connection, error_text
+from exactbatch.airflow.page.first_records import FirstRecords, Place
 from exactbatch.errors import ExactbatchError, TopicMissing
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.model import LogPartition
@@ -18,6 +20,8 @@ _FRESH: Final = 4.0  # seconds for which an answer of Kafka is shown without ask
 _WANTED: Final = 60.0  # seconds for which Kafka is asked about a pipeline that nobody looks at any more
 _FIRST: Final = 0.15  # seconds that a request waits for the first answer of Kafka
 _RETENTION_FRESH: Final = 60.0  # seconds
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class LogState:
     retention  how long the broker keeps records, by topic; None for no limit
     written    when the first unprocessed record of a partition was written, at the earliest; where several pipelines
                read the partition, the one that is furthest behind counts
+    first      timestamps of the first records at or after stored offsets of pipelines that can be overdue
     """
 
     logs: Mapping[str, tuple[LogPartition, ...]] = field(default_factory=dict)
@@ -37,6 +42,7 @@ class LogState:
     taken_at: datetime | None = None
     retention: Mapping[str, timedelta | None] = field(default_factory=dict)
     written: Mapping[TopicPartition, datetime] = field(default_factory=dict)
+    first: Mapping[Place, datetime] = field(default_factory=dict)
 
 
 class Brokers:
@@ -47,15 +53,22 @@ class Brokers:
         self._watched: dict[str, _Watched] = {}
 
     def watch(
-        self, conn_id: str, pipeline: str, topics: Sequence[str], stored: Mapping[TopicPartition, int]
+        self,
+        conn_id: str,
+        pipeline: str,
+        topics: Sequence[str],
+        stored: Mapping[TopicPartition, int],
+        *,
+        may_be_overdue: bool = False,
     ) -> None:
         """Let threads ask about a pipeline's topics while somebody looks at it.
 
-        `stored` are its stored offsets, from which it is computed when retention reaches them.
+        `stored` are its stored offsets, from which it is computed when retention reaches them, and where timestamps
+        are read if the pipeline `may_be_overdue`.
         """
         with self._lock:
             watched = self._watched.setdefault(conn_id, _Watched(conn_id))
-        watched.watch(pipeline, topics, stored)
+        watched.watch(pipeline, topics, stored, may_be_overdue=may_be_overdue)
 
     def state(self, conn_id: str) -> LogState:
         """Return what is known of all watched topics, and let a thread ask again if that is seconds old.
@@ -80,11 +93,26 @@ class _Watched:
         self._began = -_FRESH
         self._retention_began = -_RETENTION_FRESH
         self._is_asking = False
+        # Pipelines that may be overdue: when they were looked at, their topics and stored offsets.
+        self._timed: dict[str, tuple[float, Sequence[str], Mapping[TopicPartition, int]]] = {}
+        self._first_records = FirstRecords()
+        self._first: Mapping[Place, datetime] = {}
+        self._is_looking_up = False
+        self._look_up_after = 0.0
 
-    def watch(self, pipeline: str, topics: Sequence[str], stored: Mapping[TopicPartition, int]) -> None:
+    def watch(
+        self,
+        pipeline: str,
+        topics: Sequence[str],
+        stored: Mapping[TopicPartition, int],
+        *,
+        may_be_overdue: bool,
+    ) -> None:
         """Remember topics, and the stored offsets of a pipeline that reads them, in place of those it had before."""
         now = time.monotonic()
         with self._changed:
+            if may_be_overdue:
+                self._timed[pipeline] = now, topics, stored
             self._wanted.update(dict.fromkeys(topics, now))
             self._stored[pipeline] = now, stored
 
@@ -99,7 +127,7 @@ class _Watched:
                 threading.Thread(target=self._ask, name=f"exactbatch {self._conn_id}", daemon=True).start()
             if is_new:
                 self._changed.wait(_FIRST)
-            return self._state
+            return replace(self._state, first=self._first)
 
     def _ask(self) -> None:
         with self._changed:
@@ -120,6 +148,30 @@ class _Watched:
             with self._changed:
                 self._state, self._is_asking = state, False
                 self._changed.notify_all()
+        self._look_up([log for logs in state.logs.values() for log in logs])
+
+    def _look_up(self, logs: Sequence[LogPartition]) -> None:
+        """Look up timestamps of first unprocessed records, unless another thread is doing it; it may take seconds."""
+        now = time.monotonic()
+        with self._changed:
+            self._timed = {name: each for name, each in self._timed.items() if now - each[0] < _WANTED}
+            pipelines = [(topics, stored) for _, topics, stored in self._timed.values()]
+            if self._is_looking_up or not pipelines or now < self._look_up_after:
+                return
+            self._is_looking_up = True
+        try:
+            broker = KafkaBroker(kafka_properties(airflow_connection(self._conn_id)))
+            first = self._first_records.look_up(
+                logs, pipelines, lambda places, held: broker.first_timestamps(places, uncommitted=held)
+            )
+            with self._changed:
+                self._first = first
+        except Exception as error:
+            logger.warning("the ages of unprocessed records are not known: %s", error_text(error))
+            self._look_up_after = now + _WANTED
+        finally:
+            with self._changed:
+                self._is_looking_up = False
 
     def _answer(self, topics: Sequence[str]) -> LogState:
         properties = kafka_properties(airflow_connection(self._conn_id))

@@ -11,11 +11,13 @@ from typing import Any
 
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
+from exactbatch.airflow.page.first_records import oldest_unprocessed
 from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
+from exactbatch.operations.freshness import is_overdue
 from exactbatch.operations.overview import LedgerSummary, lag_of, state_of
 from exactbatch.planning.freeze_replay import Preview
 
@@ -63,8 +65,14 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     lag = lag_of(summary.positions, logs) if is_known else None
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
     newest, failed = summary.committed or summary.newest, summary.failure
+    freshness = summary.definition.freshness
+    oldest = oldest_unprocessed(logs, summary.stored, state.first)
     return {
         "state": state_of(summary, lag, is_paused=dag.is_paused),
+        # What is not known is not overdue: the state says that Kafka does not answer.
+        "overdue": is_overdue(freshness, oldest, now),
+        "freshness_seconds": None if freshness is None else freshness.total_seconds(),
+        "oldest_seconds": None if freshness is None or oldest is None else (now - oldest).total_seconds(),
         "lag": None if lag is None else lag.records,
         "held_back": None if lag is None else lag.held_back,
         "lost": None if lag is None else lag.lost,

@@ -32,11 +32,12 @@ order by name;
 
 -- name: register_pipeline!
 -- Register a pipeline, or give it a new identity.
-insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics)
-values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics)
+insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness)
+values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness)
 on conflict (name) do update
 set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage,
-    version = excluded.version, topics = excluded.topics, shares_topics = excluded.shares_topics;
+    version = excluded.version, topics = excluded.topics, shares_topics = excluded.shares_topics,
+    freshness = excluded.freshness;
 
 -- name: rename_pipeline!
 -- Rename a pipeline; the foreign keys update all its rows.

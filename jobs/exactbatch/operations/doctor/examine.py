@@ -18,7 +18,12 @@ from exactbatch.operations.doctor.servers import (
     connection_finding,
     postgres_connection,
 )
-from exactbatch.operations.doctor.topics import check_open_transactions, check_retention, check_topics
+from exactbatch.operations.doctor.topics import (
+    check_freshness,
+    check_open_transactions,
+    check_retention,
+    check_topics,
+)
 from exactbatch.operations.lag import PipelineLag, lag_of
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
@@ -36,7 +41,7 @@ _DATABASE: Final = (
     ("ledger", database.check_ledger),
 )
 _LEDGER: Final = ("privileges", "pipelines", "targets")
-_LOG: Final = ("topics", "retention", "open transactions")
+_LOG: Final = ("topics", "retention", "freshness", "open transactions")
 
 
 def examine(
@@ -133,6 +138,7 @@ def _of_log(
         yield from (not_checked(name, "the topics") for name in _LOG[1:])
         return
     yield from run("retention", partial(check_retention, lags))
+    yield from run("freshness", partial(check_freshness, lags))
     yield from run("open transactions", partial(check_open_transactions, broker, lags))
 
 

@@ -8,6 +8,7 @@ from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
+from exactbatch.operations.freshness import differing_freshness
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -73,7 +74,7 @@ def check_registrations(
     for reference, pipeline in pipelines.items():
         try:
             with transaction(connection):
-                Ledger(connection).check_registered(pipeline)
+                registration = Ledger(connection).check_registered(pipeline)
         except NotRegistered as error:
             yield of_error("pipelines", error, f"Run `exactbatch init {reference}` once.")
         except IdentityChanged as error:
@@ -85,7 +86,16 @@ def check_registrations(
         except ExactbatchError as error:
             yield of_error("pipelines", error)
         else:
-            yield Finding("pipelines", "ok", f"{pipeline.name} is registered as it is now")
+            difference = differing_freshness(pipeline.freshness, registration.freshness)
+            if difference is not None:
+                yield Finding(
+                    "pipelines",
+                    "warning",
+                    f"pipeline {pipeline.name!r}: {difference.removesuffix('.')}",
+                    f"Change it there: exactbatch init {reference}",
+                )
+            else:
+                yield Finding("pipelines", "ok", f"{pipeline.name} is registered as it is now")
     if all_of_them:
         for name in sorted(registered - {pipeline.name for pipeline in pipelines.values()}):
             yield Finding(

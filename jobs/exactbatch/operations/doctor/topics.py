@@ -6,8 +6,9 @@ from typing import Final
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.doctor.finding import Finding
+from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PartitionLag, PipelineLag, seconds_until
-from exactbatch.operations.status import contradiction_of
+from exactbatch.operations.unprocessed import contradiction_of
 
 # Less time until retention overtakes a stored offset is a warning; at most a quarter of retention.ms.
 HEADROOM: Final = timedelta(hours=24)
@@ -72,6 +73,22 @@ def check_retention(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
         )
     elif not found:
         yield Finding("retention", "ok", "overtakes no stored offset soon")
+
+
+def check_freshness(lags: Sequence[PipelineLag]) -> Iterator[Finding]:
+    """Look for pipelines that are overdue."""
+    late = False
+    for lag in lags:
+        if text := overdue_text(lag.freshness, lag.oldest, lag.at):
+            late = True
+            yield Finding(
+                "freshness",
+                "warning",
+                f"pipeline {lag.pipeline!r} is {text}",
+                f"Find out why: exactbatch batches {lag.pipeline}, and whether its DAG is paused.",
+            )
+    if not late:
+        yield Finding("freshness", "ok", "no pipeline is overdue")
 
 
 def check_open_transactions(broker: KafkaBroker, lags: Sequence[PipelineLag]) -> Iterator[Finding]:

@@ -26,6 +26,9 @@ export function rate(perSecond) {
   return `${perSecond < 10 ? perSecond.toFixed(perSecond < 1 ? 2 : 1) : compact(perSecond)}/s`;
 }
 
+/** Of an overdue pipeline: the age of its oldest unprocessed record, and what its freshness allows. */
+export const overdueText = (row) => `oldest record ${duration(row.oldest_seconds)} old, allowed ${duration(row.freshness_seconds)}`;
+
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 

@@ -2,12 +2,13 @@
 
 import { live, pipelines } from "./api.js";
 import { el, fill, keyed } from "./dom.js";
-import { ago, compact, count, duration, plural, rate } from "./format.js";
-import { stateBadge, URGENCY } from "./states.js";
+import { ago, compact, count, duration, overdueText, plural, rate } from "./format.js";
+import { OVERDUE, stateBadge, URGENCY } from "./states.js";
 
 const EVERY = 5000; // milliseconds
 const SOON = 1000;
-const urgency = (row) => URGENCY.indexOf(row.state);
+const words = (row) => (row.overdue ? [row.state, OVERDUE] : [row.state]);
+const urgency = (row) => Math.min(...words(row).map((word) => URGENCY.indexOf(word)));
 const SORTS = {
   urgency: ["Most urgent first", (a, b) => urgency(a) - urgency(b) || a.dag_id.localeCompare(b.dag_id)],
   name: ["By name", (a, b) => a.dag_id.localeCompare(b.dag_id)],
@@ -73,7 +74,7 @@ export function showOverview() {
   function draw() {
     const wanted = search.value.trim().toLowerCase();
     const shown = rows
-      .filter((row) => !wanted || `${row.dag_id} ${row.state}`.toLowerCase().includes(wanted))
+      .filter((row) => !wanted || `${row.dag_id} ${words(row).join(" ")}`.toLowerCase().includes(wanted))
       .sort(SORTS[sort.value][1]);
     keyed(body, shown, (row) => row.dag_id, overviewRow);
     for (const time of body.querySelectorAll("[data-ago]")) time.textContent = ago(time.dataset.ago);
@@ -82,7 +83,7 @@ export function showOverview() {
       ? "No pipeline matches."
       : "There is no pipeline here that you may see. A DAG of pipeline_dag appears once Airflow has parsed it.";
     const groups = new Map();
-    for (const row of rows) groups.set(row.state, (groups.get(row.state) ?? 0) + 1);
+    for (const word of rows.flatMap(words)) groups.set(word, (groups.get(word) ?? 0) + 1);
     const states = [...groups].sort(([a], [b]) => URGENCY.indexOf(a) - URGENCY.indexOf(b));
     fill(tiles, states, () =>
       states.map(([state, number]) =>
@@ -118,7 +119,12 @@ function overviewRow(row) {
     "tr",
     {},
     el("th", { scope: "row" }, el("a", { href: `?dag=${encodeURIComponent(row.dag_id)}` , "data-focus": "name" }, row.dag_id)),
-    el("td", { "data-label": "State" }, stateBadge(row.state)),
+    el(
+      "td",
+      { "data-label": "State" },
+      words(row).flatMap((word) => [stateBadge(word), " "]),
+      row.overdue ? el("small", {}, overdueText(row)) : null,
+    ),
     el(
       "td",
       { class: "number", "data-label": "Lag" },

@@ -3,9 +3,9 @@
 import * as asking from "./api.js";
 import { TimeChart } from "./charts.js";
 import { airflowLink, el, fill, keyed, runPath, say } from "./dom.js";
-import { ago, count, duration, moment, plural, rate } from "./format.js";
+import { ago, count, duration, moment, overdueText, plural, rate } from "./format.js";
 import { openReplay } from "./replay.js";
-import { kindBadge, stateBadge, stateMeaning } from "./states.js";
+import { kindBadge, OVERDUE, stateBadge, stateMeaning } from "./states.js";
 import { CoverageStrip, LEGEND } from "./strip.js";
 
 const EVERY = 4000; // milliseconds
@@ -243,11 +243,13 @@ export function showPipeline(dag, address) {
   // State, charts and batches.
 
   function showState() {
-    fill(badge, state.state, () => stateBadge(state.state));
+    fill(badge, [state.state, state.overdue], () => [stateBadge(state.state), ...(state.overdue ? [" ", stateBadge(OVERDUE)] : [])]);
     const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
     const isOld = state.kafka_at !== null && Date.parse(state.now) - Date.parse(state.kafka_at) > 15000;
     fill(facts, { ...state, now: null, kafka_at: isOld ? state.kafka_at : null }, () => [
       fact("State", stateMeaning(state.state)),
+      state.freshness_seconds === null ? null : fact("Freshness", `${duration(state.freshness_seconds)} `,
+        state.overdue ? el("strong", { class: "alarm" }, `overdue: ${overdueText(state)}`) : el("small", {}, "no record is known to have waited for longer")),
       fact("Lag", state.lag === null ? "not known" : plural(state.lag, "record"), state.lag ? ` for ${duration(state.lag_seconds)}` : "",
         state.held_back ? el("strong", {}, `, ${count(state.held_back)} held back by an open transaction`) : "",
         state.lost ? el("strong", {}, `, ${count(state.lost)} lost to retention`) : "",

@@ -5,6 +5,7 @@ import { el } from "./dom.js";
 const STATES = {
   failing: ["bad", "✕", "It fails, and a retry does not help: somebody must act."],
   "losing data": ["bad", "✕", "Retention has removed offsets that were not processed."],
+  overdue: ["bad", "◷", "A record has waited for longer than the pipeline's freshness allows."],
   "not registered": ["bad", "✕", "The ledger does not know it: run exactbatch init."],
   retrying: ["warn", "↻", "It has failed; a retry may succeed."],
   "held back": ["warn", "‖", "An open transaction of a producer holds all new records back."],
@@ -18,6 +19,7 @@ const STATES = {
   superseded: ["calm", "–", "A later plan took its place; it can never commit."],
 };
 
+export const OVERDUE = "overdue"; // beside a state, which says what else is known
 export const URGENCY = Object.keys(STATES);
 
 export function stateBadge(state) {
