@@ -861,9 +861,23 @@ MUTANTS: Final = (
         "a batch counts as announced before Airflow has the event",
         "airflow/report_task.py",
         "            ti.xcom_push(key=_ANNOUNCED, ",
-        "            _announce(settings, [report.batch.plan_id, *missed_plans])\n"
+        "            _announce(settings, pipeline.name, [report.batch.plan_id, *missed_plans])\n"
         "            ti.xcom_push(key=_ANNOUNCED, ",
         (f"{_BUTTONS}::test_report_that_dies_after_all_its_work_leaves_batch_to_next_run",),
+    ),
+    Mutant(
+        "a batch that is announced again counts again in metrics",
+        "ledger/queries/batches.sql",
+        "where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned'\n",
+        "where plan_id = any(:plan_ids::uuid[]) and status <> 'planned'\n",
+        (f"{_BUTTONS}::test_each_batch_counts_once_in_metrics_and_gauges_follow_the_pipeline",),
+    ),
+    Mutant(
+        "a user of the bootstrap servers is in the name of a dataset",
+        "operations/datasets.py",
+        '.rpartition("://")[2].rpartition("@")[2]',
+        '.rpartition("://")[2]',
+        ("tests/unit/test_openlineage.py::test_a_cluster_is_named_by_its_first_server",),
     ),
     Mutant(
         "an older program takes a newer ledger for its own",

@@ -9,6 +9,7 @@ from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.settings import Settings
 from support.one_airflow import running_airflow
+from support.statsd_listener import StatsdListener, listening
 
 
 @pytest.fixture(scope="session")
@@ -30,14 +31,37 @@ def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def lineage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that receives OpenLineage's events of the DAG "quick"."""
+    return tmp_path_factory.mktemp("lineage") / "events"
+
+
+@pytest.fixture(scope="session")
+def statsd() -> Iterator[StatsdListener]:
+    """Receives the metrics that Airflow's tasks send."""
+    with listening() as listener:
+        yield listener
+
+
+@pytest.fixture(scope="session")
 def one_airflow(
     stack: LocalStack,
     airflow_settings: Settings,
     hold: Path,
     event_log: Path,
+    lineage: Path,
+    statsd: StatsdListener,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[LocalAirflow]:
     """Airflow with the project's DAGs and plugins and the hourly DAG, all paused."""
     folder = tmp_path_factory.mktemp("airflow")
-    with running_airflow(stack, airflow_settings, folder, hold=hold, event_log=event_log) as airflow:
+    with running_airflow(
+        stack,
+        airflow_settings,
+        folder,
+        hold=hold,
+        event_log=event_log,
+        lineage=lineage,
+        environment=statsd.environment(),
+    ) as airflow:
         yield airflow

@@ -4,6 +4,7 @@ each role."""
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ import psycopg2
 import pytest
 
 from exactbatch import Pipeline
+from exactbatch.airflow.openlineage_facets import OFFSET_RANGES
 from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
@@ -88,12 +90,14 @@ def test_the_asset_event_holds_the_ranges(airflow, killed_run, settings):
     }
 
 
-def test_small_batches_run_on_a_server_of_spark_connect(airflow, killed_run, settings, stack):
-    """In Airflow's task: no driver is started. The second run finds the server as the first has left it."""
+@pytest.fixture(scope="module")
+def quick_runs(airflow, killed_run, settings):
+    """The IDs of two runs of small batches on a Spark Connect server, of 100 and 50 records."""
     assert killed_run["state"] == "success"  # drivers wait no more
     create_topic(settings.kafka, "quick")
     register(settings, QUICK)
     airflow.wait_for_dag("quick")
+    runs = []
     for records in (100, 50):
         send(
             settings.kafka,
@@ -105,14 +109,71 @@ def test_small_batches_run_on_a_server_of_spark_connect(airflow, killed_run, set
         assert airflow.task_states("quick", run_id)["process_batch"] == ("success", 1)
         batch = _newest_batch(settings, QUICK)
         assert (batch.run_id, batch.rows) == (run_id, records)
+        runs.append(run_id)
+    airflow.request("PATCH", "/dags/quick", json={"is_paused": True})
+    return runs
+
+
+def test_small_batches_run_on_a_server_of_spark_connect(airflow, quick_runs, settings, stack):
+    """In Airflow's task: no driver is started. The second run finds the server as the first has left it."""
     results = audit(QUICK, settings)
     assert results.is_exact, results
-    logs = airflow.request("GET", f"/dags/quick/dagRuns/{run_id}/taskInstances/process_batch/logs/1")
-    seen = json.dumps(logs) + stack.connect.log_file.read_text()
+    batch = _newest_batch(settings, QUICK)
+    path = f"/dags/quick/dagRuns/{quick_runs[-1]}/taskInstances/process_batch/logs/1"
+    seen = json.dumps(airflow.request("GET", path)) + stack.connect.log_file.read_text()
     assert f"batch {batch.batch_id} committed: 50 records" in seen
     for secret in (PASSWORD, KEY_PASSWORD, stack.connect.token):
         assert secret not in seen
-    airflow.request("PATCH", "/dags/quick", json={"is_paused": True})
+
+
+def test_tasks_send_metrics_to_statsd(airflow, quick_runs, statsd):
+    """A task sends them after Airflow has its state, so they may come after the run has ended."""
+    prefix, sent = "airflow.exactbatch.quick", defaultdict(list)
+
+    def all_arrived() -> bool:
+        for name, value in statsd.take():
+            sent[name].append(value)
+        # The last gauge of each plan and each report: the retention of this broker is unlimited.
+        return len(sent[f"{prefix}.lag"]) >= 2 * len(quick_runs)
+
+    _wait(all_arrived, "the metrics of two batches", airflow)
+    assert sent[f"{prefix}.advance.rows"] == ["100|c", "50|c"]
+    assert sent[f"{prefix}.advance.rejects"] == ["0|c", "0|c"]
+    assert len(sent[f"{prefix}.advance.batch.duration"]) == 2
+    assert sent[f"{prefix}.lag"][-1] == "0|g"
+    assert len(sent[f"{prefix}.last_commit_age"]) == 3  # there was no commit before the first plan
+
+
+def test_openlineage_receives_start_and_complete_of_each_batch(airflow, quick_runs, settings, lineage):
+    batch = _newest_batch(settings, QUICK)
+
+    def events() -> list[dict[str, Any]]:
+        lines = lineage.read_text().splitlines(keepends=True) if lineage.exists() else []
+        every = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [
+            each
+            for each in every
+            if each["job"]["name"] == "quick.process_batch"
+            and [source["inputFacets"][OFFSET_RANGES]["batchId"] for source in each["inputs"]]
+            == [batch.batch_id]
+        ]
+
+    _wait(lambda: len(events()) >= 2, "two events", airflow)
+    start, complete = events()
+    assert [each["eventType"] for each in (start, complete)] == ["START", "COMPLETE"]
+    server = psycopg2.extensions.parse_dsn(settings.postgres)
+    for each in (start, complete):
+        (source,), (target,) = each["inputs"], each["outputs"]
+        assert source["namespace"] == f"kafka://{settings.kafka['bootstrap.servers']}"
+        assert source["name"] == "quick"
+        assert source["inputFacets"][OFFSET_RANGES]["offsets"] == 50
+        assert target["namespace"] == f"postgres://127.0.0.1:{server['port']}"
+        assert target["name"] == "exactbatch.public.quick"
+    assert complete["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 50
+    assert complete["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 50
+    text = lineage.read_text()
+    for secret in (PASSWORD, KEY_PASSWORD):
+        assert secret not in text
 
 
 KILLED = [

@@ -19,9 +19,11 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     AirflowTaskTimeout,
 )
+from airflow.sdk.observability import stats
+from airflow.sdk.observability.metrics import stats_utils
 
 from exactbatch import Append, Pipeline
-from exactbatch.airflow import Connections, pipeline_dag, plan_task
+from exactbatch.airflow import Connections, metrics, pipeline_dag, plan_task
 from exactbatch.airflow import operator as operators
 from exactbatch.batch.publishing.fences import check_publishable
 from exactbatch.errors import KafkaUnavailable
@@ -32,6 +34,7 @@ from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support import staged_batches as staged
+from support.statsd_listener import listening
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
@@ -98,7 +101,16 @@ class Buttons:
     def plan(self, run: Run) -> str:
         """The task that follows plan_batch."""
         run.dag_id = self.pipeline.name
-        return str(self.tasks["plan_batch"].python_callable(dag_run=run, params={}, ti=run))
+        plan = self.tasks["plan_batch"]
+        try:
+            next_task = str(plan.python_callable(dag_run=run, params={}, ti=run))
+        except AirflowSkipException:
+            for callback in plan.on_skipped_callback:
+                callback({"ti": run})
+            raise
+        for callback in plan.on_success_callback:
+            callback({"ti": run})
+        return next_task
 
     def process(self, run: Run) -> None:
         """What process_batch or process_replay does."""
@@ -137,7 +149,9 @@ class Buttons:
             else:
                 ledger.cut_coverage(batch)
             ledger.add_coverage(batch)
-            ledger.mark_committed(batch, rows=0, rejected=0, tombstones=0, records=[])
+            records = [(range_, len(range_)) for range_ in ledger.ranges(batch_id)]
+            rows = sum(count for _, count in records)
+            ledger.mark_committed(batch, rows=rows, rejected=0, tombstones=0, records=records)
 
     def report(self, run: Run) -> Any:
         """The asset event of report_batch. Raises when it sends none."""
@@ -355,7 +369,7 @@ def test_what_user_calls_on_success_is_called_beside_announcement(buttons):
         buttons.pipeline, default_args={"on_success_callback": lambda _: called.append(1)}
     ).task_dict
     buttons.run(Run("one"))
-    assert called == [1]
+    assert called == [1, 1]  # of plan_batch and of report_batch
     assert buttons.rows("select announced_at is not null from exactbatch.batch") == [(True,)]
 
 
@@ -518,3 +532,72 @@ def test_unannounced_batches_and_waiting_replays_are_found_by_their_indexes(butt
             assert Ledger(buttons.connection).unannounced(buttons.pipeline, age=0, limit=9) == []
             assert Ledger(buttons.connection).unfinished_replays(buttons.pipeline, age=0, limit=9) == []
         assert time.monotonic() - began < 10
+
+
+@pytest.fixture
+def statsd(monkeypatch):
+    """Airflow's StatsD client sends to this listener."""
+    with listening() as listener:
+        for name, value in listener.environment().items():
+            monkeypatch.setenv(name, value)
+        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+        yield listener
+        monkeypatch.setenv("AIRFLOW__METRICS__STATSD_ON", "False")
+        stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
+
+
+def untagged(statsd: Any, buttons: Buttons) -> dict[str, str]:
+    """What was sent since the last call under names that have the pipeline in them; each name once."""
+    prefix = f"airflow.exactbatch.{buttons.pipeline.name}."
+    found = [(name.removeprefix(prefix), value) for name, value in statsd.take() if name.startswith(prefix)]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def test_each_batch_counts_once_in_metrics_and_gauges_follow_the_pipeline(buttons, topic, statsd):
+    run = Run("one")
+    buttons.plan(run)
+    assert untagged(statsd, buttons) == {"lag": "6|g"}  # no advance has committed, and retention is unlimited
+    buttons.process(run)
+    assert untagged(statsd, buttons) == {}
+    buttons.report(run)
+    sent = untagged(statsd, buttons)
+    assert (sent["lag"], sent["advance.rows"], sent["advance.rejects"]) == ("0|g", "6|c", "0|c")
+    assert set(sent) - {"lag", "advance.rows", "advance.rejects"} == {
+        "advance.batch.duration",
+        "last_commit_age",
+    }
+    buttons.report(run)  # a new try, or cleared
+    assert set(untagged(statsd, buttons)) == {"lag", "last_commit_age"}
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(Run("nothing new"))
+    assert set(untagged(statsd, buttons)) == {"lag", "last_commit_age"}
+    topic.produce(record(6), record(7))
+    buttons.plan(Run("two"))
+    assert untagged(statsd, buttons)["lag"] == "2|g"
+
+
+def test_a_batch_that_is_announced_late_counts_then(buttons, topic, statsd, monkeypatch):
+    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    lost = Run("one")
+    buttons.plan(lost)
+    buttons.process(lost)  # and report_batch never runs
+    topic.produce(record(6))
+    statsd.take()
+    buttons.run(Run("two"))
+    counted = [value for name, value in statsd.take() if name == "airflow.exactbatch.rows"]
+    assert sorted(counted) == ["1|c", "6|c"]
+
+
+def test_the_gauges_of_the_ledger_are_sent_if_kafka_does_not_answer(buttons, statsd, monkeypatch):
+    run = Run("one")
+    buttons.run(run)
+    statsd.take()
+
+    def unavailable(*_: Any) -> Any:
+        raise KafkaUnavailable("no broker answers")
+
+    monkeypatch.setattr(KafkaBroker, "partitions", unavailable)
+    with pytest.raises(KafkaUnavailable):  # Airflow logs an error of a callback
+        metrics.send_gauges(buttons.pipeline.name, Connections())
+    assert set(untagged(statsd, buttons)) == {"last_commit_age"}

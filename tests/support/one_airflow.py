@@ -1,7 +1,8 @@
 """The one Airflow of a test run, with a few pipelines: it takes a minute to start, and most of a core to keep."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,6 +46,7 @@ refused_by_kafka = replace(hourly, name="refused_by_kafka")
 refused_by_postgres = replace(hourly, name="refused_by_postgres")
 """
 _DAG: Final = """
+from airflow.providers.openlineage.utils.selective_enable import enable_lineage
 from exactbatch.airflow import Connections, pipeline_dag
 from pipeline_of_hourly import hourly, quick, refused_by_kafka, refused_by_postgres
 dag = pipeline_dag(
@@ -54,20 +56,29 @@ dag = pipeline_dag(
     replay_pool="exactbatch_hourly_replay",
 )
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
-on_a_server = pipeline_dag(quick, engine="connect", connections=Connections(spark="spark_connect_default"))
+on_a_server = enable_lineage(
+    pipeline_dag(quick, engine="connect", connections=Connections(spark="spark_connect_default"))
+)
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
 
 
 @contextmanager
 def running_airflow(
-    stack: LocalStack, settings: Settings, folder: Path, *, hold: Path, event_log: Path
+    stack: LocalStack,
+    settings: Settings,
+    folder: Path,
+    *,
+    hold: Path,
+    event_log: Path,
+    lineage: Path,
+    environment: Mapping[str, str],
 ) -> Iterator[LocalAirflow]:
     """Run Airflow with the project's DAGs and plugins and the hourly DAG, all paused, with secrets in its
     connections and a user for each role.
 
     Drivers wait after staging until the file `hold` exists, and write Spark's event log into `event_log`. A Spark
-    Connect server runs next to it.
+    Connect server runs next to it. `lineage` receives OpenLineage's events of the DAG "quick". `environment` is added.
     """
     stack.connect.configure({}, {"spark.ui.enabled": "false", "spark.driver.memory": "512m"}, anywhere=True)
     with patch.dict(os.environ, {"SPARK_SUBMIT_OPTS": quick_spark(HOME)}):
@@ -102,7 +113,12 @@ def running_airflow(
             "SPARK_SUBMIT_OPTS": f"{quick_spark(HOME)} -Dspark.eventLog.enabled=true "
             f"-Dspark.eventLog.compress=false -Dspark.eventLog.dir=file://{event_log}",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
+            "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(
+                {"type": "file", "log_file_path": str(lineage), "append": True}
+            ),
+            "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",
             **_SOON,
+            **environment,
         },
         port=None,  # another worker's may look for one at the same moment
     )

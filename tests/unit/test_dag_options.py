@@ -31,6 +31,8 @@ def test_default_args_tags_params_and_texts_are_merged():
             "retries": 7,
             "execution_timeout": timedelta(hours=2),
             "on_failure_callback": called,
+            "on_success_callback": called,
+            "on_skipped_callback": [called],
         },
         tags=["team"],
         params={"colour": Param("red", type="string")},
@@ -43,6 +45,7 @@ def test_default_args_tags_params_and_texts_are_merged():
         assert (each.owner, each.retries, each.retry_delay) == ("shop", 7, timedelta(seconds=30))
         assert each.execution_timeout == timedelta(hours=2)
         assert list(each.on_failure_callback) == [called]
+        assert next(iter(each.on_success_callback)) == next(iter(each.on_skipped_callback)) == called
     assert set(dag.tags) == {"exactbatch", "team"}
     assert {"colour", "ranges", "start", "end", "batch_ids", "available_only"} == set(dag.params)
     assert dag.dagrun_timeout == timedelta(hours=3)

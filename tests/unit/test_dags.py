@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 DAGS = sorted((Path(__file__).parents[2] / "dags").glob("*.py"))
-HEAVY = ("pyspark", "kafka", "confluent_kafka", "pandas", "pyarrow", "adbc_driver_postgresql")
+HEAVY = (
+    "pyspark",
+    "kafka",
+    "confluent_kafka",
+    "pandas",
+    "pyarrow",
+    "adbc_driver_postgresql",
+    "exactbatch.airflow.openlineage_facets",
+)
 PROBE = """
 import importlib.util, json, sys
 spec = importlib.util.spec_from_file_location("unusual_prefix_dag", sys.argv[1])

@@ -91,6 +91,10 @@ def run(
     )
 
 
+def test_the_parameter_with_which_a_dag_switches_openlineage_on_asks_for_nothing():
+    assert replay_of(run("scheduled", hours=None), {"_selective_enable_ol": True}) is None
+
+
 def test_a_backfill_asks_for_its_interval_and_nothing_else():
     request = replay_of(run(conf={"available_only": True}), {})
     assert request is not None

@@ -9,10 +9,11 @@ from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already
+from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.errors import ExactbatchError
 
 
-class ProcessBatchOnServerOperator(BaseOperator):
+class ProcessBatchOnServerOperator(BatchLineage, BaseOperator):
     """Process a planned batch with engine="connect". A terminal error of the batch ends the task at once.
 
     Secrets reach the server's Python workers in the pickled tasks only.

@@ -12,10 +12,10 @@ from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.airflow.options import checked_schedule, dag_options
+from exactbatch.airflow.options import callbacks, checked_schedule, dag_options
 from exactbatch.airflow.parameters import parameters
 from exactbatch.airflow.plan_task import plan_task
-from exactbatch.airflow.report_task import callbacks, report_task
+from exactbatch.airflow.report_task import report_task
 from exactbatch.connect_limits import check_pipeline
 from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError
@@ -79,7 +79,14 @@ def pipeline_dag(
         raise ConfigurationError(f"pipeline {pipeline.name!r}: Airflow refuses its DAG: {error}") from error
     pools = {"process_batch": pool, "process_replay": replay_pool}
     with dag:
-        planned = plan_task(reference, connections, pools, options["params"].keys() - parameters().keys())
+        planned = plan_task(
+            pipeline.name,
+            reference,
+            connections,
+            pools,
+            options["params"].keys() - parameters().keys(),
+            options["default_args"],
+        )
         processed = [
             _process_task(
                 pipeline, reference, connections, engine, task_id=task_id, pool=task_pool or _DEFAULT_POOL
@@ -87,11 +94,12 @@ def pipeline_dag(
             for task_id, task_pool in pools.items()
         ]
         reported = report_task(
+            pipeline.name,
             reference,
             connections,
             pipeline_asset(pipeline),
             (_BATCH_ID, _PLAN_ID, _MISSED),
-            on_success=callbacks(options["default_args"]),
+            on_success=callbacks(options["default_args"], "on_success_callback"),
         )
         planned >> processed >> reported
         # A run with nothing to process goes this way to announce batches that no report has announced.

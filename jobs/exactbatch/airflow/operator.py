@@ -16,6 +16,7 @@ from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already, planned_offsets
+from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.class_archive import with_archive
 from exactbatch.errors.exit_status import TERMINAL
 
@@ -23,7 +24,7 @@ _SMALL: Final = 100_000  # offsets: the JVM of a driver has nothing to compile t
 APPLICATION: Final = Path(__file__).parents[2] / "process_batch.py"
 
 
-class ProcessBatchOperator(SparkSubmitOperator):
+class ProcessBatchOperator(BatchLineage, SparkSubmitOperator):
     """Run process_batch.py for a planned batch. A terminal error of the batch ends the task at once.
 
     The addresses of Kafka and Postgres, secrets included, reach the job only through the environment of this process.

@@ -1,6 +1,6 @@
 """The DAG arguments that a user may give: merged with those of the pipeline's DAG, or refused. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -87,3 +87,9 @@ def dag_options(
         "tags": sorted({"exactbatch", *(given.get("tags") or ())}),
         "doc_md": f"{doc_md}\n\n{documentation}" if doc_md else documentation,
     }
+
+
+def callbacks(default_args: Mapping[str, Any], name: str) -> list[Callable[[Any], None]]:
+    """Return the callback `name` of default_args, one or many, as a list."""
+    given = default_args.get(name) or []
+    return list(given) if isinstance(given, list | tuple) else [given]

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _AIRFLOW_PREFIX: Final = "airflow/"  # of keys in a run's configuration that Airflow itself adds
+_ENABLES_OPENLINEAGE: Final = (
+    "_selective_enable_ol"  # enable_lineage() of Airflow's provider adds it to a DAG
+)
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
@@ -91,7 +94,7 @@ def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "Repla
     given = {
         name: value
         for name, value in given.items()
-        if name not in others and not name.startswith(_AIRFLOW_PREFIX)
+        if name not in others and name != _ENABLES_OPENLINEAGE and not name.startswith(_AIRFLOW_PREFIX)
     }
     if dag_run.run_type != "backfill":
         request = request_of(given)

@@ -12,6 +12,8 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.metrics import send_gauges
+from exactbatch.airflow.options import callbacks
 from exactbatch.airflow.parameters import replay_of
 
 if TYPE_CHECKING:
@@ -28,18 +30,27 @@ logger = logging.getLogger(__name__)
 
 
 def plan_task(
+    name: str,
     reference: str,
     connections: Connections,
     pools: Mapping[str, str | None],
     other_parameters: Collection[str],
+    default_args: Mapping[str, Any],
 ) -> Any:
     """Return the task plan_batch, for the DAG in whose block this is called.
 
-    `pools` has the pool of each task that may follow. `other_parameters` are the names of DAG parameters that do not
-    concern exactbatch.
+    `name` is the pipeline's. `pools` has the pool of each task that may follow. `other_parameters` are the names of DAG
+    parameters that do not concern exactbatch. `default_args` are the DAG's, with callbacks of its author.
     """
 
-    @task.branch
+    def send_progress(_: Any) -> None:
+        """Send the pipeline's gauges, also if there is nothing new, or if batches fail and no report follows."""
+        send_gauges(name, connections)
+
+    @task.branch(
+        on_success_callback=[*callbacks(default_args, "on_success_callback"), send_progress],
+        on_skipped_callback=[*callbacks(default_args, "on_skipped_callback"), send_progress],
+    )
     def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
         """Plan the run's batch and freeze it in the ledger. Skip the run if there is nothing to process."""
         from exactbatch.discovery import load_pipeline

@@ -4,7 +4,7 @@ The DAG file imports this module whenever Airflow parses it, so heavy imports ar
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.metrics import metrics_are_on, send, send_gauges
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.pipeline import Pipeline
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def report_task(
+    name: str,
     reference: str,
     connections: Connections,
     asset: Asset,
@@ -38,14 +40,15 @@ def report_task(
 ) -> Any:
     """Return the task report_batch, for the DAG in whose block this is called.
 
-    `batch` are the templates of the batch ID, the plan ID and the missed plan IDs. `on_success` are callbacks of the
-    DAG's author.
+    `name` is the pipeline's. `batch` are the templates of the batch ID, the plan ID and the missed plan IDs.
+    `on_success` are callbacks of the DAG's author.
     """
 
     def note_announced(context: Any) -> None:
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
         plans = context["ti"].xcom_pull(task_ids="report_batch", key=_ANNOUNCED)
-        _announce(connections.settings(), [UUID(plan) for plan in plans])
+        _announce(connections.settings(), name, [UUID(plan) for plan in plans])
+        send_gauges(name, connections)
 
     @task(
         outlets=[asset],
@@ -82,12 +85,6 @@ def report_task(
     return report_batch(*batch)
 
 
-def callbacks(default_args: Mapping[str, Any]) -> list[Callable[[Any], None]]:
-    """Return the on_success_callback of default_args, one or many, as a list."""
-    given = default_args.get("on_success_callback") or []
-    return list(given) if isinstance(given, list | tuple) else [given]
-
-
 def _check_not_overtaken(report: "Report") -> None:
     """Raise AirflowSkipException if a later replay has processed all ranges of the batch."""
     if report.overtaken_by is not None:
@@ -97,12 +94,17 @@ def _check_not_overtaken(report: "Report") -> None:
         )
 
 
-def _announce(settings: "Settings", plans: Sequence[UUID]) -> None:
+def _announce(settings: "Settings", pipeline: str, plans: Sequence[UUID]) -> None:
+    """Record that batches were announced, and count those that had not been: each counts once, even in a new try."""
     from exactbatch.ledger import Ledger, ledger_session
+    from exactbatch.operations.measurement import count
     from exactbatch.postgres.connection import transaction
 
-    with ledger_session(settings.postgres, "exactbatch report") as connection, transaction(connection):
-        Ledger(connection).announce(plans)
+    with ledger_session(settings.postgres, "exactbatch report") as connection:
+        with transaction(connection):
+            announced = Ledger(connection).announce(plans)
+        if metrics_are_on():
+            send(count(connection, pipeline, announced))
 
 
 def _show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> None:

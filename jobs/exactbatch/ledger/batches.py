@@ -114,9 +114,12 @@ class Batches(OnConnection):
         rows = _QUERIES.unannounced(self._connection, pipeline=pipeline.name, age=age, limit=limit)
         return read_rows(Batch, rows)
 
-    def announce(self, plan_ids: Iterable[UUID]) -> None:
-        """Record that an asset event has announced the batches of these plans."""
-        _QUERIES.announce(self._connection, plan_ids=list(map(str, plan_ids)))
+    def announce(self, plan_ids: Iterable[UUID]) -> list[Batch]:
+        """Record that an asset event has announced the batches of these plans.
+
+        Return those that none had announced before.
+        """
+        return read_rows(Batch, _QUERIES.announce(self._connection, plan_ids=list(map(str, plan_ids))))
 
     def ranges(self, batch_id: int) -> tuple[OffsetRange, ...]:
         """Return the ranges of a batch, by topic, partition and offset."""

@@ -66,10 +66,11 @@ where pipeline = :pipeline and announced_at is null and status <> 'planned' and 
   and coalesce(committed_at, planned_at) < clock_timestamp() - make_interval(secs => :age)
 order by batch_id limit :limit;
 
--- name: announce!
--- Record that an asset event has announced the batches of these plans.
+-- name: announce
+-- Record that an asset event has announced the batches of these plans; return those that none had announced before.
 update exactbatch.batch set announced_at = clock_timestamp()
-where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned';
+where plan_id = any(:plan_ids::uuid[]) and announced_at is null and status <> 'planned'
+returning {Batch};
 
 -- name: batch_ranges
 -- The ranges of a batch.

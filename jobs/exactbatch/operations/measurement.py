@@ -1,0 +1,35 @@
+"""Measure a pipeline: what the ledger and the brokers say about it now, as metrics."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Batch, Ledger
+from exactbatch.operations.lag import load_lag
+from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
+from exactbatch.postgres.connection import Connection, transaction
+
+
+def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Iterator[Metric]:
+    """Yield the gauges of a registered pipeline, those of the ledger before Kafka is asked: it may not answer.
+
+    Raises NotRegistered, PostgresUnavailable, KafkaUnavailable, and ConfigurationError if an ACL denies reading.
+    """
+    with transaction(connection):
+        advances = Ledger(connection).page_of_batches(
+            pipeline, kind="advance", status="committed", before=None, limit=1
+        )
+    last_commit = advances[0].committed_at if advances else None
+    yield from ledger_metrics(pipeline, last_commit, datetime.now(UTC))
+    (lag,) = load_lag(connection, broker, [pipeline])
+    retention = (
+        {} if lag.removed_at else broker.retention(sorted({each.log.topic for each in lag.partitions}))
+    )
+    yield from log_metrics(lag, retention)
+
+
+def count(connection: Connection, pipeline: str, announced: Sequence[Batch]) -> list[Metric]:
+    """Return what batches add to the counters of a registered pipeline that were announced just now."""
+    with transaction(connection):
+        ledger = Ledger(connection)
+        return batch_metrics(announced, ledger.partly_committed(ledger.registered_as(pipeline), announced))

@@ -1,0 +1,101 @@
+"""Which metrics describe a pipeline and its batches, with which values. Pure; airflow/metrics.py sends them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from exactbatch.ledger import Batch, PartlyCommitted
+from exactbatch.model import Retention
+from exactbatch.operations.lag import PipelineLag, seconds_since, seconds_until
+
+_PREFIX: Final = "exactbatch"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One value of a metric.
+
+    kind   a gauge is set to the value, a counter grows by it, and a timer is a duration in seconds
+    names  what the values of several pipelines are told apart by: at most a pipeline and a kind of batch, so that
+           the number of series does not grow with partitions, batches or runs
+    """
+
+    kind: Literal["gauge", "counter", "timer"]
+    measure: str
+    value: float
+    names: Mapping[str, str]
+
+    @property
+    def tagged(self) -> str:
+        """The name where tags tell the series apart: exactbatch.lag."""
+        return f"{_PREFIX}.{self.measure}"
+
+    @property
+    def untagged(self) -> str:
+        """The name with the tags in it, for StatsD without tags: exactbatch.flights.lag.
+
+        As in Airflow's own names, a dot in a tag becomes two underscores, because dots separate the parts of a name.
+        """
+        return ".".join([_PREFIX, *(name.replace(".", "__") for name in self.names.values()), self.measure])
+
+
+def ledger_metrics(pipeline: str, last_commit: datetime | None, now: datetime) -> list[Metric]:
+    """Return what the ledger alone says about a pipeline. Without a committed advance there is nothing."""
+    return _gauges(pipeline, last_commit_age=seconds_since(last_commit, now))
+
+
+def log_metrics(lag: PipelineLag, retention: Mapping[str, Retention]) -> list[Metric]:
+    """Return how far a pipeline is behind its logs; nothing if one of its topics is missing.
+
+    `retention` has the topics whose settings the broker shows.
+    """
+    if lag.missing is not None:
+        return []
+    return _gauges(lag.pipeline, lag=lag.lag, retention_headroom=_headroom(lag, retention))
+
+
+def batch_metrics(
+    announced: Iterable[Batch], partly_committed: Sequence[PartlyCommitted] = ()
+) -> list[Metric]:
+    """Return what announced batches add to the counters.
+
+    `partly_committed` has the counts of those that were superseded after some of their ranges had committed.
+    """
+    partly = {counts.batch_id: counts for counts in partly_committed}
+    metrics = []
+    for batch in announced:
+        names = {"pipeline": batch.pipeline, "kind": batch.kind}
+        counts = partly.get(batch.batch_id, batch)
+        metrics += [
+            Metric("counter", "rows", counts.rows or 0, names),
+            Metric("counter", "rejects", counts.rejected or 0, names),
+        ]
+        if batch.seconds is not None:
+            metrics.append(Metric("timer", "batch.duration", batch.seconds, names))
+    return metrics
+
+
+def _gauges(pipeline: str, **values: float | None) -> list[Metric]:
+    """Return a gauge for each value that is known."""
+    return [
+        Metric("gauge", name, value, {"pipeline": pipeline})
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
+def _headroom(lag: PipelineLag, retention: Mapping[str, Retention]) -> float | None:
+    """Return the seconds until retention may remove an unprocessed record, 0 if it already has; None if not known.
+
+    StatsD keeps the last value of a gauge. A pipeline that has caught up must therefore send one, too: the time that
+    a record written now would last.
+    """
+    if any(
+        partition.stored is not None and partition.stored.next_offset < partition.log.earliest
+        for partition in lag.partitions
+    ):
+        return 0.0
+    if lag.removed_at is not None:
+        return seconds_until(lag.removed_at, lag.at)
+    return min((age.total_seconds() for each in retention.values() if (age := each.age)), default=None)
