@@ -9,6 +9,7 @@ from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already
+from exactbatch.airflow.links import links_of
 from exactbatch.errors import ExactbatchError
 
 
@@ -18,8 +19,8 @@ class ProcessBatchOnServerOperator(BaseOperator):
     Secrets reach the server's Python workers in the pickled tasks only.
     """
 
-    # Airflow stores them with the DAG: the operator's page finds a pipeline's servers by the last two.
-    template_fields = ("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id")
+    # Airflow stores them with the DAG: the operator's page finds a pipeline's servers by the last three.
+    template_fields = ("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id", "spark_history")
 
     def __init__(
         self, *, connections: Connections, pipeline: str, batch_id: str, plan_id: str = "", **kwargs: Any
@@ -28,6 +29,8 @@ class ProcessBatchOnServerOperator(BaseOperator):
         self.connections = connections
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
+        self.spark_history = connections.spark_history
+        self.operator_extra_links = links_of(connections)
         self.pipeline = pipeline
         self.batch_id = batch_id
         self.plan_id = plan_id

@@ -16,7 +16,9 @@ from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already, planned_offsets
+from exactbatch.airflow.links import links_of
 from exactbatch.class_archive import with_archive
+from exactbatch.discovery import import_folder
 from exactbatch.errors.exit_status import TERMINAL
 
 _SMALL: Final = 100_000  # offsets: the JVM of a driver has nothing to compile that would run for long
@@ -39,7 +41,7 @@ class ProcessBatchOperator(SparkSubmitOperator):
         *SparkSubmitOperator.template_fields,
         *("batch_id", "plan_id"),
         # Airflow stores these with the DAG: the operator's page finds a pipeline's servers by them.
-        *("kafka_conn_id", "postgres_conn_id"),
+        *("kafka_conn_id", "postgres_conn_id", "spark_history"),
     )
 
     def __init__(
@@ -60,8 +62,11 @@ class ProcessBatchOperator(SparkSubmitOperator):
             **kwargs,
         )
         self.connections = connections
+        self.pipeline = pipeline
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
+        self.spark_history = connections.spark_history
+        self.operator_extra_links = links_of(connections)
         self.batch_id = batch_id
         self.plan_id = plan_id
 
@@ -86,8 +91,12 @@ class ProcessBatchOperator(SparkSubmitOperator):
         if plan_id is not None:
             self.application_args += ["--plan-id", str(plan_id)]
         hook = self._checked_hook()
-        quick = {**with_archive(os.environ, is_small=is_small), **settings.as_environment()}
-        with _environment(quick):
+        variables = {
+            **with_archive(os.environ, is_small=is_small),
+            **_search_path(self.pipeline),
+            **settings.as_environment(),
+        }
+        with _environment(variables):
             try:
                 super().execute(context)
             except AirflowException as error:
@@ -114,6 +123,19 @@ class ProcessBatchOperator(SparkSubmitOperator):
                 f"connection's extra."
             )
         return hook
+
+
+def _search_path(reference: str) -> dict[str, str]:
+    """Return PYTHONPATH with the folder of the pipeline's module, for the driver: the DAG's bundle may have it.
+
+    It is the last entry, as in Airflow's own processes.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    folders = [folder for folder in given.split(os.pathsep) if folder]
+    folder = import_folder(reference)
+    if folder is None or folder in folders or Path(folder).is_relative_to(sys.prefix):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([*folders, folder])}
 
 
 @contextmanager

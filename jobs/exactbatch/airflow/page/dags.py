@@ -16,18 +16,23 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
+from exactbatch.airflow.history import is_web_address
+
 _TAG: Final = "exactbatch"
 _TASK: Final = "process_batch"
+# The connections to Kafka and Postgres, and Spark's history server.
+_Servers = tuple[str, str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineDag:
-    """A pipeline's DAG, whose ID is the pipeline's name, and the IDs of its connections."""
+    """A pipeline's DAG, whose ID is the pipeline's name, the IDs of its connections, and Spark's history server."""
 
     dag_id: str
     is_paused: bool
     kafka: str
     postgres: str
+    spark_history: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class PipelineDags:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         # The connections by dag_id and hash; None for a DAG that has the tag but is not one of pipeline_dag.
-        self._known: dict[tuple[str, str], tuple[str, str] | None] = {}
+        self._known: dict[tuple[str, str], _Servers | None] = {}
 
     def find(self, readable: Iterable[str]) -> list[PipelineDag]:
         """Return those pipelines' DAGs that are among the readable ones, by ID."""
@@ -66,7 +71,7 @@ class PipelineDags:
             if dag_id in connections
         ]
 
-    def _connections(self, session: Any, dag_ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    def _connections(self, session: Any, dag_ids: Sequence[str]) -> dict[str, _Servers]:
         hashes = dict[str, str]()
         newest = (
             select(SerializedDagModel.dag_id, SerializedDagModel.dag_hash)
@@ -119,12 +124,15 @@ def task_times(dag_id: str, run_ids: Sequence[str]) -> dict[str, list[TaskTime]]
     return times
 
 
-def _connections_of(data: dict[str, Any]) -> tuple[str, str] | None:
-    """Return the IDs of the connections to Kafka and Postgres in a serialized DAG; None if it names none."""
+def _connections_of(data: dict[str, Any]) -> _Servers | None:
+    """Return the IDs of the connections to Kafka and Postgres in a serialized DAG, and the address of Spark's history
+    server, if any; None if it names no connections."""
     for task in _tasks(data):
         kafka, postgres = task.get("kafka_conn_id"), task.get("postgres_conn_id")
         if task.get("task_id") == _TASK and isinstance(kafka, str) and isinstance(postgres, str):
-            return kafka, postgres
+            history = task.get("spark_history")
+            is_address = isinstance(history, str) and is_web_address(history)
+            return kafka, postgres, history if is_address else None
     return None
 
 
