@@ -47,13 +47,15 @@ begin
     -- Locking a row of pipeline requires the right to update one of its columns. This one identifies nothing.
     grant update (registered_at) on exactbatch.pipeline to exactbatch_job;
     grant insert on exactbatch.stored_offset, exactbatch.batch, exactbatch.batch_range, exactbatch.coverage,
-        exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life
-        to exactbatch_job;
+        exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life,
+        exactbatch.empty_run to exactbatch_job;
     grant update (next_offset, leader_epoch, updated_at) on exactbatch.stored_offset to exactbatch_job;
-    grant update (status, committed_at, announced_at, pruned, records, rows, rejected, tombstones, dropped)
-        on exactbatch.batch to exactbatch_job;
+    grant update (status, committed_at, announced_at, pruned, records, rows, rejected, tombstones, dropped, stages,
+        application_id) on exactbatch.batch to exactbatch_job;
     grant update (failures, failed_at, error, message, retryable) on exactbatch.batch_failure to exactbatch_job;
     grant update (records, rows, rejected, tombstones) on exactbatch.batch_range to exactbatch_job;
+    -- A run that was created again, or found nothing once more, replaces what was recorded before.
+    grant update (clear_number, planned_at), delete on exactbatch.empty_run to exactbatch_job;
     -- A replay retracts what its ranges had produced.
     grant delete on exactbatch.coverage, exactbatch.rejected_record to exactbatch_job;
 end $$;

@@ -48,6 +48,19 @@ def load_pipeline(reference: str) -> Pipeline:
     )
 
 
+def import_folder(reference: str) -> str | None:
+    """Return the folder from which this process imports the module of `module:name`; None if it finds no module.
+
+    Airflow adds the folder of a DAG bundle to the search path of its own processes only.
+    """
+    spec = PathFinder.find_spec(reference.partition(":")[0].partition(".")[0])
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return str(Path(next(iter(spec.submodule_search_locations))).parent)
+    return None if spec.origin is None else str(Path(spec.origin).parent)
+
+
 def _not_imported(module_name: str, error: BaseException) -> ConfigurationError:
     """Return the error for a module whose import raises; it would raise on every retry."""
     frames = [

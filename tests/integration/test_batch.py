@@ -66,6 +66,8 @@ def test_json_records_become_rows_with_their_lineage(
     assert world.rows("select partition, records from exactbatch.batch_range order by 1") == [(0, 2), (1, 1)]
     assert world.staging() == []
     assert world.is_exact(pipeline)
+    assert sorted(batch.stages or ()) == ["check", "plan", "prepare", "publish", "stage", "start"]
+    assert batch.application_id == world.spark.sparkContext.applicationId
 
 
 @pytest.mark.parametrize(

@@ -314,14 +314,63 @@ def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, 
     for name in ("nothing of it", "some of it"):
         buttons.plan(Run(name))
     with transaction(buttons.connection) as cursor:  # what an executor commits of batch 2
-        cursor.execute("update exactbatch.batch_range set records = 6, rows = 6 where batch_id = 2")
+        cursor.execute(
+            "update exactbatch.batch_range set records = 6, rows = 6, rejected = 0, tombstones = 0 where batch_id = 2"
+        )
         cursor.execute("update exactbatch.stored_offset set next_offset = 6")
         Ledger(buttons.connection).add_coverage(Ledger(buttons.connection).batch(2))
     topic.produce(record(6))
-    event = buttons.run(Run("next"))
+    following = Run("next")
+    buttons.plan(following)
+    buttons.process(following)
+
+    def hangs(*_: Any) -> None:
+        raise AirflowTaskTimeout
+
+    with monkeypatch.context() as patched:  # Airflow has no event of this try
+        patched.setattr(KafkaBroker, "commit_group", hangs)
+        with pytest.raises(AirflowTaskTimeout):
+            buttons.report(following)
+    event = buttons.report(following)
     assert buttons.states() == [(1, "superseded"), (2, "superseded"), (3, "committed")]
+    assert event["partial"] is False
     (missed,) = event["missed"]
     assert (missed["batch_id"], missed["ranges"][0]["until_offset"]) == (2, 6)
+    counts = ("partial", "records", "rows", "rejected", "tombstones", "dropped")
+    assert [missed[name] for name in counts] == [True, 6, 6, 0, 0, 0]
+    with pytest.raises(AirflowSkipException):  # it is announced once
+        buttons.plan(Run("after"))
+
+
+def test_a_run_without_a_batch_announces_ranges_of_a_superseded_one(make_buttons, monkeypatch, capsys):
+    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    buttons = make_buttons(commit="partition")
+    lost = Run("lost")
+    buttons.plan(lost)
+    with transaction(buttons.connection) as cursor:
+        cursor.execute("insert into exactbatch.batch_range (batch_id, topic, partition, from_offset, until_offset, "
+                       "topic_id) select 1, topic, 1, 0, 9, topic_id from exactbatch.batch_range")  # fmt: skip
+        cursor.execute(
+            "update exactbatch.batch_range set records = 6, rows = 4, rejected = 1, tombstones = 1 where partition = 0"
+        )
+        cursor.execute("update exactbatch.stored_offset set next_offset = 6")
+        cursor.execute("update exactbatch.batch set status = 'superseded'")
+    following = Run("next")
+    assert buttons.plan(following) == "report_batch"
+    event = buttons.report(following)
+    assert [event[name] for name in ("batch_id", "partial", "records", "rows", "rejected")] == [
+        1,
+        True,
+        6,
+        4,
+        1,
+    ]
+    assert [(each["partition"], each["until_offset"]) for each in event["ranges"]] == [(0, 6)]
+    text = " ".join(capsys.readouterr().out.split())
+    assert "(advance, superseded, 1 of 2 ranges committed)" in text
+    assert "4 rows · 1 rejected · 1 tombstones · 0 dropped" in text
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(Run("after"))
 
 
 def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(buttons, monkeypatch, caplog):
@@ -416,21 +465,71 @@ def test_a_replay_of_which_a_later_one_has_done_a_part_fails(buttons):
         buttons.process(older)
 
 
-def test_run_deleted_and_created_again_moves_forward_when_it_is_cleared(buttons, topic):
-    """Also where there was nothing new in its second life before."""
+def test_run_deleted_and_created_again_moves_forward_when_it_is_cleared(buttons, topic, monkeypatch):
+    """Also where there was nothing new in its second life, or Kafka did not answer in its third."""
     buttons.run(Run("again"))
     second = Run("again", start_date=T0 + 5 * HOUR)
     for _ in range(2):  # an automatic retry is no other life
         with pytest.raises(AirflowSkipException, match="nothing new"):
             buttons.plan(second)
     topic.produce(record(6))
-    third = replace(cleared(second), clear_number=2)
+    with pytest.raises(AirflowSkipException, match="nothing to process again"):
+        buttons.plan(replace(cleared(second), clear_number=2))
+
+    def unavailable(*_: Any) -> Any:
+        raise KafkaUnavailable("no broker answers")
+
+    third = Run("again", start_date=T0 + 9 * HOUR)
+    with monkeypatch.context() as patched:
+        patched.setattr(KafkaBroker, "processed_partitions", unavailable)
+        with pytest.raises(Exception, match="no broker answers"):
+            buttons.plan(third)
+    third = replace(cleared(third), clear_number=2)
     assert buttons.plan(third) == "process_batch"
     assert buttons.ranges(third) == [(6, 7)]
     buttons.process(third)
     fourth = replace(cleared(third), clear_number=4)
     assert buttons.plan(fourth) == "process_replay"
     assert buttons.ranges(fourth) == [(6, 7)]
+
+
+def test_a_run_that_found_nothing_processes_nothing_when_it_is_cleared(buttons, topic):
+    """What has arrived since is not the run's: it would be announced under an old run."""
+    buttons.run(Run("one"))
+    empty = Run("two", hour=6)
+    for _ in range(2):  # an automatic retry plans like the first try
+        with pytest.raises(AirflowSkipException, match=f"nothing new in {topic.name}"):
+            buttons.plan(empty)
+    topic.produce(record(6))
+    for again in (cleared(empty), cleared(cleared(empty))):
+        with pytest.raises(AirflowSkipException, match="nothing to process again: when this run was planned"):
+            buttons.plan(again)
+    assert buttons.states() == [(1, "committed")]
+    # A run that is created anew under its ID moves forward, and so does every other run.
+    anew = replace(empty, start_date=T0 + 9 * HOUR)
+    assert buttons.plan(anew) == "process_batch"
+    assert buttons.plan(replace(cleared(anew), clear_number=3)) == "process_batch"
+    assert buttons.run(Run("three"))["ranges"][0]["from_offset"] == 6
+
+
+def test_a_run_that_found_nothing_processes_its_interval_when_a_backfill_takes_it_over(buttons):
+    buttons.run(Run("one"))
+    empty = Run("two", hour=3)
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(empty)
+    backfill = replace(cleared(empty), run_type="backfill")
+    assert buttons.run(backfill)["ranges"][0]["from_offset"] == 3
+
+
+def test_a_retry_of_a_run_that_found_nothing_takes_what_has_arrived(buttons, topic):
+    """The try was killed before Airflow knew that there was nothing. Its batch is the run's then."""
+    buttons.run(Run("one"))
+    run = Run("two")
+    with pytest.raises(AirflowSkipException):
+        buttons.plan(run)
+    topic.produce(record(6))
+    assert buttons.plan(run) == "process_batch"
+    assert buttons.plan(cleared(run)) == "process_batch"  # it had a batch, which never committed
 
 
 def test_backfill_over_what_was_never_processed_fails_and_says_so(buttons, topic):

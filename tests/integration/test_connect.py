@@ -143,11 +143,12 @@ def in_the_middle(
 
 
 @pytest.mark.parametrize("commit", ["batch", "partition"])
-def test_rows_rejects_and_replays_are_exact(world, topic, make_pipeline, commit):
+def test_rows_rejects_and_replays_are_exact(world, events, topic, make_pipeline, commit):
     topic.produce(b"not JSON", record(20))
     pipeline = make_pipeline(topic, commit=commit, max_rejects=1)
     batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (42, 41, 1)
+    assert [log for log in events.iterdir() if str(batch.application_id) in log.name]
     topic.produce(*(record(number) for number in range(21, 30)), partition=1)
     world.run(pipeline)
     assert world.staging() == []

@@ -437,7 +437,7 @@ def test_documented_rights_are_enough_for_whole_way_of_batch(
 
 # What the job's role has, the step that needs it, and what the error names. The steps come in the order of a run.
 TABLES: Final = {
-    "plan": ("pipeline", "stored_offset", "batch", "batch_range", "run_life"),
+    "plan": ("pipeline", "stored_offset", "batch", "batch_range", "run_life", "empty_run"),
     "replay": ("time_boundary", "replay_horizon"),
     "status": ("batch_failure",),
     "rejects": ("rejected_record",),
@@ -454,6 +454,7 @@ RIGHTS: Final = [
     ("plan", "insert on exactbatch.stored_offset", "table stored_offset"),
     ("plan", "insert on exactbatch.batch", "table batch"),
     ("plan", "insert on exactbatch.batch_range", "table batch_range"),
+    ("plan", "delete on exactbatch.empty_run", "table empty_run"),
     ("process", "create on schema shop", "schema shop"),
     # What follows comes up after the target was created.
     ("process", "select on exactbatch.coverage", "table coverage"),
@@ -466,10 +467,14 @@ RIGHTS: Final = [
     ("process", "insert on exactbatch.coverage", "table coverage"),
     ("process", "update (records) on exactbatch.batch_range", "table batch_range"),
     ("process", "update (rows) on exactbatch.batch", "table batch"),
+    ("process", "update (stages) on exactbatch.batch", "table batch"),
+    ("process", "update (application_id) on exactbatch.batch", "table batch"),
     ("report", "update (announced_at) on exactbatch.batch", "table batch"),
     ("replay", "insert on exactbatch.time_boundary", "table time_boundary"),
     ("replay", "delete on exactbatch.coverage", "table coverage"),
     ("replay", "delete on exactbatch.rejected_record", "table rejected_record"),
+    ("nothing", "insert on exactbatch.empty_run", "table empty_run"),
+    ("nothing", "update (planned_at) on exactbatch.empty_run", "table empty_run"),
     ("run again", "insert on exactbatch.run_life", "table run_life"),
 ]
 
@@ -488,6 +493,12 @@ def test_each_right_that_is_missing_is_named(
 
     def plan() -> None:
         state["batch"] = documented.plan()
+
+    def nothing() -> None:
+        run = Run("dag", "nothing", started_at=datetime.now(UTC))
+        with documented.connected() as connection:
+            planned = plan_run(connection, documented.log, documented.pipeline, run, None, origin="schedule")
+        assert planned.batch is None
 
     def process() -> None:
         state["batch"] = documented.process(state["batch"])
@@ -510,6 +521,7 @@ def test_each_right_that_is_missing_is_named(
         "replay": replayed,
         "status": status,
         "rejects": rejects,
+        "nothing": nothing,
         "run again": plan,
     }
     for step, do in steps.items():

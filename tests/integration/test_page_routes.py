@@ -1,19 +1,27 @@
 """The operator's page in a real Airflow: its routes, and who may use which of them."""
 
 import json
+import re
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import distributions
+from types import SimpleNamespace
+from urllib.parse import quote, urljoin
 from uuid import UUID
 
 import httpx
 import psycopg2.errors
 import pytest
-from psycopg2.extensions import parse_dsn
+from airflow.sdk import BaseHook, Connection
+from psycopg2.extensions import make_dsn, parse_dsn
 
 from exactbatch import Append, Json, Pipeline
+from exactbatch.airflow import Connections
+from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import migrate
+from exactbatch.local.ports import HOST
 from exactbatch.postgres.connection import connect
 from support.page_airflow import client_of, serving_airflow
 from support.page_ledger import SIZE, fail_newest, fill_story
@@ -51,7 +59,9 @@ def airflow(stack, make_topic_once, tmp_path_factory):
     connection.close()
     nobody = {"conn_type": "kafka", "extra": {"bootstrap.servers": "127.0.0.1:1"}}
     folder = tmp_path_factory.mktemp("page")
-    with serving_airflow(stack, pipelines, folder, connections={"kafka_cut_off": nobody}) as airflow:
+    with serving_airflow(
+        stack, pipelines, folder, connections={"kafka_cut_off": nobody}, path="/team/airflow"
+    ) as airflow:
         yield airflow
 
 
@@ -182,6 +192,50 @@ def test_the_page_runs_and_embeds_nothing_foreign(viewer):
         assert "script-src 'self'" in headers["content-security-policy"]
         assert "frame-ancestors 'self'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_dag_of_a_versioned_bundle_is_found_with_its_pipeline_s_module(airflow, viewer, stack):
+    rows = viewer.get("/exactbatch/data/pipelines").json()["pipelines"]
+    assert "not registered" in [row["state"] for row in rows if row["dag_id"] == "bundled"]
+    with closing(psycopg2.connect(make_dsn(stack.postgres_dsn, dbname="airflow"))) as connection:
+        cursor = connection.cursor()
+        cursor.execute(
+            "select data from serialized_dag where dag_id = 'bundled' order by created_at desc limit 1"
+        )
+        [(data,)] = cursor.fetchall()
+    assert "shop.orders:bundled" in json.dumps(data)
+    links = {
+        each["task_id"]: each.get("_operator_extra_links")
+        for each in (task.get("__var", task) for task in data["dag"]["tasks"])
+    }
+    assert links["process_batch"] == {
+        "Batch in exactbatch": "_link_BatchLink",
+        "Spark application": "_link_SparkApplicationLink",
+    }
+
+
+def test_links_and_notes_work_below_the_path_of_airflow(airflow, viewer, user, monkeypatch):
+    run = user.post("/api/v2/dags/story/dagRuns", json={"logical_date": None, "conf": RANGE}).json()[
+        "dag_run_id"
+    ]
+    task = f"/dags/story/dagRuns/{quote(run)}/taskInstances/process_batch"
+    # A task pushes this when it has ended.
+    key = SimpleNamespace(dag_id="story", run_id=run)
+    pushed = BatchLink().get_link(SimpleNamespace(batch_id=7, plan_id=""), ti_key=key)
+    airflow.request("POST", f"{task}/xcomEntries", json={"key": BatchLink().xcom_key, "value": pushed})
+    links = viewer.get(f"/api/v2{task}/links").json()["extra_links"]
+    # What a browser makes of it on any page of Airflow.
+    base = re.search(r'<base href="([^"]*)"', viewer.get("/").text)[1]
+    shown = urljoin(urljoin(airflow.url, base), links["Batch in exactbatch"])
+    assert shown.startswith(f"{airflow.url}/exactbatch/?dag=story&run=manual__")
+    assert shown.endswith("&batch=7")
+    assert "<title>Pipelines · exactbatch</title>" in viewer.get(shown).text
+    own = Connection(conn_id="own", conn_type="http", host=f"http://{HOST}/team/airflow", port=airflow.port,
+                     login=airflow.user, password=airflow.password)  # fmt: skip
+    monkeypatch.setattr(BaseHook, "get_connection", lambda _: own)
+    ti = SimpleNamespace(dag_id="story", run_id=run, task_id="process_batch")
+    Connections(airflow="own").note(ti, "the batch was committed before")
+    assert airflow.request("GET", task)["note"] == "the batch was committed before"
 
 
 def test_a_trigger_through_airflow_s_api_is_what_a_viewer_may_not(viewer, user):

@@ -126,6 +126,7 @@ def test_each_range_is_a_transaction_and_the_batch_has_the_sums(world, make_topi
     assert (batch.status, batch.records, batch.rows, batch.rejected, batch.tombstones, batch.dropped) == (
         "committed", 5, 3, 1, 1, 0,
     )  # fmt: skip
+    assert sorted(batch.stages or ()) == ["commit", "plan", "prepare", "publish", "start"]
     assert committed(world, batch.batch_id) == [(0, 3, 2, 0, 1), (1, 2, 1, 1, 0), (2, 0, 0, 0, 0)]
     columns = (
         "id, name, kafka_topic, kafka_partition, kafka_offset, "

@@ -283,6 +283,24 @@ def test_unannounced_and_uncommitted_batches_stay(connection, make):
     assert ranges_left(connection) == [1, 3]
 
 
+def test_runs_that_found_nothing_are_forgotten_in_portions(connection, make, monkeypatch):
+    batches, other = make(2), make(1, name="other")
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "insert into exactbatch.empty_run (pipeline, dag_id, run_id, clear_number, planned_at) "
+            "select p, p, n::text, 0, timestamptz '2026-01-01' + n * interval '1 minute' "
+            "from unnest(array['p', 'other']) p, generate_series(0, 9) n"
+        )
+    before = datetime(2026, 1, 1, 0, 7, tzinfo=UTC)
+    monkeypatch.setattr(pruning, "_EMPTY_RUNS", 3)
+    preview = preview_pruning(connection, batches.pipeline, before=before)
+    assert (preview.batches, preview.empty_runs) == (0, 7)
+    assert prune_history(connection, batches.pipeline, before=before) == preview
+    left = "select pipeline, count(*), min(run_id) from exactbatch.empty_run group by 1 order by 1"
+    assert query(connection, left) == [("other", 10, "0"), ("p", 3, "7")]
+    assert prune_history(connection, other.pipeline, before=EVER).empty_runs == 10
+
+
 def test_the_past_changes_in_no_other_way(connection, make):
     make(2)
     for statement, message in (

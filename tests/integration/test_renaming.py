@@ -14,7 +14,7 @@ from exactbatch import Append, OffsetRange, Pipeline
 from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, IdentityChanged, NotRegistered, StatementRefused
 from exactbatch.ledger import Ledger, Run
-from exactbatch.model import LogPartition
+from exactbatch.model import LogPartition, Plan
 from exactbatch.postgres.connection import transaction
 from support.audited_target import AuditedTarget, findings
 from support.topics import Topic, record
@@ -29,6 +29,7 @@ NAMED = (
     "time_boundary",
     "replay_horizon",
     "run_life",
+    "empty_run",
 )
 
 
@@ -52,6 +53,7 @@ def world(connection, settings, make_topic, make_pipeline):
             pipeline, [OffsetRange(stored.topic, 0, 5, 9, stored.topic_id)], origin="cli", run=run
         )
         ledger.begin_incarnation(pipeline, run)
+        ledger.write_advance(pipeline, Plan(seeds=(), losses=(), ranges=()), origin="schedule", run=run)
     return world
 
 

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import httpx
 
-from exactbatch import Pipeline
+from exactbatch import Append, Json, Pipeline
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
 from support.environment import JOBS, ROOT
+from support.versioned_bundle import with_versioned_bundle
 
 ROLES: Final = ("viewer", "user", "op", "admin")
 _MODULE: Final = (
@@ -29,6 +30,17 @@ for name, each in list(vars(module).items()):
         globals()["dag_" + name] = pipeline_dag(each, connections=connections.get(name, Connections()))
 """
 
+# The DAG and the module of its pipeline are in a bundle whose folder has the name of its version.
+BUNDLED: Final = Pipeline(
+    name="bundled", topics=("bundled",), value=Json("id int"), sink=Append("public.bundled")
+)
+_BUNDLED_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline\nbundled = {BUNDLED!r}\n"
+_BUNDLED_DAG: Final = """
+from exactbatch.airflow import Connections, pipeline_dag
+from shop.orders import bundled
+dag = pipeline_dag(bundled, connections=Connections(spark_history="https://history.example.org/"))
+"""
+
 
 @contextmanager
 def serving_airflow(
@@ -38,8 +50,12 @@ def serving_airflow(
     *,
     connections: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
+    path: str = "",
 ) -> Iterator[LocalAirflow]:
-    """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued."""
+    """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued.
+
+    `path` is the path below which it is. A second bundle has the DAG of one more pipeline.
+    """
     (folder / "dags").mkdir(parents=True)
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "of_page.py").write_text(_DAG)
@@ -53,10 +69,14 @@ def serving_airflow(
         environment={
             "PYTHONPATH": os.pathsep.join([str(folder), str(JOBS)]),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
+            **with_versioned_bundle(
+                folder, {"shop/orders.py": _BUNDLED_MODULE, "dag_of_orders.py": _BUNDLED_DAG}
+            ),
             **(environment or {}),
         },
         port=None,
     )
+    airflow.url += path  # also the base_url of its configuration
     try:
         airflow.up(pools={}, parts=["api-server"])
         airflow.command("dags", "reserialize")

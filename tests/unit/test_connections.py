@@ -111,3 +111,17 @@ def test_pool_not_there_is_error_with_command_that_creates_it(monkeypatch, caplo
     monkeypatch.setattr(module, "_api", lambda _: Api(404))
     with pytest.raises(ConfigurationError, match="has no pool 'my/pool'.*`airflow pools set my/pool 1"):
         connections.check_pool("my/pool")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "url"),
+    [
+        ("http://a", 8080, "http://a:8080"),
+        ("https://a", None, "https://a"),
+        ("http://a/airflow", 8080, "http://a:8080/airflow"),
+        ("https://a/team/airflow/", None, "https://a/team/airflow"),
+        (None, None, "http://localhost"),
+    ],
+)
+def test_an_airflow_below_a_path_has_its_port_before_the_path(host, port, url):
+    assert module.airflow_url(Connection(conn_id="a", host=host, port=port)) == url

@@ -114,3 +114,18 @@ def test_many_pipelines_are_found_soon_although_many_modules_are_loaded(monkeypa
     for _ in range(50):
         assert reference_of(PIPELINE).endswith(":PIPELINE")
     assert time.process_time() - began < 5
+
+
+def test_the_trigger_form_has_what_is_used_most_first_and_describes_each():
+    params = pipeline_dag(PIPELINE).params
+    assert list(params) == ["start", "end", "batch_ids", "ranges", "available_only"]
+    for name in params:
+        schema = params.get_param(name).schema
+        assert schema["title"], name
+        assert schema["description_md"], name
+
+
+def test_the_documentation_of_a_dag_leads_to_its_pipeline_on_the_page():
+    doc = pipeline_dag(PIPELINE).doc_md
+    assert f"[Open {PIPELINE.name} in exactbatch](exactbatch/?dag={PIPELINE.name})" in doc
+    assert "*Replay…*" in doc

@@ -29,6 +29,7 @@ class Given:
 
     kafka, postgres = "kafka_default", "postgres_default"
     spark: str = "spark_default"
+    spark_history: str | None = None
     noted: list[str] = field(default_factory=list)
 
     def settings(self) -> Settings:
@@ -145,6 +146,24 @@ def real_hook(monkeypatch, tmp_path):
         )
 
     return make
+
+
+def test_the_driver_finds_a_pipeline_whose_module_is_in_the_bundle_of_its_dag(monkeypatch, tmp_path):
+    """Airflow appends the bundle's folder, whose name may be a version, to the search path of its own process only."""
+    bundle = tmp_path / "versions" / "3f2a"
+    (bundle / "shop").mkdir(parents=True)
+    (bundle / "shop" / "__init__.py").touch()
+    (bundle / "orders.py").touch()
+    monkeypatch.syspath_prepend(str(bundle))
+    monkeypatch.setenv("PYTHONPATH", "/first")
+    for reference in ("orders:orders", "shop.orders:orders"):
+        assert module._search_path(reference) == {"PYTHONPATH": f"/first{os.pathsep}{bundle}"}
+    monkeypatch.setenv("PYTHONPATH", str(bundle))
+    assert module._search_path("orders:orders") == {}
+    monkeypatch.delenv("PYTHONPATH")
+    assert module._search_path("orders:orders") == {"PYTHONPATH": str(bundle)}
+    assert module._search_path("there_is_no_such_module:x") == {}
+    assert module._search_path("pytest:x") == {}  # it is installed: the driver finds it
 
 
 def test_the_exit_status_is_the_one_that_the_hook_has_seen(real_hook):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -20,7 +21,8 @@ from exactbatch.airflow.page import views
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.page.views import partition_views, record_view
-from exactbatch.ledger.overview import Position, RejectedRecord
+from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
+from exactbatch.ledger.rows import Batch
 from exactbatch.model import LogPartition
 
 ROOT = Path(__file__).parents[2]
@@ -126,4 +128,37 @@ def test_a_stored_dag_has_the_connections_and_whether_a_compacted_topic_can_be_r
     monkeypatch.setattr("exactbatch.airflow.dag.reference_of", lambda _: "pipelines.stored:stored")
     dag = pipeline_dag(pipeline, connections=Connections(kafka="k", postgres="p"), engine=engine)
     stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
-    assert stored_in(stored) == ("k", "p", key is not None)
+    assert stored_in(stored) == ("k", "p", key is not None, None)
+
+
+def test_a_batch_shows_its_stages_in_their_order_and_links_its_application():
+    batch = Batch(
+        *(
+            7,
+            UUID(int=7),
+            "p",
+            "advance",
+            "schedule",
+            "p",
+            "r",
+            0,
+            0,
+            None,
+            "committed",
+            3,
+            3,
+            0,
+            0,
+            0,
+            NOW,
+            NOW,
+        ),
+        stages={"plan": 12, "stage": 3400, "start": 5000, "publish": 80, "of a later version": 1},
+        application_id="app-1",
+    )
+    shown = views.batch_view(ListedBatch(batch, None), {}, spark_history="https://h", may_read_logs=True)
+    assert shown["stages"] == [["plan", 0.012], ["start", 5.0], ["stage", 3.4], ["publish", 0.08]]
+    assert (shown["application"], shown["application_url"]) == ("app-1", "https://h/history/app-1/")
+    before = replace(batch, stages=None, application_id=None)  # of an older version
+    shown = views.batch_view(ListedBatch(before, None), {}, spark_history="https://h", may_read_logs=True)
+    assert (shown["stages"], shown["application"], shown["application_url"]) == ([], None, None)

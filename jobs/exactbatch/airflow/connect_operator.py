@@ -9,6 +9,7 @@ from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already
+from exactbatch.airflow.links import links_of
 from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.errors import ExactbatchError
 
@@ -19,8 +20,11 @@ class ProcessBatchOnServerOperator(BatchLineage, BaseOperator):
     Secrets reach the server's Python workers in the pickled tasks only.
     """
 
-    # Airflow stores them with the DAG, the last three for the operator's page, which does not import the pipeline.
-    template_fields = ("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id", "replays_compacted")
+    # Airflow stores them with the DAG, the last four for the operator's page, which does not import the pipeline.
+    template_fields = (
+        *("batch_id", "plan_id", "kafka_conn_id", "postgres_conn_id"),
+        *("replays_compacted", "spark_history"),
+    )
 
     def __init__(
         self,
@@ -37,6 +41,8 @@ class ProcessBatchOnServerOperator(BatchLineage, BaseOperator):
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
         self.replays_compacted = replays_compacted
+        self.spark_history = connections.spark_history
+        self.operator_extra_links = links_of(connections)
         self.pipeline = pipeline
         self.batch_id = batch_id
         self.plan_id = plan_id

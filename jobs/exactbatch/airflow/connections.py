@@ -3,12 +3,13 @@
 import logging
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import psycopg2
 from airflow.sdk import BaseHook
 from psycopg2.extensions import make_dsn
 
+from exactbatch.airflow.history import check_history_address
 from exactbatch.airflow_api import airflow_api
 from exactbatch.errors import ConfigurationError
 from exactbatch.settings import Settings, parse_object
@@ -45,14 +46,22 @@ class Connections:
             bootstrap.servers; login and password may replace sasl.username and sasl.password.
         postgres: Host, port, schema (the database), login and password. Its extra has further libpq parameters.
         spark: The master, as in any Spark connection of Airflow.
-        airflow: Airflow's own REST API: host (with http:// or https://), port, login and password. With it, tasks
-            write notes, and plan_batch checks that the pools exist.
+        airflow: Airflow's own REST API: host (with http:// or https://, and the path if Airflow is below one), port,
+            login and password. With it, tasks write notes, and plan_batch checks that the pools exist.
+        spark_history: No connection, but the address of Spark's history server as a browser reaches it, for links:
+            "https://history.example.org".
+
+    Raises ConfigurationError for a spark_history that is no web address.
     """
 
     kafka: str = "kafka_default"
     postgres: str = "postgres_default"
     spark: str = "spark_default"
     airflow: str | None = None
+    spark_history: str | None = None
+
+    def __post_init__(self) -> None:
+        check_history_address(self.spark_history)
 
     def settings(self) -> Settings:
         """Read the connections inside a task. Airflow masks their passwords in its logs.
@@ -109,9 +118,14 @@ class Connections:
 def _api(conn_id: str) -> Any:
     """Return a client that is logged in to the REST API of an Airflow connection."""
     connection = BaseHook.get_connection(conn_id)
-    host = connection.host or "http://localhost"
-    url = f"{host}:{connection.port}" if connection.port else host
-    return airflow_api(url, connection.login, connection.password)
+    return airflow_api(airflow_url(connection), connection.login, connection.password)
+
+
+def airflow_url(connection: Any) -> str:
+    """Return the address of the Airflow that a connection names: its port belongs before the path of its host."""
+    parts = urlsplit(connection.host or "http://localhost")
+    netloc = f"{parts.netloc}:{connection.port}" if connection.port else parts.netloc
+    return urlunsplit((parts.scheme, netloc, parts.path.rstrip("/"), "", ""))
 
 
 def kafka_properties(connection: Any) -> dict[str, Any]:

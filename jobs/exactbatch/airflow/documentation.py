@@ -1,6 +1,7 @@
 """The documentation that Airflow shows with a pipeline's DAG."""
 
 import html
+from urllib.parse import urlencode
 
 from exactbatch.pipeline import Pipeline
 
@@ -10,6 +11,8 @@ def documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
     columns = "\n".join(
         f"| {_cell(column.name)} | {_cell(column.type)} |" for column in pipeline.value.columns
     )
+    # Relative to the address of Airflow, which may be below a path.
+    page = "exactbatch/?" + urlencode({"dag": pipeline.name})
     return f"""\
 ### {pipeline.name}
 
@@ -23,9 +26,10 @@ Exactly-once batches from **{", ".join(pipeline.topics)}** to **{pipeline.sink.t
 
 A retry processes the same ranges. A committed batch is never written twice.
 
-To process data again:
+**[Open {pipeline.name} in exactbatch]({page})**: what covers each offset, batches and rejects. To process data again,
+select offsets, a batch or rejects there and choose *Replay…*, which shows first what would be replaced. Or:
 
-- trigger a run with offset ranges, a time window or batch IDs;
+- trigger a run with a time window, batch IDs or offset ranges;
 - start a backfill, whose runs process the offsets of their data intervals; or
 - clear plan_batch with its downstream tasks, in a run that has committed.
 

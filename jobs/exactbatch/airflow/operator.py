@@ -16,8 +16,10 @@ from exactbatch.airflow.batches import named_batch
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.launch import done_already, planned_offsets
+from exactbatch.airflow.links import links_of
 from exactbatch.airflow.openlineage import BatchLineage
 from exactbatch.class_archive import with_archive
+from exactbatch.discovery import import_folder
 from exactbatch.errors.exit_status import TERMINAL
 
 _SMALL: Final = 100_000  # offsets: the JVM of a driver has nothing to compile that would run for long
@@ -40,7 +42,7 @@ class ProcessBatchOperator(BatchLineage, SparkSubmitOperator):
         *SparkSubmitOperator.template_fields,
         *("batch_id", "plan_id"),
         # Airflow stores these with the DAG, for the operator's page, which does not import the pipeline.
-        *("kafka_conn_id", "postgres_conn_id", "replays_compacted"),
+        *("kafka_conn_id", "postgres_conn_id", "replays_compacted", "spark_history"),
     )
 
     def __init__(
@@ -62,9 +64,12 @@ class ProcessBatchOperator(BatchLineage, SparkSubmitOperator):
             **kwargs,
         )
         self.connections = connections
+        self.pipeline = pipeline
         self.kafka_conn_id = connections.kafka
         self.postgres_conn_id = connections.postgres
         self.replays_compacted = replays_compacted
+        self.spark_history = connections.spark_history
+        self.operator_extra_links = links_of(connections)
         self.batch_id = batch_id
         self.plan_id = plan_id
 
@@ -89,8 +94,12 @@ class ProcessBatchOperator(BatchLineage, SparkSubmitOperator):
         if plan_id is not None:
             self.application_args += ["--plan-id", str(plan_id)]
         hook = self._checked_hook()
-        quick = {**with_archive(os.environ, is_small=is_small), **settings.as_environment()}
-        with _environment(quick):
+        variables = {
+            **with_archive(os.environ, is_small=is_small),
+            **_search_path(self.pipeline),
+            **settings.as_environment(),
+        }
+        with _environment(variables):
             try:
                 super().execute(context)
             except AirflowException as error:
@@ -117,6 +126,19 @@ class ProcessBatchOperator(BatchLineage, SparkSubmitOperator):
                 f"connection's extra."
             )
         return hook
+
+
+def _search_path(reference: str) -> dict[str, str]:
+    """Return PYTHONPATH with the folder of the pipeline's module, for the driver: the DAG's bundle may have it.
+
+    It is the last entry, as in Airflow's own processes.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    folders = [folder for folder in given.split(os.pathsep) if folder]
+    folder = import_folder(reference)
+    if folder is None or folder in folders or Path(folder).is_relative_to(sys.prefix):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([*folders, folder])}
 
 
 @contextmanager

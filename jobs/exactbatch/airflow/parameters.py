@@ -21,27 +21,8 @@ _SECTION: Final = "Process again (leave empty for a normal run and for a backfil
 
 
 def parameters() -> dict[str, Param]:
-    """Return the typed form of Airflow's trigger dialog. The defaults are valid, and request no replay."""
+    """Return the typed form of Airflow's trigger dialog, what is used most first. The defaults request no replay."""
     return {
-        "ranges": Param(
-            [],
-            type="array",
-            title="Offset ranges",
-            description_md="Offsets to process again, until_offset not included, for example "
-            '`[{"topic": "flights", "partition": 0, "from_offset": 100, "until_offset": 200}]`',
-            items={
-                "type": "object",
-                "properties": {
-                    "topic": {"type": "string"},
-                    "partition": {"type": "integer", "minimum": 0},
-                    "from_offset": {"type": "integer", "minimum": 0},
-                    "until_offset": {"type": "integer", "minimum": 1},
-                },
-                "required": ["topic", "partition", "from_offset", "until_offset"],
-                "additionalProperties": False,
-            },
-            section=_SECTION,
-        ),
         "start": Param(
             None,
             type=["null", "string"],
@@ -56,7 +37,7 @@ def parameters() -> dict[str, Param]:
             type=["null", "string"],
             format="date-time",
             title="Time window: end",
-            description_md="End of the window; not included.",
+            description_md="End of the window, not included. A window needs both times.",
             section=_SECTION,
         ),
         "batch_ids": Param(
@@ -65,7 +46,27 @@ def parameters() -> dict[str, Param]:
             items={"type": "integer", "minimum": 1},
             title="Batch ids",
             description_md="Committed batches whose exact ranges to process again, for example `[17, 18]`. "
-            "`exactbatch status` lists batches.",
+            "The page *exactbatch* and `exactbatch batches` list them.",
+            section=_SECTION,
+        ),
+        "ranges": Param(
+            [],
+            type="array",
+            title="Offset ranges",
+            description_md="Offsets to process again, until_offset not included, for example "
+            '`[{"topic": "flights", "partition": 0, "from_offset": 100, "until_offset": 200}]`. The page *exactbatch* '
+            "fills this in for offsets that you select, and shows what would be replaced.",
+            items={
+                "type": "object",
+                "properties": {
+                    "topic": {"type": "string"},
+                    "partition": {"type": "integer", "minimum": 0},
+                    "from_offset": {"type": "integer", "minimum": 0},
+                    "until_offset": {"type": "integer", "minimum": 1},
+                },
+                "required": ["topic", "partition", "from_offset", "until_offset"],
+                "additionalProperties": False,
+            },
             section=_SECTION,
         ),
         "available_only": Param(

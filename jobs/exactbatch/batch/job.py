@@ -21,6 +21,7 @@ from exactbatch.batch.publishing.fences import (
 )
 from exactbatch.batch.publishing.publish import Published, publish
 from exactbatch.batch.rows.rejects import SHOWN_REJECTS, too_many_rejects
+from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.direct import DirectStager
 from exactbatch.batch.staging.engine import Engine, Executors
 from exactbatch.batch.staging.stage_partition import PartitionStager
@@ -70,9 +71,13 @@ def process_batch(
             translate_errors(),
             engine.executors(pipeline, where) as executors,
         ):
+            times, application_id = StageTimes("prepare"), executors.application_id
+            logger.info("batch %s: the Spark application is %s", batch_id, application_id or "not known")
+            with transaction(connection):
+                Ledger(connection).note_launch(batch, application_id)
             if pipeline.commit == "partition" and batch.kind == "advance":
-                return _process_ranges(executors, connection, pipeline, batch, epochs, settings)
-            return _process(executors, connection, pipeline, batch, ranges, epochs, settings)
+                return _process_ranges(executors, connection, pipeline, batch, epochs, settings, times)
+            return _process(executors, connection, pipeline, batch, ranges, epochs, settings, times)
 
 
 def _load(
@@ -121,6 +126,7 @@ def _process(
     ranges: Sequence[OffsetRange],
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
+    times: StageTimes,
 ) -> Published:
     """Stage all ranges on the executors, and publish them in one transaction."""
     broker = KafkaBroker(settings.kafka)
@@ -153,7 +159,7 @@ def _process(
             seen = facts_of(cursor, pipeline.sink)
         if staging is not None:
             partition_stager = PartitionStager(executors, pipeline, tasks, staging)
-            staged = _stage_partition(connection, pipeline, tables, staging, partition_stager)
+            staged = _stage_partition(connection, pipeline, tables, staging, partition_stager, times)
             return publish(
                 connection,
                 pipeline,
@@ -165,6 +171,7 @@ def _process(
                 topic_ids=broker.topic_ids(topics),
                 seen=seen,
                 staging=staging,
+                times=times,
             )
         in_parts = pipeline.sink.inserts_in_parts and is_plain(seen) and stager.can_split()
         with transaction(connection) as cursor:
@@ -182,8 +189,10 @@ def _process(
             max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
         )
         failpoint("job.before_stage")
+        times.enter("stage")
         with closing(early):
             staged = stager.stage(early.add if may_insert_early else None)
+            times.enter("check")
             _log_taken(batch.batch_id, staged.pieces)
             failpoint("job.after_stage")
             with early.kept_open():
@@ -202,6 +211,7 @@ def _process(
                 topic_ids=topic_ids,
                 seen=seen,
                 early=early if may_insert_early else None,
+                times=times,
             )
 
 
@@ -211,12 +221,15 @@ def _stage_partition(
     tables: StagingTables,
     staging: DirectStaging,
     stager: PartitionStager,
+    times: StageTimes,
 ) -> StagedBatch:
     """Stage all ranges into a table that can become a part of the target. Raises TooManyRejects."""
     with transaction(connection) as cursor:
         create_partition(cursor, tables, staging)
     failpoint("job.before_stage")
+    times.enter("stage")
     staged = stager.stage()
+    times.enter("check")
     _log_taken(tables.batch_id, staged.pieces)
     failpoint("job.after_stage")
     _check_rejects(connection, pipeline, tables, staged, pipeline.rejects_allowed(staged.records))
@@ -298,6 +311,7 @@ def _process_ranges(
     batch: Batch,
     epochs: Mapping[tuple[str, int], int | None],
     settings: Settings,
+    times: StageTimes,
 ) -> Published:
     """Commit each range that is not committed yet, on the executors, and then the batch."""
     with transaction(connection) as cursor:
@@ -327,7 +341,9 @@ def _process_ranges(
             for range_ in ranges
         ]
         failpoint("job.before_ranges")
+        times.enter("commit")
         outcomes = executors.run(tasks, commit_ranges, limit=pipeline.max_connections, verb="commit")
         _log_taken(batch.batch_id, outcomes)
         failpoint("job.after_ranges")
-    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id)
+    times.enter("publish")
+    return commit_batch(connection, pipeline, batch.batch_id, batch.plan_id, times)

@@ -51,9 +51,9 @@ def prune(
         if not as_json:
             for line in render.pruning_lines(pipeline, pruning):
                 out.print(escape(line))
-        if not dry_run and pruning.batches:
+        if not dry_run and (pruning.batches or pruning.empty_runs):
             if not yes:
-                confirm("Fold these batches?")
+                confirm("Fold these batches?" if pruning.batches else "Forget these runs?")
             total = pruning.batches
             with counting("Folding batches") as update:
                 pruning = prune_history(
@@ -62,7 +62,7 @@ def prune(
                     before=until,
                     progress=lambda batches: update(batches, total),
                 )
-            if not as_json:
+            if not as_json and pruning.batches:
                 out.print(
                     f"Folded {render.batches_of(pruning)}. Autovacuum frees the space of "
                     f"{render.ranges_of(pruning)}."

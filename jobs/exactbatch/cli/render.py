@@ -149,8 +149,9 @@ def merge_table(pipeline: Pipeline, merged: "Sequence[MergedPartition]", *, dry_
 def pruning_lines(pipeline: Pipeline, pruning: "Pruning") -> list[str]:
     """Say how many batches are folded, and what is not possible afterwards."""
     before = f"{pruning.before.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    forgotten = [_empty_runs(pruning.empty_runs, before)] if pruning.empty_runs else []
     if not pruning.batches:
-        return [f"{pipeline.name}: no batch from before {before} is left to fold."]
+        return [f"{pipeline.name}: no batch from before {before} is left to fold.", *forgotten]
     replays = (
         "Replays of any of their offsets: they need whole batches (lineage='batch')."
         if pipeline.sink.lineage == "batch"
@@ -164,7 +165,16 @@ def pruning_lines(pipeline: Pipeline, pruning: "Pruning") -> list[str]:
         f"- {replays}",
         "- Finding out from the ledger which of these batches covers an offset, and the ranges of each.",
         "Their counts, rejects and resolved times stay, and audits compare their offsets as before.",
+        *forgotten,
     ]
+
+
+def _empty_runs(number: int, before: str) -> str:
+    are, have = ("DAG run", "has") if number == 1 else ("DAG runs", "have")
+    return (
+        f"{number} {are} from before {before} {have} found nothing to process. The ledger forgets this: a run that is "
+        f"cleared afterwards processes what is new."
+    )
 
 
 def batches_of(pruning: "Pruning") -> str:

@@ -1,7 +1,8 @@
 """Read batches and their ranges, mark them committed or superseded, and record failures."""
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, cast
 from uuid import UUID
 
@@ -164,10 +165,11 @@ class Batches(OnConnection):
         tombstones: int,
         dropped: int = 0,
         records: Iterable[tuple[OffsetRange, int]],
+        stages: Mapping[str, int] = {},
     ) -> None:
         """Mark a batch committed; `records` has the number of records that were read from each of its ranges.
 
-        Raises TargetMismatch if the row was not updated.
+        `stages` has the milliseconds of each stage of the launch. Raises TargetMismatch if the row was not updated.
         """
         counts = list(records)
         _QUERIES.count_ranges(
@@ -184,6 +186,7 @@ class Batches(OnConnection):
             rejected=rejected,
             tombstones=tombstones,
             dropped=dropped,
+            stages=json.dumps(dict(stages)),
         )
         if committed != 1:
             raise TargetMismatch(
@@ -193,9 +196,18 @@ class Batches(OnConnection):
                 batch_id=batch.batch_id,
             )
 
-    def commit_ranges(self, batch: Batch) -> None:
-        """Mark a batch committed whose ranges all are, with the sums of their counts."""
-        _QUERIES.commit_ranges(self._connection, batch_id=batch.batch_id)
+    def commit_ranges(self, batch: Batch, stages: Mapping[str, int]) -> None:
+        """Mark a batch committed whose ranges all are, with the sums of their counts and the launch's milliseconds."""
+        _QUERIES.commit_ranges(self._connection, batch_id=batch.batch_id, stages=json.dumps(dict(stages)))
+
+    def note_launch(self, batch: Batch, application_id: str | None) -> None:
+        """Record that a launch of a planned batch begins, and the ID of its Spark application.
+
+        Does nothing while another launch publishes the batch, and once it is not planned any more.
+        """
+        _QUERIES.note_launch(
+            self._connection, batch_id=batch.batch_id, plan_id=batch.plan_id, application_id=application_id
+        )
 
     def record_failure(self, batch: Batch, error: Exception) -> None:
         """Record that the processing of a batch has failed."""

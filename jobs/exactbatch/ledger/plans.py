@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Final
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch, Kind, Origin, Run
-from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_rows
+from exactbatch.ledger.rows import Batch, EmptyRun, Kind, Origin, Run
+from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_row, read_rows
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -51,10 +51,13 @@ class Plans(OnConnection):
         )
         return {(row.topic, row.partition) for row in rows}
 
-    def write_advance(self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None) -> int | None:
+    def write_advance(
+        self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None, seconds: float | None = None
+    ) -> int | None:
         """Write a plan: seeds, losses and, unless it is empty, a batch that supersedes an older planned one.
 
-        Returns the batch_id, or None for an empty plan.
+        `seconds` is how long planning took; None if that is not known. Returns the batch_id. For an empty plan,
+        records that the run found nothing, and returns None.
         """
         if plan.seeds:
             _QUERIES.insert_stored_offsets(
@@ -63,15 +66,29 @@ class Plans(OnConnection):
         if plan.losses:
             _QUERIES.record_losses(self._connection, pipeline=pipeline.name, **columns(plan.losses, *_RANGE))
         if plan.is_empty:
+            if run is not None:
+                _QUERIES.record_empty_run(
+                    self._connection,
+                    pipeline=pipeline.name,
+                    dag_id=run.dag_id,
+                    run_id=run.run_id,
+                    clear_number=run.clear_number,
+                )
             return None
         list(_QUERIES.supersede_planned_advance(self._connection, pipeline=pipeline.name))
-        return self._write_batch(pipeline, "advance", plan.ranges, origin=origin, run=run)
+        return self._write_batch(pipeline, "advance", plan.ranges, origin=origin, run=run, seconds=seconds)
 
     def write_replay(
-        self, pipeline: Pipeline, ranges: Sequence[OffsetRange], *, origin: Origin, run: Run | None
+        self,
+        pipeline: Pipeline,
+        ranges: Sequence[OffsetRange],
+        *,
+        origin: Origin,
+        run: Run | None,
+        seconds: float | None = None,
     ) -> int:
-        """Write a batch that processes these ranges again; return its batch_id."""
-        return self._write_batch(pipeline, "replay", ranges, origin=origin, run=run)
+        """Write a batch that processes these ranges again; return its batch_id. `seconds` as in write_advance()."""
+        return self._write_batch(pipeline, "replay", ranges, origin=origin, run=run, seconds=seconds)
 
     def _write_batch(
         self,
@@ -81,6 +98,7 @@ class Plans(OnConnection):
         *,
         origin: Origin,
         run: Run | None,
+        seconds: float | None,
     ) -> int:
         if run is not None:
             list(
@@ -97,6 +115,7 @@ class Plans(OnConnection):
             run_id=run and run.run_id,
             clear_number=run.clear_number if run else 0,
             run_started_at=run and run.started_at,
+            plan_ms=None if seconds is None else round(seconds * 1000),
         )
         _QUERIES.insert_batch_ranges(self._connection, batch_id=batch_id, **columns(ranges, *_RANGE))
         return int(batch_id)
@@ -109,10 +128,20 @@ class Plans(OnConnection):
         return read_rows(Batch, rows)
 
     def begin_incarnation(self, pipeline: Pipeline, run: Run) -> None:
-        """Record that the run was created under the ID of a deleted one, whose batches are not its own."""
+        """Record that the run was created under the ID of a deleted one, whose plans are not its own."""
         _QUERIES.begin_incarnation(
             self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
         )
+        _QUERIES.forget_empty_run(
+            self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
+        )
+
+    def empty_run(self, pipeline: Pipeline, run: Run) -> EmptyRun | None:
+        """Return when a run found nothing to process; None if it did not, or exactbatch prune has deleted this."""
+        row = _QUERIES.empty_run(
+            self._connection, pipeline=pipeline.name, dag_id=run.dag_id, run_id=run.run_id
+        )
+        return None if row is None else read_row(EmptyRun, row)
 
     def batches_of_incarnation(self, pipeline: Pipeline, run: Run) -> list[Batch]:
         """Return those of batches_of_run() that were planned since the run was created, if that is known."""

@@ -95,6 +95,16 @@ class FoldedBatches(CoveredOffsets):
         _QUERIES.delete_failures(self._connection, batch_ids=list(batch_ids))
         return int(_QUERIES.delete_ranges(self._connection, batch_ids=list(batch_ids)))
 
+    def count_empty_runs(self, pipeline: Pipeline, before: datetime) -> int:
+        """Return how many DAG runs found nothing to process before a time."""
+        return int(_QUERIES.count_empty_runs(self._connection, pipeline=pipeline.name, before=before))
+
+    def forget_empty_runs(self, pipeline: Pipeline, before: datetime, *, limit: int) -> int:
+        """Delete the oldest DAG runs that found nothing to process before a time; return how many."""
+        return int(
+            _QUERIES.forget_empty_runs(self._connection, pipeline=pipeline.name, before=before, limit=limit)
+        )
+
     def folded_batches(self, pipeline: Pipeline, batch_ids: Iterable[int]) -> set[int]:
         """Return those of the batches that belong to the pipeline and are folded."""
         rows = _QUERIES.folded_batches(self._connection, pipeline=pipeline.name, batch_ids=sorted(batch_ids))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 from uuid import UUID
 
 from exactbatch.offsets import OffsetRange
@@ -10,11 +10,17 @@ from exactbatch.offsets import OffsetRange
 Kind = Literal["advance", "replay"]
 BatchStatus = Literal["planned", "committed", "superseded"]
 Origin = Literal["schedule", "manual", "backfill", "clear", "cli"]
+# The stages of a batch in their order; `commit` takes the place of `stage` and `check` with commit="partition".
+STAGES: Final = ("plan", "start", "prepare", "stage", "check", "commit", "publish")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A row of exactbatch.batch. Counts are None until the batch is committed.
+
+    `stages` has milliseconds: of the plan, from the plan to the start of the last launch, and of the stages of the
+    launch that committed the batch. `application_id` is the Spark application of the last launch. Both are None for
+    batches of ledgers before version 13.
 
     `batch_id` is its number in this ledger. `plan_id` is unique for ever: a batch that was lost when the database was
     restored had another one, although its number is issued again.
@@ -38,6 +44,8 @@ class Batch:
     dropped: int | None
     planned_at: datetime
     committed_at: datetime | None
+    stages: dict[str, int] | None
+    application_id: str | None
 
     @property
     def seconds(self) -> float | None:
@@ -79,6 +87,14 @@ class Run:
     run_id: str
     clear_number: int = 0
     started_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyRun:
+    """A row of exactbatch.empty_run: when a run found nothing to process, and how often it had been cleared by then."""
+
+    clear_number: int
+    planned_at: datetime
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Fold the history of old batches: which batch covers an offset is forgotten, and that a batch does is not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -15,6 +15,7 @@ from exactbatch.postgres.connection import Connection, transaction
 _RANGES: Final = 10_000
 _BATCHES: Final = 1_000
 _COUNTED: Final = 20_000  # batches that a preview counts at a time
+_EMPTY_RUNS: Final = 20_000  # that one transaction forgets
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,14 @@ class Pruning:
     """The result of prune_history(), or its preview: how many batches are folded, and how many ranges they had.
 
     `newest` is the newest of these batches, None if there is none; batches were folded that committed before `before`.
+    `empty_runs` is how many DAG runs are forgotten that had found nothing to process.
     """
 
     before: datetime
     batches: int
     ranges: int
     newest: int | None
+    empty_runs: int = 0
 
 
 def preview_pruning(connection: Connection, pipeline: Pipeline, *, before: datetime) -> Pruning:
@@ -41,7 +44,7 @@ def preview_pruning(connection: Connection, pipeline: Pipeline, *, before: datet
         pruning = Pruning(before, 0, 0, None)
         while batches := ledger.prunable(pipeline, before, after=pruning.newest or 0, limit=_COUNTED):
             pruning = _plus(pruning, {batch.batch_id: batch.ranges for batch in batches})
-    return pruning
+        return replace(pruning, empty_runs=ledger.count_empty_runs(pipeline, before))
 
 
 def prune_history(
@@ -54,8 +57,9 @@ def prune_history(
     """Fold all batches of a pipeline that committed before a time, or were superseded and planned before it.
 
     The rows of coverage of these batches are merged into few, and their ranges and failures are deleted; the batches
-    themselves, rejects, resolved times and the target stay. Each transaction folds a portion, and whatever ends the
-    program leaves the rest for the next call. `progress` receives the number of batches that are folded so far.
+    themselves, rejects, resolved times and the target stay. DAG runs that found nothing before that time are forgotten.
+    Each transaction folds a portion, and whatever ends the program leaves the rest for the next call. `progress`
+    receives the number of batches that are folded so far.
 
     Raises PruneRefused if a planned replay would retract folded results, TargetMismatch if the ledger does not hold
     what was written into it, NotRegistered, IdentityChanged and PostgresUnavailable.
@@ -73,12 +77,24 @@ def prune_history(
             ledger.lock(pipeline)
             portion = _portion(ledger, pipeline, before, after=pruning.newest or 0)
             if not portion:
-                return pruning
+                break
             _fold(ledger, pipeline, portion, done=pruning.batches)
             failpoint("prune.before_commit")
         failpoint("prune.after_commit")
         pruning = _plus(pruning, portion)
         progress(pruning.batches)
+    return replace(pruning, empty_runs=_forget_empty_runs(connection, pipeline, before))
+
+
+def _forget_empty_runs(connection: Connection, pipeline: Pipeline, before: datetime) -> int:
+    """Forget the DAG runs that found nothing before a time; return how many. No lock: no plan depends on them."""
+    forgotten = 0
+    while True:
+        with transaction(connection):
+            deleted = Ledger(connection).forget_empty_runs(pipeline, before, limit=_EMPTY_RUNS)
+        forgotten += deleted
+        if deleted < _EMPTY_RUNS:
+            return forgotten
 
 
 # Batches that one transaction folds, oldest first, and the number of ranges of each.

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from exactbatch.errors import ExactbatchError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, ledger_session
+from exactbatch.ledger import Batch, Ledger, PartlyCommitted, ledger_session
 from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
@@ -25,14 +25,18 @@ _WIDTH = 100  # characters; a task's log has no terminal to ask
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A batch with results that no report has announced, and its committed ranges."""
+    """A batch with results that no report has announced, and its committed ranges.
+
+    `partly` has the counts of these ranges, if the batch was superseded before the others were committed.
+    """
 
     batch: Batch
     ranges: tuple[OffsetRange, ...]
+    partly: PartlyCommitted | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return its part of an asset event."""
-        return {**_counts(self.batch), "ranges": list(map(_range, self.ranges))}
+        return {**_counts(self.batch, self.partly), "ranges": list(map(_range, self.ranges))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Report:
     partitions    the pipeline's logs; empty if the broker did not answer
     missed        further batches to announce
     overtaken_by  the later replay that has processed the ranges of this one
+    partly        the counts of the committed ranges, if the batch was superseded before the others were committed
     """
 
     batch: Batch
@@ -53,6 +58,7 @@ class Report:
     partitions: tuple[LogPartition, ...]
     missed: tuple[Missed, ...] = ()
     overtaken_by: int | None = None
+    partly: PartlyCommitted | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -66,21 +72,30 @@ class Report:
     def as_json(self) -> dict[str, Any]:
         """Return the content of an asset event."""
         return {
-            **_counts(self.batch),
+            **_counts(self.batch, self.partly),
             "seconds": self.seconds,
             "ranges": list(map(_range, self.ranges)),
             "missed": [missed.as_json() for missed in self.missed],
         }
 
+    def _speed(self) -> str:
+        """Say how long the batch took, once it is committed."""
+        if self.seconds is None:
+            return ""
+        rows_per_second = (self.batch.rows or 0) / max(self.seconds, 0.001)
+        return f" · {self.seconds:.1f} s from plan to commit · {rows_per_second:,.0f} rows/s"
+
     def as_table(self) -> str:
         """Format ranges, rows, rejects, seconds and rows/s as a small table of text."""
-        batch, seconds = self.batch, self.seconds or 0.0
+        batch, counts = self.batch, self.partly or self.batch
+        state: str = batch.status
+        if self.partly is not None:
+            state += f", {self.partly.committed} of {self.partly.ranges} ranges committed"
         table = Table(
             "topic", "partition", "from", "until", "records", "lag",
-            title=f"batch {batch.batch_id} of {batch.pipeline} ({batch.kind}, {batch.status})",
-            caption=f"{batch.rows} rows · {batch.rejected} rejected · {batch.tombstones} tombstones · "
-            f"{batch.dropped} dropped · "
-            f"{seconds:.1f} s from plan to commit · {(batch.rows or 0) / max(seconds, 0.001):,.0f} rows/s",
+            title=f"batch {batch.batch_id} of {batch.pipeline} ({batch.kind}, {state})",
+            caption=f"{counts.rows} rows · {counts.rejected} rejected · {counts.tombstones} tombstones · "
+            f"{batch.dropped or 0} dropped{self._speed()}",
         )  # fmt: skip
         lag = {partition.topic_partition: self.lag(partition) for partition in self.partitions}
         for range_, records in zip(self.ranges, self.records, strict=True):
@@ -116,10 +131,11 @@ def load_report(
             if batch.status == "committed" or records is not None
         ]
         overtaken_by = ledger.overtaken_by(batch)
+        late = [other for other in ledger.batches_of_plans(pipeline, missed) if other.batch_id != batch_id]
+        partly = {each.batch_id: each for each in ledger.partly_committed(pipeline, [batch, *late])}
         others = tuple(
-            Missed(other, ledger.committed_ranges(other.batch_id))
-            for other in ledger.batches_of_plans(pipeline, missed)
-            if other.batch_id != batch_id
+            Missed(other, ledger.committed_ranges(other.batch_id), partly.get(other.batch_id))
+            for other in late
         )
         stored = {offset.topic_partition: offset.next_offset for offset in ledger.stored_offsets(pipeline)}
     return Report(
@@ -130,6 +146,7 @@ def load_report(
         partitions=_partitions(broker, pipeline),
         missed=others,
         overtaken_by=overtaken_by,
+        partly=partly.get(batch_id),
     )
 
 
@@ -142,17 +159,21 @@ def _partitions(broker: KafkaBroker, pipeline: Pipeline) -> tuple[LogPartition, 
         return ()
 
 
-def _counts(batch: Batch) -> dict[str, Any]:
+def _counts(batch: Batch, partly: PartlyCommitted | None) -> dict[str, Any]:
+    """Return what an asset event has about a batch; `partial` is true if only some of its ranges are committed."""
+    counts = partly or batch
     return {
         "batch_id": batch.batch_id,
         "plan_id": str(batch.plan_id),
         "pipeline": batch.pipeline,
         "kind": batch.kind,
-        "records": batch.records,
-        "rows": batch.rows,
-        "rejected": batch.rejected,
-        "tombstones": batch.tombstones,
-        "dropped": batch.dropped,
+        "partial": partly is not None,
+        "records": counts.records,
+        "rows": counts.rows,
+        "rejected": counts.rejected,
+        "tombstones": counts.tombstones,
+        # With commit="partition", which is how a batch is committed in part, there is no transform to drop records.
+        "dropped": batch.dropped if partly is None else 0,
     }
 
 

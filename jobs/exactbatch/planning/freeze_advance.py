@@ -1,6 +1,7 @@
 """Plan an advance: query Kafka, lock the pipeline, plan, and freeze the plan in the ledger."""
 
 import logging
+import time
 from typing import Final
 
 from exactbatch.errors import StoredOffsetsMoved
@@ -44,7 +45,7 @@ def freeze_advance(
     Raises what plan_advance() raises, NotRegistered, IdentityChanged, TopicMissing, KafkaUnavailable,
     PostgresUnavailable, and StoredOffsetsMoved if other batches keep committing while this one is planned.
     """
-    ledger = Ledger(connection)
+    ledger, began = Ledger(connection), time.monotonic()
     for _ in range(_TRIES):
         with transaction(connection):
             ledger.check_registered(pipeline)
@@ -60,7 +61,9 @@ def freeze_advance(
             if ledger.stored_offsets(pipeline) != seen:
                 continue  # another batch committed after Kafka was queried, so the answer may be out of date
             planned = _plan(pipeline, seen, partitions, start)
-            batch_id = ledger.write_advance(pipeline, planned, origin=origin, run=run)
+            batch_id = ledger.write_advance(
+                pipeline, planned, origin=origin, run=run, seconds=time.monotonic() - began
+            )
             failpoint("plan.before_commit")
         failpoint("plan.after_commit")
         if planned.unnamed:

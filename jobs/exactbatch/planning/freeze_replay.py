@@ -1,6 +1,7 @@
 """Plan a replay: observe the situation, lock the pipeline, plan, and freeze the plan in the ledger."""
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -111,6 +112,7 @@ def freeze_replay(
 
     Raises what observe() and plan_replay() raise.
     """
+    began = time.monotonic()
     situation = observe(connection, broker, pipeline, request)
     ledger = Ledger(connection)
     with transaction(connection):
@@ -126,7 +128,9 @@ def freeze_replay(
             logger.warning("%s. The next advance processes them.", beyond_text(planned.beyond))
         if planned.is_empty:
             return FrozenReplay(None, planned.beyond)
-        batch_id = ledger.write_replay(pipeline, planned.ranges, origin=origin, run=run)
+        batch_id = ledger.write_replay(
+            pipeline, planned.ranges, origin=origin, run=run, seconds=time.monotonic() - began
+        )
         failpoint("plan.before_commit")
     failpoint("plan.after_commit")
     return FrozenReplay(batch_id, planned.beyond)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Ledger, Origin, Run
+from exactbatch.ledger import Batch, EmptyRun, Ledger, Origin, Run
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance
@@ -44,8 +44,9 @@ def plan_run(
     """Return the batch of a DAG run; plan one unless the run already has one. Without a request, plan an advance.
 
     A run that was cleared after its batch committed processes the exact ranges of that batch again, whatever it
-    requests; except for a backfill, which requests its interval each time. A run whose batch never committed plans
-    like any other, and an automatic retry keeps its plan.
+    requests; except for a backfill, which requests its interval each time. A run that was cleared after it had found
+    nothing new has no ranges, and processes nothing. A run whose batch never committed plans like any other, and an
+    automatic retry keeps its plan.
 
     Raises what freeze_advance() and freeze_replay() raise.
     """
@@ -57,6 +58,7 @@ def plan_run(
             # Neither a retry nor a clear: earlier batches of this run id belong to a run that was deleted.
             ledger.begin_incarnation(pipeline, run)
         earlier = ledger.batches_of_incarnation(pipeline, run)
+        empty = ledger.empty_run(pipeline, run)
     beyond: tuple[OffsetRange, ...] = ()
     if batch_id is None:
         if origin != "backfill" and (done := committed_in_this_incarnation(run, earlier)) is not None:
@@ -71,6 +73,8 @@ def plan_run(
                 done.batch_id,
                 done.committed_at and _time(done.committed_at),
             )
+        if request is None and empty is not None and was_empty(run, earlier, empty):
+            return RunPlan(None, _why_still_nothing(pipeline, empty))
         if request is None:
             batch_id = freeze_advance(connection, broker, pipeline, origin=origin, run=run)
         else:
@@ -104,6 +108,24 @@ def committed_in_this_incarnation(run: Run, batches: Sequence[Batch]) -> Batch |
             return batch
         number = batch.clear_number
     return None
+
+
+def was_empty(run: Run, batches: Sequence[Batch], empty: EmptyRun) -> bool:
+    """True if the last plan of a run before it was cleared was the empty one; `batches` are those of its incarnation.
+
+    What has arrived since is not the run's: it would appear under an old run, with that run's asset event.
+    """
+    if empty.clear_number >= run.clear_number:
+        return False  # a retry of the try that found nothing: nobody has been told so
+    return all(batch.clear_number < empty.clear_number for batch in batches)
+
+
+def _why_still_nothing(pipeline: Pipeline, empty: EmptyRun) -> str:
+    return (
+        f"nothing to process again: when this run was planned, at {_time(empty.planned_at)} UTC, there was nothing "
+        f"new in {', '.join(pipeline.topics)}. The next run processes what has arrived since; to process it now, "
+        f"trigger a run."
+    )
 
 
 def _why_nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:

@@ -41,6 +41,7 @@ class NoSpark:
         """Its context."""
 
         defaultParallelism = 2
+        applicationId = "local-1"
 
 
 def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str, **_: Any) -> list[Any]:

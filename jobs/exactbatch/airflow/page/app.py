@@ -224,7 +224,12 @@ def create_app() -> FastAPI:
         run_ids = sorted({each.batch.run_id for each in listed if each.batch.run_id})
         times = task_times(dag_id, run_ids)
         return JSONResponse(
-            {"batches": [batch_view(each, times, may_read_logs=may["read_logs"]) for each in listed]}
+            {
+                "batches": [
+                    batch_view(each, times, spark_history=dag.spark_history, may_read_logs=may["read_logs"])
+                    for each in listed
+                ]
+            }
         )
 
     @app.get("/data/pipelines/{dag_id}/lag", dependencies=[MaySee])

@@ -1,8 +1,9 @@
 """Find the DAGs of pipelines, and what the page needs to know of them, in Airflow's database.
 
 The API server does not import DAG files, which may be in bundles that it has no access to, and runs no code of their
-authors. Airflow stores each DAG in serialized form, with the templated fields of its tasks; the operators of
-pipeline_dag have the IDs of the connections among them, and whether a compacted topic can be replayed.
+authors. Airflow stores each DAG in serialized form, with the templated fields of its tasks. Among those of
+pipeline_dag's operators are the IDs of the connections, whether a compacted topic can be replayed, and the address of
+Spark's history server.
 """
 
 import threading
@@ -16,6 +17,8 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
+from exactbatch.airflow.history import is_web_address
+
 _TAG: Final = "exactbatch"
 _TASK: Final = "process_batch"
 
@@ -26,6 +29,7 @@ class PipelineDag:
 
     kafka, postgres    the IDs of its connections
     replays_compacted  Pipeline.replays_compacted
+    spark_history      the address of Spark's history server, if any
     """
 
     dag_id: str
@@ -33,6 +37,7 @@ class PipelineDag:
     kafka: str
     postgres: str
     replays_compacted: bool
+    spark_history: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,7 @@ class _Stored(NamedTuple):
     kafka: str
     postgres: str
     replays_compacted: bool
+    spark_history: str | None
 
 
 class PipelineDags:
@@ -144,8 +150,12 @@ def stored_in(data: dict[str, Any]) -> _Stored | None:
     for task in _tasks(data):
         kafka, postgres = task.get("kafka_conn_id"), task.get("postgres_conn_id")
         if task.get("task_id") == _TASK and isinstance(kafka, str) and isinstance(postgres, str):
+            history = task.get("spark_history")
+            is_address = isinstance(history, str) and is_web_address(history)
             # Airflow leaves out what equals the default.
-            return _Stored(kafka, postgres, task.get("replays_compacted") is True)
+            return _Stored(
+                kafka, postgres, task.get("replays_compacted") is True, history if is_address else None
+            )
     return None
 
 

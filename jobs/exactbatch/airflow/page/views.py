@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from exactbatch.airflow.history import application_url
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
 from exactbatch.airflow.page.first_records import oldest_unprocessed
 from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
-from exactbatch.ledger.rows import Batch
+from exactbatch.ledger.rows import STAGES, Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
 from exactbatch.operations.freshness import is_overdue
@@ -146,14 +147,23 @@ def _segment(each: Segment) -> list[Any]:
 
 
 def batch_view(
-    listed: ListedBatch, times: Mapping[str, Sequence[TaskTime]], *, may_read_logs: bool
+    listed: ListedBatch,
+    times: Mapping[str, Sequence[TaskTime]],
+    *,
+    spark_history: str | None,
+    may_read_logs: bool,
 ) -> dict[str, Any]:
-    """Return a batch with its counts, the seconds of its tasks, and its latest error."""
+    """Return a batch with its counts, the seconds of its stages and tasks, Spark's application and its latest error."""
     batch, failure = listed.batch, listed.failure
     return {
         **_batch(batch),
         "ranges": listed.ranges,
         "offsets": listed.offsets,
+        "stages": [
+            [stage, batch.stages[stage] / 1000] for stage in STAGES if batch.stages and stage in batch.stages
+        ],
+        "application": batch.application_id,
+        "application_url": application_url(spark_history, batch.application_id),
         "tasks": [
             [each.task_id, each.state, each.tries, each.seconds] for each in times.get(batch.run_id or "", ())
         ],

@@ -18,6 +18,7 @@ from exactbatch.batch.publishing.publish import Published
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.rows.decode import RangeReader, pause_garbage_collector, shared_reads
 from exactbatch.batch.rows.watchdog import StallTimeout
+from exactbatch.batch.stage_times import StageTimes
 from exactbatch.errors import ExactbatchError, Fenced, PostgresUnavailable, StagedRowsDiffer, TasksFailed
 from exactbatch.failpoints import failpoint
 from exactbatch.kafka.broker import KafkaBroker
@@ -78,8 +79,10 @@ def commit_range(
     return Committed(reader.records, reader.taken)
 
 
-def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID) -> Published:
-    """Mark a batch committed, all of whose ranges are, with the sums of their counts.
+def commit_batch(
+    connection: Connection, pipeline: Pipeline, batch_id: int, plan_id: UUID, times: StageTimes | None = None
+) -> Published:
+    """Mark a batch committed, all of whose ranges are, with the sums of their counts and the stages of the launch.
 
     Raises Fenced when it was superseded, BatchLost when another plan has its number, and TasksFailed, retryable,
     when a range is not committed.
@@ -96,7 +99,7 @@ def commit_batch(connection: Connection, pipeline: Pipeline, batch_id: int, plan
                 f"{', '.join(map(str, uncommitted))}. Try again: the next try processes them.",
                 batch_id=batch_id,
             )
-        ledger.commit_ranges(batch)
+        ledger.commit_ranges(batch, times.milliseconds() if times is not None else {})
         failpoint("partition.before_batch_commit")
     failpoint("partition.after_batch_commit")
     with transaction(connection):

@@ -128,7 +128,7 @@ class ConnectExecutors:
                     f"the Spark Connect server at {address} has {ARTIFACT_ISOLATION} = true: each batch would "
                     f"leave a Python daemon on it. Nothing was written. Start the server with `exactbatch connect`."
                 )
-            self.parallelism = self._parallelism()
+            self.parallelism, self.application_id = self._facts()
         session.registerProgressHandler(self._note)  # type: ignore[arg-type] # any callable
 
     def run(
@@ -196,10 +196,13 @@ class ConnectExecutors:
         finished = tuple((stage.stage_id, stage.num_completed_tasks, 0) for stage in stages or ())
         self._now = Progress((operation_id or self._now.jobs[0],), finished, inflight_tasks)
 
-    def _parallelism(self) -> int:
-        """Return how many tasks the server says it runs at a time; otherwise, as many as there may be."""
-        (known,) = self._session.client.get_configs("spark.default.parallelism")
-        return int(known) if known else self._most
+    def _facts(self) -> tuple[int, str | None]:
+        """Return how many tasks the server says it runs at a time, otherwise as many as there may be, and the ID of its
+        Spark application."""
+        parallelism, application_id = self._session.client.get_configs(
+            "spark.default.parallelism", "spark.app.id"
+        )
+        return int(parallelism) if parallelism else self._most, application_id
 
     @contextmanager
     def _errors(self, failed: str) -> Iterator[None]:

@@ -40,6 +40,11 @@ class DriverExecutors:
         self._session = session
 
     @property
+    def application_id(self) -> str | None:
+        """The ID of the Spark application of this process."""
+        return str(self._session.sparkContext.applicationId)
+
+    @property
     def parallelism(self) -> int:
         """How many tasks run at a time."""
         return int(self._session.sparkContext.defaultParallelism)

@@ -8,6 +8,7 @@ from uuid import UUID
 from exactbatch.batch.publishing.early_inserts import EarlyInserts
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
+from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.staged_pieces import publish_partition
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
@@ -51,6 +52,7 @@ def publish(
     seen: Sequence[Fact],
     early: EarlyInserts | None = None,
     staging: DirectStaging | None = None,
+    times: StageTimes | None = None,
 ) -> Published:
     """Commit a staged batch, all of it or nothing.
 
@@ -61,11 +63,14 @@ def publish(
     is what the task attempts that Spark accepted have staged. `topic_ids` are the topics' ids that the broker
     returned after the last record was read. `seen` is what facts_of() returned before rows were checked against
     the target. `staging` is the table that becomes a part of the target, if rows were not staged to be inserted.
+    `times` is the clock of the launch, whose stages are recorded with the batch.
 
     Raises Fenced when another batch took this one's place, BatchLost when the ledger went back to before its
     plan, ReplayRefused below a horizon, TopicRecreated, StagedRowsDiffer, TargetMismatch when the target
     refuses rows, and PostgresUnavailable, after which the outcome is unknown here but recorded in the ledger.
     """
+    if times is not None:
+        times.enter("publish")
     ledger = Ledger(connection)
     with transaction(connection) as cursor:
         rows = 0
@@ -109,6 +114,7 @@ def publish(
             tombstones=staged.tombstones,
             dropped=staged.dropped,
             records=_records_of(ranges, staged.pieces),
+            stages=times.milliseconds() if times is not None else {},
         )
         failpoint("publish.before_commit")
     failpoint("publish.after_commit")

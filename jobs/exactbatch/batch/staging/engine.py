@@ -16,6 +16,11 @@ class Executors(Protocol):
     """Spark's executors, as one batch uses them."""
 
     @property
+    def application_id(self) -> str | None:
+        """The ID of the Spark application; None if it is not known."""
+        ...
+
+    @property
     def parallelism(self) -> int:
         """How many tasks run at a time."""
         ...

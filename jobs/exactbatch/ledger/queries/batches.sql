@@ -124,19 +124,34 @@ where r.batch_id = :batch_id and r.topic = c.topic and r.partition = c.partition
 -- Mark the batch committed, in the same transaction as its results.
 update exactbatch.batch
 set status = 'committed', committed_at = clock_timestamp(),
-    records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones, dropped = :dropped
+    records = :records, rows = :rows, rejected = :rejected, tombstones = :tombstones, dropped = :dropped,
+    stages = coalesce(stages, '{}') || :stages::jsonb
 where batch_id = :batch_id;
 
 -- name: commit_ranges!
 -- Mark the batch committed, because all of its ranges are, with the sums of their counts.
 update exactbatch.batch b
 set status = 'committed', committed_at = clock_timestamp(),
-    records = r.records, rows = r.rows, rejected = r.rejected, tombstones = r.tombstones, dropped = 0
+    records = r.records, rows = r.rows, rejected = r.rejected, tombstones = r.tombstones, dropped = 0,
+    stages = coalesce(b.stages, '{}') || :stages::jsonb
 from (
     select sum(records) as records, sum(rows) as rows, sum(rejected) as rejected, sum(tombstones) as tombstones
     from exactbatch.batch_range where batch_id = :batch_id
 ) r
 where b.batch_id = :batch_id;
+
+-- name: note_launch!
+-- Record the Spark application of a launch, and the milliseconds between the plan and the launch. A batch that another
+-- launch is about to commit is left alone: to wait for it here would gain nothing.
+update exactbatch.batch
+set application_id = :application_id,
+    stages = coalesce(stages, '{}')
+        || jsonb_build_object('start', (extract(epoch from clock_timestamp() - planned_at) * 1000)::bigint)
+where batch_id = (
+    select batch_id from exactbatch.batch
+    where batch_id = :batch_id and plan_id = :plan_id and status = 'planned'
+    for no key update skip locked
+);
 
 -- name: record_failure!
 -- Record that a batch has failed once more, unless another plan has its number by now.

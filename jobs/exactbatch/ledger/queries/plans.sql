@@ -58,8 +58,10 @@ returning s.topic, s.partition;
 
 -- name: insert_batch$
 -- Insert a planned batch; return its batch_id.
-insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, clear_number, run_started_at, generation)
+insert into exactbatch.batch (pipeline, kind, origin, dag_id, run_id, clear_number, run_started_at, stages,
+                              generation)
 values (:pipeline, :kind, :origin, :dag_id, :run_id, :clear_number, :run_started_at,
+        jsonb_strip_nulls(jsonb_build_object('plan', :plan_ms::bigint)),
         (select coalesce(max(generation) + 1, 0) from exactbatch.batch
          where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id))
 returning batch_id;
@@ -88,6 +90,22 @@ select :pipeline, :dag_id, :run_id, max(generation) + 1 from exactbatch.batch
 where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id
 having count(*) > 0
 on conflict do nothing;
+
+-- name: record_empty_run!
+-- Record that a DAG run found nothing to process.
+insert into exactbatch.empty_run (pipeline, dag_id, run_id, clear_number)
+values (:pipeline, :dag_id, :run_id, :clear_number)
+on conflict (pipeline, dag_id, run_id) do update
+set clear_number = excluded.clear_number, planned_at = excluded.planned_at;
+
+-- name: forget_empty_run!
+-- Forget that a DAG run of this ID found nothing to process.
+delete from exactbatch.empty_run where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id;
+
+-- name: empty_run^
+-- When a DAG run found nothing to process.
+select clear_number, planned_at from exactbatch.empty_run
+where pipeline = :pipeline and dag_id = :dag_id and run_id = :run_id;
 
 -- name: incarnation_of_run$
 -- The generation with which the current incarnation of a DAG run began, or 0 if that is not known.

@@ -139,6 +139,18 @@ delete from exactbatch.batch_range where batch_id = any(:batch_ids::bigint[]);
 -- Delete what is known about failures of batches that are folded.
 delete from exactbatch.batch_failure where batch_id = any(:batch_ids::bigint[]);
 
+-- name: count_empty_runs$
+-- How many DAG runs found nothing to process before a time.
+select count(*) from exactbatch.empty_run where pipeline = :pipeline and planned_at < :before;
+
+-- name: forget_empty_runs!
+-- Delete the oldest DAG runs that found nothing to process before a time.
+delete from exactbatch.empty_run
+where ctid = any(array(
+    select ctid from exactbatch.empty_run where pipeline = :pipeline and planned_at < :before
+    order by planned_at limit :limit
+));
+
 -- name: folded_batches
 -- Those of the batches that are folded and belong to the pipeline.
 select batch_id from exactbatch.batch

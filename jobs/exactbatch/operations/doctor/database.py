@@ -20,14 +20,18 @@ _LEDGER_PRIVILEGES: Final = (
         (table, "", "insert")
         for table in ("stored_offset", "batch", "batch_range", "coverage", "rejected_record")
     ),
-    *((table, "", "insert") for table in ("time_boundary", "batch_failure", "run_life")),
+    *((table, "", "insert") for table in ("time_boundary", "batch_failure", "run_life", "empty_run")),
     ("stored_offset", "next_offset", "update"),
     ("batch", "status", "update"),
     ("batch", "pruned", "update"),
+    ("batch", "stages", "update"),
+    ("batch", "application_id", "update"),
     ("batch_failure", "failures", "update"),
     ("batch_range", "records", "update"),
     ("coverage", "", "delete"),
     ("rejected_record", "", "delete"),
+    ("empty_run", "clear_number", "update"),
+    ("empty_run", "", "delete"),
 )
 _MISSING_PRIVILEGES: Final = """
 select format('%%s on %%s', n.privilege, 'exactbatch.' || c.relname)

@@ -60,14 +60,19 @@ export function say(text) {
 }
 
 /** A link to a page of Airflow. Within Airflow's frame, which may not navigate its parent, the parent follows it. */
-export function airflowLink(path, ...children) {
+export const airflowLink = (path, ...children) => link(new URL(`../${path}`, document.baseURI), {}, children);
+
+/** A link to another server, in a new window. */
+export const foreignLink = (url, ...children) => link(url, { target: "_blank", rel: "noopener noreferrer" }, children);
+
+function link(href, attributes, children) {
   const follow = (event) => {
     if (window.parent === window || (event.type === "auxclick" && event.button !== 1)) return;
     try {
       const outside = window.parent.document;
       const link = outside.createElement("a");
       link.href = event.currentTarget.href;
-      if (event.ctrlKey || event.metaKey || event.shiftKey || event.button === 1) {
+      if (attributes.target || event.ctrlKey || event.metaKey || event.shiftKey || event.button === 1) {
         link.target = "_blank";
         link.rel = "noopener";
       }
@@ -79,7 +84,7 @@ export function airflowLink(path, ...children) {
       // A foreign parent: the link opens here.
     }
   };
-  return el("a", { href: new URL(`../${path}`, document.baseURI), onclick: follow, onauxclick: follow }, ...children);
+  return el("a", { href, ...attributes, onclick: follow, onauxclick: follow }, ...children);
 }
 
 export const runPath = (dag, run) => `dags/${encodeURIComponent(dag)}/runs/${encodeURIComponent(run)}`;

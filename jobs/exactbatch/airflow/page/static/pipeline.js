@@ -2,7 +2,7 @@
 
 import * as asking from "./api.js";
 import { TimeChart } from "./charts.js";
-import { airflowLink, el, fill, keyed, runPath, say } from "./dom.js";
+import { airflowLink, el, fill, foreignLink, keyed, runPath, say } from "./dom.js";
 import { ago, count, duration, moment, overdueText, plural, rate } from "./format.js";
 import { openReplay } from "./replay.js";
 import { kindBadge, OVERDUE, stateBadge, stateMeaning } from "./states.js";
@@ -17,9 +17,11 @@ export function showPipeline(dag, address) {
   const api = asking.pipeline(dag);
   const run = address.get("run");
   const number = (name) => (/^\d+$/.test(address.get(name) ?? "") ? Number(address.get(name)) : null);
+  const wanted = number("batch");
   let view = { first: number("first"), until: number("until"), skip: number("skip") ?? 0 };
   let state = null;
   let batches = [];
+  let linked = null; // the batch that the address names, if it is an older one
   let listed = LISTED;
   let isComplete = false;
   let scale = null;
@@ -139,6 +141,7 @@ export function showPipeline(dag, address) {
   function remember() {
     const values = new URLSearchParams({ dag });
     if (run) values.set("run", run);
+    if (wanted !== null) values.set("batch", wanted);
     for (const name of ["first", "until"]) if (view[name] !== null) values.set(name, view[name]);
     if (view.skip) values.set("skip", view.skip);
     history.replaceState(null, "", `?${values}`);
@@ -272,7 +275,9 @@ export function showPipeline(dag, address) {
   }
 
   function showBatches() {
-    keyed(body, batches.slice(0, listed), (batch) => batch.batch_id, batchRow);
+    const shown = batches.slice(0, listed);
+    const isShown = shown.some((batch) => batch.batch_id === wanted);
+    keyed(body, linked && !isShown ? [linked, ...shown] : shown, (batch) => batch.batch_id, batchRow);
     olderButton.hidden = batches.length <= listed && (isComplete || batches.length < 50);
     const done = batches.filter((batch) => batch.committed_at).reverse();
     speed.show([
@@ -284,10 +289,15 @@ export function showPipeline(dag, address) {
 
   function batchRow(batch) {
     const cell = (name, className, ...content) => el("td", { class: className, "data-label": name }, ...content);
-    const stages = batch.tasks.filter(([task]) => TASKS[task]);
+    // What the engine measured; batches of older versions have only the tasks of Airflow.
+    const tasks = batch.tasks.filter(([task]) => TASKS[task]).map(([task, , tries, seconds]) => [TASKS[task], seconds, tries]);
+    const stages = batch.committed_at && batch.stages.length
+      ? [...batch.stages.map(([stage, seconds]) => [stage, seconds, tasks.find(([task]) => task === (stage === "start" ? "process" : stage))?.[2] ?? 1]),
+        ...tasks.filter(([task]) => task === "report")]
+      : tasks;
     return el(
       "tr",
-      { class: run && batch.run_id === run ? "marked" : null },
+      { class: wanted === null ? (run && batch.run_id === run ? "marked" : null) : (batch.batch_id === wanted ? "marked" : null) },
       el("th", { scope: "row" }, `${batch.batch_id}`),
       cell("Kind", null, kindBadge(batch.kind)),
       cell("State", null, stateBadge(batch.error && batch.status === "planned" ? (batch.error.retryable ? "retrying" : "failing") : batch.status)),
@@ -297,12 +307,13 @@ export function showPipeline(dag, address) {
       cell("Dropped", "number", count(batch.dropped === null ? null : batch.dropped + batch.tombstones)),
       cell("Planned", null, moment(batch.planned_at)),
       cell("Seconds by stage", "wide", duration(batch.seconds), stages.length
-        ? el("small", {}, ` ${stages.map(([task, , tries, seconds]) => `${TASKS[task]} ${duration(seconds)}${tries > 1 ? ` (try ${tries})` : ""}`).join(" · ")}`)
+        ? el("small", {}, ` ${stages.map(([stage, seconds, tries]) => `${stage} ${duration(seconds)}${tries > 1 ? ` (try ${tries})` : ""}`).join(" · ")}`)
         : ""),
       cell("Run", "run", batch.run_id
         ? [airflowLink(runPath(dag, batch.run_id), batch.run_id), " ", airflowLink(
             `${runPath(dag, batch.run_id)}/tasks/${batch.kind === "advance" ? "process_batch" : "process_replay"}`, "log")]
-        : batch.origin),
+        : batch.origin,
+        batch.application_url ? [" ", foreignLink(batch.application_url, "Spark")] : ""),
       cell("Act", null, state?.may.trigger && batch.status === "committed"
         ? el("button", { type: "button", "data-focus": "replay", "aria-label": `Replay batch ${batch.batch_id}`,
             onclick: () => openReplay(api, dag, { batch_ids: [batch.batch_id] }, `batch ${batch.batch_id}`) }, "Replay…")
@@ -417,6 +428,9 @@ export function showPipeline(dag, address) {
     state = found;
     const newestIds = new Set(newest.batches.map((batch) => batch.batch_id));
     batches = [...newest.batches, ...batches.filter((batch) => !newestIds.has(batch.batch_id))].sort((a, b) => b.batch_id - a.batch_id);
+    if (wanted !== null && rounds % 5 === 0 && !batches.some((batch) => batch.batch_id === wanted)) {
+      linked = (await api.batches({ before: wanted + 1, limit: 1 })).batches.find((batch) => batch.batch_id === wanted) ?? null;
+    }
     showState();
     showBatches();
     showSelection();
