@@ -36,9 +36,15 @@ def serving_airflow(
     *,
     connections: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Iterator[LocalAirflow]:
-    """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued."""
+    """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued.
+
+    `files` are further ones, by their path below `folder`, from which modules are imported; DAGs are in `dags`.
+    """
     (folder / "dags").mkdir(parents=True)
+    for path, text in (files or {}).items():
+        (folder / path).write_text(text)
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "of_page.py").write_text(_DAG)
     module = _MODULE.format(pipelines=list(pipelines))
