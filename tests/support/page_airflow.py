@@ -50,13 +50,17 @@ def serving_airflow(
     *,
     connections: Mapping[str, Mapping[str, Any]] | None = None,
     environment: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
     path: str = "",
 ) -> Iterator[LocalAirflow]:
     """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued.
 
-    `path` is the path below which it is. A second bundle has the DAG of one more pipeline.
+    `files` are further ones, by their path below `folder`, from which modules are imported; DAGs are in `dags`. `path` is
+    the path below which Airflow is. A second bundle has the DAG of one more pipeline.
     """
     (folder / "dags").mkdir(parents=True)
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "of_page.py").write_text(_DAG)
     module = _MODULE.format(pipelines=list(pipelines))

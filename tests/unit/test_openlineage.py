@@ -33,7 +33,7 @@ NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 PLANNED = Batch(
     batch_id=7, plan_id=UUID(int=7), pipeline="p", kind="advance", origin="schedule", dag_id="p", run_id="r",
     generation=0, clear_number=0, run_started_at=NOW, status="planned", records=None, rows=None, rejected=None,
-    tombstones=None, dropped=None, planned_at=NOW, committed_at=None,
+    tombstones=None, dropped=None, planned_at=NOW, committed_at=None, stages=None, application_id=None,
 )  # fmt: skip
 COMMITTED = replace(
     PLANNED, status="committed", records=6, rows=5, rejected=1, tombstones=0, dropped=0, committed_at=NOW

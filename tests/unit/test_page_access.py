@@ -49,7 +49,7 @@ def client(monkeypatch):
     # These two ask Airflow's database.
     monkeypatch.setattr(DagModel, "get_team_name", lambda _dag_id: None)
     monkeypatch.setattr(DagModel, "get_dag_id_to_team_name_mapping", lambda _dag_ids: {})
-    stored = [PipelineDag(dag_id, False, "kafka", "postgres", False) for dag_id in DAGS]
+    stored = [PipelineDag(dag_id, False, "kafka", "postgres", False, None) for dag_id in DAGS]
     monkeypatch.setattr(
         PipelineDags, "find", lambda _self, wanted: [dag for dag in stored if dag.dag_id in wanted]
     )

@@ -157,7 +157,7 @@ def test_a_stored_dag_is_read_again_when_it_changes_and_forgotten_when_it_goes(m
     monkeypatch.setattr(dags, "create_session", create_session)
     monkeypatch.setattr(dags.SerializedDagModel, "get_latest_serialized_dags", read)
     found = dags.PipelineDags()
-    assert found.find(["one", "two"])[0] == dags.PipelineDag("one", False, "k", "p", True)
+    assert found.find(["one", "two"])[0] == dags.PipelineDag("one", False, "k", "p", True, None)
     found.find(["one", "two"])
     assert reads == [["one", "two"]]
     stored["one"] = "b"

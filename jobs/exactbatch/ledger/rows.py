@@ -20,7 +20,7 @@ class Batch:
 
     `stages` has milliseconds: of the plan, from the plan to the start of the last launch, and of the stages of the
     launch that committed the batch. `application_id` is the Spark application of the last launch. Both are None for
-    batches of ledgers before version 13.
+    batches of ledgers before version 14.
 
     `batch_id` is its number in this ledger. `plan_id` is unique for ever: a batch that was lost when the database was
     restored had another one, although its number is issued again.

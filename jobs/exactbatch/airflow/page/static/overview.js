@@ -40,35 +40,32 @@ export function showOverview() {
       sort,
     ),
   );
-  document.getElementById("main").replaceChildren(
-    tiles,
+  const list = el(
+    "div",
+    { class: "scroll", tabindex: "0", role: "region", "aria-label": "All pipelines", hidden: true },
     el(
-      "div",
-      { class: "scroll", tabindex: "0", role: "region", "aria-label": "All pipelines" },
+      "table",
+      { class: "cards" },
+      el("caption", { class: "spoken" }, "Pipelines with their state, lag and newest batch"),
       el(
-        "table",
-        { class: "cards" },
-        el("caption", { class: "spoken" }, "Pipelines with their state, lag and newest batch"),
+        "thead",
+        {},
         el(
-          "thead",
+          "tr",
           {},
-          el(
-            "tr",
-            {},
-            el("th", { scope: "col" }, "Pipeline"),
-            el("th", { scope: "col" }, "State"),
-            el("th", { scope: "col", class: "number" }, "Lag"),
-            el("th", { scope: "col", class: "number" }, "Throughput"),
-            el("th", { scope: "col", class: "number" }, "Retention in"),
-            el("th", { scope: "col" }, "Newest batch"),
-            el("th", { scope: "col" }, "Last error and remedy"),
-          ),
+          el("th", { scope: "col" }, "Pipeline"),
+          el("th", { scope: "col" }, "State"),
+          el("th", { scope: "col", class: "number" }, "Lag"),
+          el("th", { scope: "col", class: "number" }, "Throughput"),
+          el("th", { scope: "col", class: "number" }, "Retention in"),
+          el("th", { scope: "col" }, "Newest batch"),
+          el("th", { scope: "col" }, "Last error and remedy"),
         ),
-        body,
       ),
+      body,
     ),
-    empty,
   );
+  document.getElementById("main").replaceChildren(tiles, list, empty);
   let rows = [];
 
   function draw() {
@@ -78,10 +75,11 @@ export function showOverview() {
       .sort(SORTS[sort.value][1]);
     keyed(body, shown, (row) => row.dag_id, overviewRow);
     for (const time of body.querySelectorAll("[data-ago]")) time.textContent = ago(time.dataset.ago);
+    list.hidden = shown.length === 0;
     empty.hidden = shown.length > 0;
     empty.textContent = rows.length
       ? "No pipeline matches."
-      : "There is no pipeline here that you may see. A DAG of pipeline_dag appears once Airflow has parsed it.";
+      : "There is no pipeline yet, or none that you may see. A pipeline appears here once Airflow has parsed its DAG, which pipeline_dag makes.";
     const groups = new Map();
     for (const word of rows.flatMap(words)) groups.set(word, (groups.get(word) ?? 0) + 1);
     const states = [...groups].sort(([a], [b]) => URGENCY.indexOf(a) - URGENCY.indexOf(b));
@@ -130,7 +128,7 @@ function overviewRow(row) {
       { class: "number", "data-label": "Lag" },
       row.lag === null || row.lag === undefined
         ? "not known"
-        : [count(row.lag), row.lag ? el("small", {}, ` ${duration(row.lag_seconds)}`) : null],
+        : [count(row.lag), row.lag && row.lag_seconds !== null ? el("small", {}, ` ${duration(row.lag_seconds)}`) : null],
     ),
     el("td", { class: "number", "data-label": "Throughput" }, rate(row.records_per_second)),
     el(

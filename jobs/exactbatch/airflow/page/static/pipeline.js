@@ -43,6 +43,8 @@ export function showPipeline(dag, address) {
   const selected = el("div", { class: "selected" });
   const more = el("div", { class: "pages" });
   const gapNote = el("p", { class: "quiet" });
+  const unread = el("p", { class: "quiet", hidden: true }, "No offset is stored yet: the first run decides where the pipeline begins in each partition.");
+  const noBatch = el("p", { class: "quiet", hidden: true });
   const where = el("span", { class: "quiet" });
   const body = el("tbody");
   const olderButton = el("button", { type: "button", onclick: older }, "Older batches");
@@ -50,7 +52,10 @@ export function showPipeline(dag, address) {
   const speed = new TimeChart("Throughput and duration of each batch", [["records/s", "/s", "batch"], ["plan to commit", "s", "reject"]]);
   const lag = new TimeChart("Lag at the end of each interval", [["records behind", "n", "replay"]]);
   const main = document.getElementById("main");
+  const waiting = el("p", { class: "quiet" }, "Loading…");
+  main.classList.add("waiting"); // laid out, because strips are as wide as the page, and not shown
   main.replaceChildren(
+    waiting,
     facts,
     trouble,
     el(
@@ -59,6 +64,7 @@ export function showPipeline(dag, address) {
       el("h2", { id: "coverage" }, "Coverage"),
       el("p", { id: "strip-help", class: "spoken" },
         "Left and right arrow: from segment to segment. Shift and arrow: select. Enter: select the segment. Plus and minus: zoom. Zero: the whole log. Page up and page down: move."),
+      unread,
       el("div", { class: "legend" }, LEGEND.map(([kind, word]) => el("span", {}, el("span", { class: `swatch ${kind}`, "aria-hidden": "true" }), word))),
       tools,
       selected,
@@ -80,10 +86,11 @@ export function showPipeline(dag, address) {
           el("thead", {}, el("tr", {},
             ["Batch", "Kind", "State"].map((name) => el("th", { scope: "col" }, name)),
             ["Records", "Rows", "Rejected", "Dropped"].map((name) => el("th", { scope: "col", class: "number" }, name)),
-            ["Planned", "Seconds by stage", "Run", "Act"].map((name) => el("th", { scope: "col" }, name)))),
+            ["Planned", "Seconds by stage", "Run", "Action"].map((name) => el("th", { scope: "col" }, name)))),
           body,
         ),
       ),
+      noBatch,
       olderButton,
     ),
     el("section", { "aria-labelledby": "rejects" }, el("h2", { id: "rejects" }, "Rejects"), rejectList),
@@ -166,6 +173,8 @@ export function showPipeline(dag, address) {
     const found = await api.strips({ ...wanted, steps, partitions: PARTITIONS });
     if (JSON.stringify(wanted) !== JSON.stringify(view)) return; // the scale has changed meanwhile
     scale = { first: found.first, until: found.until };
+    unread.hidden = found.all > 0;
+    for (const node of [unread.nextElementSibling, tools, selected, strips, gapNote]) node.hidden = found.all === 0;
     if (view.first === null && view.until === null) whole = [found.first, found.until];
     where.textContent = ` offsets ${count(scale.first)} to ${count(scale.until - 1)}`;
     const keys = new Set();
@@ -189,6 +198,7 @@ export function showPipeline(dag, address) {
       el("span", {}, `${count(found.skip + 1)} to ${count(Math.min(found.all, found.skip + PARTITIONS))} of ${plural(found.all, "partition")}`),
       el("button", { type: "button", disabled: found.skip + PARTITIONS >= found.all, "data-focus": "next", onclick: () => turn(PARTITIONS) }, "Next partitions"),
     ]);
+    if (found.all === 0) return;
     if (found.strips.every((each) => each.is_exact)) gapNote.textContent = "Every row of the ledger in this window was looked at.";
     else if (!gapNote.dataset.checked) checkGaps();
   }
@@ -230,7 +240,7 @@ export function showPipeline(dag, address) {
         state?.may.trigger && from < replayable
           ? el("button", {
               type: "button", class: "primary", "data-focus": "replay",
-              onclick: () => openReplay(api, dag,
+              onclick: () => openReplay(api, state,
                 { ranges: [{ topic, partition, from_offset: from, until_offset: replayable }] },
                 `${topic}[${partition}] ${count(from)} to ${count(replayable - 1)}`),
             }, "Replay…")
@@ -278,6 +288,11 @@ export function showPipeline(dag, address) {
     const shown = batches.slice(0, listed);
     const isShown = shown.some((batch) => batch.batch_id === wanted);
     keyed(body, linked && !isShown ? [linked, ...shown] : shown, (batch) => batch.batch_id, batchRow);
+    noBatch.hidden = batches.length > 0;
+    noBatch.textContent = state.is_paused
+      ? "There is no batch yet, and the DAG is paused. Unpause it in Airflow, or trigger a run after that."
+      : "There is no batch yet. The next run of the DAG plans the first one.";
+    noBatch.previousElementSibling.hidden = batches.length === 0;
     olderButton.hidden = batches.length <= listed && (isComplete || batches.length < 50);
     const done = batches.filter((batch) => batch.committed_at).reverse();
     speed.show([
@@ -314,9 +329,9 @@ export function showPipeline(dag, address) {
             `${runPath(dag, batch.run_id)}/tasks/${batch.kind === "advance" ? "process_batch" : "process_replay"}`, "log")]
         : batch.origin,
         batch.application_url ? [" ", foreignLink(batch.application_url, "Spark")] : ""),
-      cell("Act", null, state?.may.trigger && batch.status === "committed"
+      cell("Action", null, state?.may.trigger && batch.status === "committed"
         ? el("button", { type: "button", "data-focus": "replay", "aria-label": `Replay batch ${batch.batch_id}`,
-            onclick: () => openReplay(api, dag, { batch_ids: [batch.batch_id] }, `batch ${batch.batch_id}`) }, "Replay…")
+            onclick: () => openReplay(api, state, { batch_ids: [batch.batch_id] }, `batch ${batch.batch_id}`) }, "Replay…")
         : ""),
     );
   }
@@ -369,7 +384,7 @@ export function showPipeline(dag, address) {
         if (last && last.topic === topic && last.partition === partition && last.until_offset === offset) last.until_offset += 1;
         else ranges.push({ topic, partition, from_offset: offset, until_offset: offset + 1 });
       }
-      openReplay(api, dag, { ranges }, `${plural(rejects.length, "rejected record")}${rejects.length < group.records ? `, the first of ${count(group.records)}` : ""}`);
+      openReplay(api, state, { ranges }, `${plural(rejects.length, "rejected record")}${rejects.length < group.records ? `, the first of ${count(group.records)}` : ""}`);
     };
     const details = el(
       "details",
@@ -412,11 +427,16 @@ export function showPipeline(dag, address) {
 
   let rounds = 0;
   let missing = false;
+  let lastCommitted = null;
 
   /** The tab is a part of every DAG in Airflow; of those that are no pipeline, it says so. */
   function explain(error) {
-    if (error.status !== 404) throw error;
+    if (error.status !== 404) {
+      waiting.textContent = "Nothing can be shown yet. The page tries again by itself.";
+      throw error;
+    }
     missing = true;
+    main.classList.remove("waiting");
     main.replaceChildren(el("p", {}, `${dag}: ${error.message}.`), el("p", {}, el("a", { href: "./" }, "All pipelines")));
     return [null, null];
   }
@@ -426,6 +446,8 @@ export function showPipeline(dag, address) {
     const [found, newest] = await Promise.all([api.state(), api.batches({ limit: 50 }), loadStrips()]).catch(explain);
     if (missing) return;
     state = found;
+    main.classList.remove("waiting");
+    waiting.remove();
     const newestIds = new Set(newest.batches.map((batch) => batch.batch_id));
     batches = [...newest.batches, ...batches.filter((batch) => !newestIds.has(batch.batch_id))].sort((a, b) => b.batch_id - a.batch_id);
     if (wanted !== null && rounds % 5 === 0 && !batches.some((batch) => batch.batch_id === wanted)) {
@@ -434,7 +456,10 @@ export function showPipeline(dag, address) {
     showState();
     showBatches();
     showSelection();
-    if (rounds % 5 === 0) await loadRejects();
+    // A batch has committed: it may have added rejects, or a replay has retracted some.
+    const committed = batches.filter((batch) => batch.committed_at).map((batch) => batch.batch_id).join();
+    if (rounds % 5 === 0 || committed !== lastCommitted) await loadRejects();
+    lastCommitted = committed;
     // The first answer has one point: Kafka is asked for the others meanwhile.
     if (rounds % 5 < 2) lag.show((await api.lag()).series);
     rounds += 1;

@@ -1,10 +1,10 @@
-// Replay: choose, preview what is taken back, confirm by the number of rows, and let Airflow trigger the DAG.
+// Replay: choose, preview what is retracted, confirm by the number of rows, and let Airflow trigger the DAG.
 
 import { airflowLink, el, runPath, say } from "./dom.js";
 import { count, plural } from "./format.js";
 
-/** Open the dialog for a replay. `conf` are the parameters of the DAG: ranges or batch_ids. */
-export function openReplay(api, dag, conf, title) {
+/** Open the dialog for a replay. `state` is the pipeline's; `conf` are the parameters of the DAG: ranges or batch_ids. */
+export function openReplay(api, { dag_id: dag, is_paused: isPaused }, conf, title) {
   const content = el("div", {}, el("p", { class: "quiet" }, "Looking up what would be replaced…"));
   const dialog = el(
     "dialog",
@@ -47,7 +47,7 @@ export function openReplay(api, dag, conf, title) {
       el(
         "p",
         {},
-        "One transaction takes back ",
+        "One transaction retracts ",
         el("strong", {}, `${count(rows)} ${names} of ${preview.target}`),
         " and ",
         el("strong", {}, plural(preview.rejects, "reject")),
@@ -69,6 +69,7 @@ export function openReplay(api, dag, conf, title) {
       preview.missing_index
         ? el("details", {}, el("summary", {}, "The target has no index for replays, so this may be slow"), el("pre", {}, preview.missing_index))
         : "",
+      isPaused ? el("p", { class: "warning" }, "The DAG is paused: Airflow starts the run once you unpause it.") : "",
       el("p", {}, el("label", { for: "note" }, "Note for the run (why)"), note),
       el(
         "p",
@@ -88,7 +89,9 @@ export function openReplay(api, dag, conf, title) {
       say("Airflow has started the run.");
       const done = el("button", { type: "button", onclick: () => dialog.close() }, "Close");
       content.replaceChildren(
-        el("p", {}, "Airflow has created the run ", airflowLink(runPath(dag, run.dag_run_id), run.dag_run_id), ". It plans the replay first; the strip shows it then as in flight."),
+        el("p", {}, "Airflow has created the run ", airflowLink(runPath(dag, run.dag_run_id), run.dag_run_id), isPaused
+          ? ". It waits until you unpause the DAG."
+          : ". It plans the replay first; the strip shows it then as in flight."),
         el("div", { class: "actions" }, done),
       );
       done.focus();
@@ -110,7 +113,7 @@ function ranges(preview) {
     el(
       "table",
       {},
-      el("thead", {}, el("tr", {}, el("th", {}, "Offsets"), el("th", { class: "number" }, "Rows taken back"), el("th", { class: "number" }, "Rejects"), el("th", {}, "Results of"))),
+      el("thead", {}, el("tr", {}, el("th", {}, "Offsets"), el("th", { class: "number" }, "Rows retracted"), el("th", { class: "number" }, "Rejects"), el("th", {}, "Results of"))),
       el("tbody", {}, preview.ranges.map((each) => el(
         "tr",
         {},
