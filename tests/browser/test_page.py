@@ -4,7 +4,6 @@ Run by `make test-browser`, which needs Chromium and fetches axe-core. The pictu
 """
 
 from contextlib import closing
-from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 

@@ -19,6 +19,7 @@ from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.environment import HOME, ROOT
 from support.jvm import quick_spark
+from support.versioned_bundle import with_versioned_bundle
 
 PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
 KEY_PASSWORD: Final = "planted-k3yword"
@@ -40,7 +41,6 @@ _MODULE: Final = """
 from dataclasses import replace
 from exactbatch import Append, Json, Limits, Pipeline
 hourly = {pipeline!r}
-quick = {quick!r}
 # Their connections have a wrong password.
 refused_by_kafka = replace(hourly, name="refused_by_kafka")
 refused_by_postgres = replace(hourly, name="refused_by_postgres")
@@ -48,7 +48,7 @@ refused_by_postgres = replace(hourly, name="refused_by_postgres")
 _DAG: Final = """
 from airflow.providers.openlineage.utils.selective_enable import enable_lineage
 from exactbatch.airflow import Connections, pipeline_dag
-from pipeline_of_hourly import hourly, quick, refused_by_kafka, refused_by_postgres
+from pipeline_of_hourly import hourly, refused_by_kafka, refused_by_postgres
 dag = pipeline_dag(
     hourly,
     schedule="0 * * * *",
@@ -56,10 +56,21 @@ dag = pipeline_dag(
     replay_pool="exactbatch_hourly_replay",
 )
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
+<<<<<<< HEAD
 on_a_server = enable_lineage(
     pipeline_dag(quick, engine="connect", connections=Connections(spark="spark_connect_default"))
 )
+=======
+>>>>>>> airflow-all
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
+"""
+# They are in a bundle whose folder has the name of its version.
+_QUICK_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline\nquick = {QUICK!r}\n"
+_QUICK_DAG: Final = """
+from exactbatch.airflow import Connections, pipeline_dag
+from shop.orders import quick
+connections = Connections(spark="spark_connect_default", spark_history="http://history.example.org")
+dag = pipeline_dag(quick, engine="connect", connections=connections)
 """
 
 
@@ -88,7 +99,7 @@ def running_airflow(
         (folder / "dags" / each.name).symlink_to(each)
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "hourly.py").write_text(_DAG)
-    (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY, quick=QUICK))
+    (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY))
     airflow = LocalAirflow(
         stack,
         folder / "dags",
@@ -118,7 +129,13 @@ def running_airflow(
             ),
             "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",
             **_SOON,
+<<<<<<< HEAD
             **environment,
+=======
+            **with_versioned_bundle(
+                folder, {"shop/orders.py": _QUICK_MODULE, "dag_of_orders.py": _QUICK_DAG}
+            ),
+>>>>>>> airflow-all
         },
         port=None,  # another worker's may look for one at the same moment
     )
