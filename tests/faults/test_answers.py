@@ -141,6 +141,12 @@ def chosen(statements: Sequence[Asked], shift: int) -> Iterator[tuple[int, list[
             yield number, [SOME[(shift + number) % len(SOME)]]
 
 
+def ends_launch(statements, number):
+    """True for the second listing of staging tables: a launch drops its own by name if it cannot list them."""
+    text = statements[number].text
+    return "'exactbatch_staging'" in text and text in [each.text for each in statements[:number]]
+
+
 @pytest.mark.parametrize(
     ("case", "flow"),
     FLOWS if LONG else [FLOWS[at] for at in IN_SHORT],
@@ -167,7 +173,8 @@ def test_every_answer_to_every_statement_is_an_error_of_ours(case, flow):
             assert asked is not None, f"statement {number} of {len(statements)} did not come"
             combinations += 1
             if error is None:
-                assert any(each in asked.text.lower() for each in WITHOUT_ERROR), f"{code}: {asked}"
+                has_none = any(each in asked.text.lower() for each in WITHOUT_ERROR)
+                assert has_none or ends_launch(statements, number), f"{code}: {asked}"
                 continue
             failed += 1
             check(code, error, asked)
