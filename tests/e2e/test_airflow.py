@@ -91,17 +91,9 @@ def test_the_asset_event_holds_the_ranges(airflow, killed_run, settings):
     }
 
 
-<<<<<<< HEAD
 @pytest.fixture(scope="module")
 def quick_runs(airflow, killed_run, settings):
     """The IDs of two runs of small batches on a Spark Connect server, of 100 and 50 records."""
-=======
-def test_small_batches_run_on_a_server_of_spark_connect(airflow, killed_run, settings, stack):
-    """In Airflow's task: no driver is started. The second run finds the server as the first has left it.
-
-    The DAG and the module of its pipeline are in a bundle with versions.
-    """
->>>>>>> airflow-all
     assert killed_run["state"] == "success"  # drivers wait no more
     create_topic(settings.kafka, "quick")
     register(settings, QUICK)
@@ -133,7 +125,17 @@ def test_small_batches_run_on_a_server_of_spark_connect(airflow, quick_runs, set
     assert f"batch {batch.batch_id} committed: 50 records" in seen
     for secret in (PASSWORD, KEY_PASSWORD, stack.connect.token):
         assert secret not in seen
-<<<<<<< HEAD
+
+
+def test_a_dag_in_a_bundle_with_versions_runs_and_its_tasks_have_links(airflow, quick_runs, settings):
+    batch, run_id = _newest_batch(settings, QUICK), quick_runs[-1]
+    task = airflow.request("GET", f"/dags/quick/dagRuns/{run_id}/taskInstances/process_batch")
+    assert task["dag_version"]["bundle_name"] == "versioned"
+    links = airflow.request("GET", f"/dags/quick/dagRuns/{run_id}/taskInstances/process_batch/links")
+    assert links["extra_links"] == {
+        "Batch in exactbatch": f"exactbatch/?dag=quick&run={quote(run_id)}&batch={batch.batch_id}",
+        "Spark application": f"http://history.example.org/history/{batch.application_id}/",
+    }
 
 
 def test_tasks_send_metrics_to_statsd(airflow, quick_runs, statsd):
@@ -184,16 +186,6 @@ def test_openlineage_receives_start_and_complete_of_each_batch(airflow, quick_ru
     text = lineage.read_text()
     for secret in (PASSWORD, KEY_PASSWORD):
         assert secret not in text
-=======
-    task = airflow.request("GET", f"/dags/quick/dagRuns/{run_id}/taskInstances/process_batch")
-    assert task["dag_version"]["bundle_name"] == "versioned"
-    links = airflow.request("GET", f"/dags/quick/dagRuns/{run_id}/taskInstances/process_batch/links")
-    assert links["extra_links"] == {
-        "Batch in exactbatch": f"exactbatch/?dag=quick&run={quote(run_id)}&batch={batch.batch_id}",
-        "Spark application": f"http://history.example.org/history/{batch.application_id}/",
-    }
-    airflow.request("PATCH", "/dags/quick", json={"is_paused": True})
->>>>>>> airflow-all
 
 
 KILLED = [

@@ -46,7 +46,6 @@ refused_by_kafka = replace(hourly, name="refused_by_kafka")
 refused_by_postgres = replace(hourly, name="refused_by_postgres")
 """
 _DAG: Final = """
-from airflow.providers.openlineage.utils.selective_enable import enable_lineage
 from exactbatch.airflow import Connections, pipeline_dag
 from pipeline_of_hourly import hourly, refused_by_kafka, refused_by_postgres
 dag = pipeline_dag(
@@ -56,21 +55,16 @@ dag = pipeline_dag(
     replay_pool="exactbatch_hourly_replay",
 )
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
-<<<<<<< HEAD
-on_a_server = enable_lineage(
-    pipeline_dag(quick, engine="connect", connections=Connections(spark="spark_connect_default"))
-)
-=======
->>>>>>> airflow-all
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
 # They are in a bundle whose folder has the name of its version.
 _QUICK_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline\nquick = {QUICK!r}\n"
 _QUICK_DAG: Final = """
+from airflow.providers.openlineage.utils.selective_enable import enable_lineage
 from exactbatch.airflow import Connections, pipeline_dag
 from shop.orders import quick
 connections = Connections(spark="spark_connect_default", spark_history="http://history.example.org")
-dag = pipeline_dag(quick, engine="connect", connections=connections)
+dag = enable_lineage(pipeline_dag(quick, engine="connect", connections=connections))
 """
 
 
@@ -129,13 +123,10 @@ def running_airflow(
             ),
             "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",
             **_SOON,
-<<<<<<< HEAD
-            **environment,
-=======
             **with_versioned_bundle(
                 folder, {"shop/orders.py": _QUICK_MODULE, "dag_of_orders.py": _QUICK_DAG}
             ),
->>>>>>> airflow-all
+            **environment,
         },
         port=None,  # another worker's may look for one at the same moment
     )

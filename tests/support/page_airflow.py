@@ -55,8 +55,8 @@ def serving_airflow(
 ) -> Iterator[LocalAirflow]:
     """Serve Airflow's pages and API, without a scheduler: a run that is triggered stays queued.
 
-    `files` are further ones, by their path below `folder`, from which modules are imported; DAGs are in `dags`. `path` is
-    the path below which Airflow is. A second bundle has the DAG of one more pipeline.
+    `files` are further ones, by their path below `folder`, from which modules are imported; DAGs are in `dags`.
+    `path` is the path below which Airflow is. A second bundle has the DAG of one more pipeline.
     """
     (folder / "dags").mkdir(parents=True)
     for name, text in (files or {}).items():

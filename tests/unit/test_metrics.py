@@ -88,7 +88,8 @@ def test_a_pipeline_without_a_topic_or_a_commit_has_no_such_gauge():
 BATCH = Batch(
     batch_id=7, plan_id=UUID(int=7), pipeline="shop.eu", kind="replay", origin="manual", dag_id="shop.eu", run_id="r",
     generation=0, clear_number=0, run_started_at=NOW, status="committed", records=12, rows=10, rejected=2,
-    tombstones=0, dropped=0, planned_at=NOW, committed_at=NOW + timedelta(seconds=1.5), stages=None, application_id=None,
+    tombstones=0, dropped=0, planned_at=NOW, committed_at=NOW + timedelta(seconds=1.5),
+    stages=None, application_id=None,
 )  # fmt: skip
 
 
