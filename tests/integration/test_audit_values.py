@@ -121,10 +121,14 @@ def test_whatever_is_planted_is_found(play, kind):
         assert found - {"stale"} == expected - {"stale"}, (name, found)
         assert "stale" in found or "stale" not in expected, (name, found)
         assert "stale" not in found or "both" not in name, (name, found)
-        if "changed" in found:
-            assert _findings(played, values=False) == found - {"changed"}, name
         for number, table in enumerate(distinct):
             world.execute(f"truncate {table}; insert into {table} table kept_{number}")
+    # All wrong values at once are nothing to an audit that does not look for them.
+    wrong = [fault for fault, expected in PLANTED[kind].values() if expected == {"changed"}]
+    world.execute("; ".join(wrong).replace("{c}", tables["c"]).replace("{t}", tables["t"]))
+    assert _findings(played, values=False) - {"stale"} == set()
+    for number, table in enumerate(distinct):
+        world.execute(f"truncate {table}; insert into {table} table kept_{number}")
     assert _findings(played) == set()
 
 

@@ -1,6 +1,8 @@
 """Every sink under every scenario: the target is what a plain program makes of the log.
 
-A scenario is a list of steps, as data. The fault matrix does such steps while processes are killed.
+A scenario is a list of steps, as data. The fault matrix does such steps while processes are killed. `make test` plays
+all steps as one history of each sink, and looks at the target after each part of it: each batch of a scenario costs as
+much as one with many kinds of records. `make test-long` also plays each scenario by itself.
 """
 
 from typing import Final
@@ -9,6 +11,14 @@ import pytest
 
 from support.scenarios import KINDS
 
+# What comes last in a batch decides what its keys hold at the next check.
+HISTORY: Final = (
+    *("produce", "retry", "mark"),
+    *("produce", "late", "repeated", "tombstones", "bad", "advance", "check"),
+    *("produce", "repeated", "out_of_order", "retry", "check"),
+    *("backfill", "check"),
+    *("replay", "bad", "advance", "replay"),
+)
 # What the log has beside events, and then how it is processed.
 SCENARIOS: Final = {
     "plain": ("produce", "advance", "produce", "advance"),
@@ -23,6 +33,19 @@ SCENARIOS: Final = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_target_is_what_the_log_makes_it_in_a_history_of_all_steps(play, kind):
+    played = play(kind)
+    for step in HISTORY:
+        getattr(played, step)()
+    played.check()
+
+
+def test_the_history_has_all_steps():
+    assert set(HISTORY) == {step for steps in SCENARIOS.values() for step in steps} | {"check"}
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_target_is_what_the_log_makes_it(play, kind, scenario):

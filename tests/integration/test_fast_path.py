@@ -21,6 +21,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
 from support.fuzzed_values import Fuzzer
+from support.killed_workers import KilledWorkers
 from support.plausible_values import PlausibleValues
 from support.topics import Topic
 
@@ -28,6 +29,13 @@ _SCHEMA = (
     "i int, b bigint, s smallint, f float8, r real, d numeric(10,2), n numeric, t boolean, name text, v varchar(5), "
     "day date, at timestamptz, local timestamp, u uuid, j jsonb, raw bytea"
 )
+
+MOMENTS = ("read.after_records", "stage.before_copy_commit", "stage.after_copy_commit")
+
+
+@pytest.fixture(scope="module")
+def killed_workers(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> KilledWorkers:
+    return KilledWorkers(spark, tmp_path_factory.mktemp("killed"), MOMENTS)
 
 
 @pytest.fixture
@@ -130,33 +138,28 @@ def test_both_paths_give_a_transform_the_same_records_and_stage_its_rows(
 
 
 def test_a_batch_of_spark_tasks_says_how_many_records_compiled_code_took(
-    world, make_topic, make_pipeline, monkeypatch, caplog
+    world, make_topic, make_pipeline, killed_workers, caplog
 ):
     topic = make_topic(2)
     topic.produce(*(b'{"id":%d,"name":"a"}' % number for number in range(300)))
     topic.produce(b'{"id":1,"na\\u006de":"b"}', b'{"id":"x"}', b'{"id":2}', partition=1)
-    monkeypatch.setitem(world.spark.sparkContext.environment, VARIABLE, "0")
     caplog.set_level(logging.INFO, "exactbatch")
     pipeline = make_pipeline(topic, max_rejects=1)
-    batch = world.run(pipeline).batch
+    with killed_workers.at(None):
+        batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (303, 302, 1)
     assert f"batch {batch.batch_id}: compiled code took 301 of 303 records" in caplog.text
     assert world.is_exact(pipeline)
 
 
 @pytest.mark.parametrize("sql", [None, "select * from records"])
-@pytest.mark.parametrize(
-    "moment", ["read.after_records", "stage.before_copy_commit", "stage.after_copy_commit"]
-)
-def test_a_killed_worker_is_replaced(world, make_topic, make_pipeline, monkeypatch, tmp_path, moment, sql):
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_worker_is_replaced(world, make_topic, make_pipeline, killed_workers, moment, sql):
     topic = make_topic()
     topic.produce(*(b'{"id":%d,"name":"a"}' % number for number in range(100)))
-    environment = world.spark.sparkContext.environment
-    monkeypatch.setitem(environment, VARIABLE, "0")
-    monkeypatch.setitem(environment, "EXACTBATCH_FAILPOINTS", f"{moment}=kill:{tmp_path / 'killed'}")
     pipeline = make_pipeline(topic, sql=sql)
-    assert world.run(pipeline).batch.rows == 100
-    assert (tmp_path / "killed").exists()
+    with killed_workers.at(moment):
+        assert world.run(pipeline).batch.rows == 100
     assert world.is_exact(pipeline)
 
 

@@ -15,6 +15,7 @@ from exactbatch.errors import ExactbatchError, PostgresUnavailable, StagedRowsDi
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import LINEAGE, BatchRunner
 from support.fuzzed_values import Fuzzer
+from support.killed_workers import KilledWorkers
 from support.plausible_values import PlausibleValues
 from support.range_commits import committed, task_of
 from support.topics import record
@@ -179,28 +180,30 @@ def test_a_postgres_that_does_not_respond_is_given_up(world, make_topic, make_pi
     assert commit_range(task, 2) == Committed(5)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        "read.after_records",
-        "partition.after_rejects",
-        "partition.before_locks",
-        "partition.before_commit",
-        "partition.after_commit",
-    ],
+MOMENTS = (
+    "read.after_records",
+    "partition.after_rejects",
+    "partition.before_locks",
+    "partition.before_commit",
+    "partition.after_commit",
 )
+
+
+@pytest.fixture(scope="module")
+def killed_workers(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> KilledWorkers:
+    return KilledWorkers(spark, tmp_path_factory.mktemp("killed"), MOMENTS)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_worker_is_replaced_and_leaves_nothing(
-    world, make_topic, make_pipeline, monkeypatch, tmp_path, caplog, moment
+    world, make_topic, make_pipeline, killed_workers, caplog, moment
 ):
     topic = make_topic()
     topic.produce(*map(record, range(99)), b"bad")
-    environment = world.spark.sparkContext.environment
-    monkeypatch.setitem(environment, VARIABLE, COMPILED)
-    monkeypatch.setitem(environment, "EXACTBATCH_FAILPOINTS", f"{moment}=kill:{tmp_path / 'killed'}")
     caplog.set_level(logging.INFO, "exactbatch")
     pipeline = make_pipeline(topic, commit="partition", max_rejects=1)
-    batch = world.run(pipeline).batch
-    assert (tmp_path / "killed").exists()
+    with killed_workers.at(moment):
+        batch = world.run(pipeline).batch
     assert (batch.records, batch.rows, batch.rejected) == (100, 99, 1)
     if moment != "partition.after_commit":  # then the second attempt reads nothing
         assert f"batch {batch.batch_id}: compiled code took 99 of 100 records" in caplog.text

@@ -3,32 +3,39 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 SCRIPT = """
 eval "$(exactbatch --show-completion bash)"
-COMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-_exactbatch_completion exactbatch
-printf '%s\\n' "${{COMPREPLY[@]}}"
+while read -ra COMP_WORDS; do
+  [ "${COMP_WORDS[-1]}" = - ] && COMP_WORDS[-1]=""
+  COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  _exactbatch_completion exactbatch
+  echo "${COMPREPLY[*]}"
+done
 """
 
 
-def completed(folder: Path, *words: str) -> list[str]:
-    """What bash offers for the last of these words."""
+def completed(folder: Path, lines: Iterable[str]) -> list[list[str]]:
+    """What bash offers for the last word of each line; `-` is an empty word."""
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     environment = {
         **os.environ,
         "PYTHONPATH": path,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     }
-    quoted = " ".join(f"'{word}'" for word in words)
     done = subprocess.run(
-        ["bash", "-c", SCRIPT.format(words=quoted)], env=environment, capture_output=True, text=True
+        ["bash", "-c", SCRIPT],
+        input="".join(f"{line}\n" for line in lines),
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -41,18 +48,14 @@ def pipelines(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        (["exactbatch", "sta"], ["status"]),
-        (["exactbatch", "batches", "orders", "--sta"], ["--status"]),
-        (["exactbatch", "batches", "orders", "--status", "pl"], ["planned"]),
-        (["exactbatch", "status", "ord"], ["orders", "orders_eu"]),
-        (["exactbatch", "batches", "fl"], ["flights"]),
-        (["exactbatch", "lag", "orders", "fl"], ["flights"]),
-        (["exactbatch", "doctor", ""], ["flights", "orders", "orders_eu"]),
-    ],
-    ids=lambda each: " ".join(each[1:]) if each[0] == "exactbatch" else "",
-)
-def test_bash_completes(pipelines, words, offered):
-    assert completed(pipelines, *words) == offered
+def test_bash_completes(pipelines):
+    offered = {
+        "exactbatch sta": ["status"],
+        "exactbatch batches orders --sta": ["--status"],
+        "exactbatch batches orders --status pl": ["planned"],
+        "exactbatch status ord": ["orders", "orders_eu"],
+        "exactbatch batches fl": ["flights"],
+        "exactbatch lag orders fl": ["flights"],
+        "exactbatch doctor -": ["flights", "orders", "orders_eu"],
+    }
+    assert dict(zip(offered, completed(pipelines, offered), strict=True)) == offered
