@@ -79,6 +79,14 @@ def test_headroom_ends_where_retention_has_overtaken_the_stored_offset():
     assert progress(partition(stored=None, oldest=NOW))["retention_headroom"] == 3600
 
 
+@pytest.mark.parametrize(("freshness", "overdue"), [(None, None), (30, 1), (90, 0)])
+def test_a_pipeline_with_a_freshness_says_whether_it_is_overdue(freshness, overdue):
+    waiting = PipelineLag(
+        "p", NOW, (partition(oldest=NOW - MINUTE),), freshness=freshness and timedelta(seconds=freshness)
+    )
+    assert values(log_metrics(waiting, {})).get("overdue") == overdue
+
+
 def test_a_pipeline_without_a_topic_or_a_commit_has_no_such_gauge():
     assert log_metrics(PipelineLag("p", NOW, (), TopicMissing("gone")), {}) == []
     assert ledger_metrics("p", None, NOW) == []

@@ -46,13 +46,18 @@ def ledger_metrics(pipeline: str, last_commit: datetime | None, now: datetime) -
 
 
 def log_metrics(lag: PipelineLag, retention: Mapping[str, Retention]) -> list[Metric]:
-    """Return how far a pipeline is behind its logs; nothing if one of its topics is missing.
+    """Return how far a pipeline is behind its logs, and whether it is overdue; nothing if one of its topics is missing.
 
     `retention` has the topics whose settings the broker shows.
     """
     if lag.missing is not None:
         return []
-    return _gauges(lag.pipeline, lag=lag.lag, retention_headroom=_headroom(lag, retention))
+    return _gauges(
+        lag.pipeline,
+        lag=lag.lag,
+        retention_headroom=_headroom(lag, retention),
+        overdue=None if lag.overdue is None else float(lag.overdue),
+    )
 
 
 def batch_metrics(
