@@ -22,6 +22,8 @@ from support.jvm import quick_spark
 PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
 KEY_PASSWORD: Final = "planted-k3yword"
 ROLES: Final = ("viewer", "user", "op", "admin")
+# No DAG file changes while the tests run. To look at one takes a process of its own; seconds, 30 by default.
+_SELDOM: Final = {"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600"}
 # So long a task whose supervisor is gone is taken for alive, seconds: 300 by default.
 _SOON: Final = {
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
@@ -102,6 +104,7 @@ def running_airflow(
             "SPARK_SUBMIT_OPTS": f"{quick_spark(HOME)} -Dspark.eventLog.enabled=true "
             f"-Dspark.eventLog.compress=false -Dspark.eventLog.dir=file://{event_log}",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{role}:{role}" for role in ROLES),
+            **_SELDOM,
             **_SOON,
         },
         port=None,  # another worker's may look for one at the same moment
