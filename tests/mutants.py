@@ -81,6 +81,29 @@ MUTANTS: Final = (
         ("tests/integration/test_ledger.py::test_a_migration_that_fails_leaves_the_ledger_as_it_was",),
     ),
     Mutant(
+        "a statement that Postgres does not answer is waited for without end",
+        "postgres/deadlines.py",
+        "                        missed()\n",
+        "                        pass\n",
+        ("tests/unit/test_deadlines.py::test_a_block_that_takes_too_long_is_told_within_it",),
+    ),
+    Mutant(
+        "a connection is closed at the deadline of a statement that was answered",
+        "postgres/deadlines.py",
+        "                self._waiting.pop(key, None)\n",
+        "                pass\n",
+        ("tests/unit/test_deadlines.py::test_a_block_that_has_ended_misses_nothing",),
+    ),
+    Mutant(
+        "a short deadline is not seen beside a longer one",
+        "postgres/deadlines.py",
+        "                    self._changed.notify()\n",
+        "                    pass\n",
+        (
+            "tests/unit/test_deadlines.py::test_a_shorter_deadline_is_kept_beside_longer_ones_that_are_watched_already",
+        ),
+    ),
+    Mutant(
         "a stored offset moves from wherever it stands",
         "ledger/queries/plans.sql",
         "  and s.topic_id = r.topic_id and s.next_offset = r.from_offset\n",

@@ -7,16 +7,18 @@ from uuid import UUID
 
 import pytest
 from psycopg2 import sql
+from psycopg2.extras import execute_values
 
 from exactbatch import Upsert
 from exactbatch.columns import parse_columns
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
 from exactbatch.sinks import StagedRows
+from support.environment import LONG
 
 TOPIC, PARTITIONS, KEYS = "t", 3, 7
 COLUMNS = parse_columns("id int, name text, version int")
-HISTORIES = 25
+HISTORIES = 50 if LONG else 8
 FOREIGN = 1  # the batch of another pipeline, which writes into the same target
 
 
@@ -123,13 +125,12 @@ class Target:
             "create temporary table staged on commit drop as select *, 7::bigint as task_attempt "
             "from public.target_change with no data"
         )
-        for each in written:
-            values = (each.key, each.name, each.version, each.name is None, *each.place)
-            cursor.execute(
-                "insert into staged (id, name, version, deleted, kafka_topic, kafka_partition, kafka_offset, "
-                "task_attempt) values (%s, %s, %s, %s, %s, %s, %s, 7)",
-                values,
-            )
+        execute_values(
+            cursor,
+            "insert into staged (id, name, version, deleted, kafka_topic, kafka_partition, kafka_offset, "
+            "task_attempt) values %s",
+            [(each.key, each.name, each.version, each.name is None, *each.place, 7) for each in written],
+        )
 
     def compact(self) -> None:
         parts = [

@@ -24,6 +24,8 @@ from support.versioned_bundle import with_versioned_bundle
 PASSWORD: Final = "planted-pa55word"  # Postgres trusts its clients here, so any will do
 KEY_PASSWORD: Final = "planted-k3yword"
 ROLES: Final = ("viewer", "user", "op", "admin")
+# No DAG file changes while the tests run. To look at one takes a process of its own; seconds, 30 by default.
+_SELDOM: Final = {"AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600"}
 # So long a task whose supervisor is gone is taken for alive, seconds: 300 by default.
 _SOON: Final = {
     "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
@@ -122,6 +124,7 @@ def running_airflow(
                 {"type": "file", "log_file_path": str(lineage), "append": True}
             ),
             "AIRFLOW__OPENLINEAGE__SELECTIVE_ENABLE": "True",
+            **_SELDOM,
             **_SOON,
             **with_versioned_bundle(
                 folder, {"shop/orders.py": _QUICK_MODULE, "dag_of_orders.py": _QUICK_DAG}

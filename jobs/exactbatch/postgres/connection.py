@@ -2,7 +2,6 @@
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from psycopg2.extensions import TRANSACTION_STATUS_IDLE
 from exactbatch.errors import PostgresUnavailable
 from exactbatch.errors.sqlstates import INSUFFICIENT_PRIVILEGE
 from exactbatch.errors.translation import translate
+from exactbatch.postgres.deadlines import deadlines
 from exactbatch.postgres.dsn import complete_dsn, connecting_errors
 from exactbatch.postgres.session_settings import (
     EFFECTIVE_SETTINGS,
@@ -72,20 +72,16 @@ class Connection(psycopg2.extensions.connection):
         Raises OperationalError if the connection is lost. Where libpq detects this itself, without an SQLSTATE
         from the server, psycopg2 may raise the base class DatabaseError instead.
         """
-        timer = None
-        if self.answer_timeout is not None:
-            timer = threading.Timer(self.answer_timeout, self._hang_up)
-            timer.daemon = True
-            timer.start()
         try:
-            yield
+            if self.answer_timeout is None:
+                yield
+            else:
+                with deadlines.within(self.answer_timeout, self._hang_up):
+                    yield
         except psycopg2.DatabaseError as error:
             if type(error) is psycopg2.DatabaseError and error.pgcode is None:
                 raise psycopg2.OperationalError(str(error)) from error
             raise
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def _hang_up(self) -> None:
         """Wake libpq, which waits on its socket in another thread: it sees the end of the stream at once.
@@ -93,7 +89,11 @@ class Connection(psycopg2.extensions.connection):
         A duplicate of the file descriptor is closed here, and the socket only shut down: libpq owns it.
         """
         self.hung_up = True
-        with socket.socket(fileno=os.dup(self.fileno())) as duplicate, suppress(OSError):
+        # Where the connection is closed already, nobody waits.
+        with (
+            suppress(OSError, psycopg2.InterfaceError),
+            socket.socket(fileno=os.dup(self.fileno())) as duplicate,
+        ):
             duplicate.shutdown(socket.SHUT_RDWR)
 
 
