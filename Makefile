@@ -61,6 +61,7 @@ test: java pgbouncer ## run all tests, with real Kafka, Postgres, Spark and Airf
 ifdef ARGS
 	@$(BIN)/python -m pytest $(ARGS)
 else
+	@$(BIN)/python -m exactbatch.compiled >/dev/null # once, instead of by each worker
 	@$(BIN)/python -m pytest -n 3 --no-loadscope-reorder tests/e2e tests/faults tests/integration tests/unit
 endif
 
