@@ -263,7 +263,7 @@ export function showPipeline(dag, address) {
       fact("State", stateMeaning(state.state)),
       state.freshness_seconds === null ? null : fact("Freshness", `${duration(state.freshness_seconds)} `,
         state.overdue ? el("strong", { class: "alarm" }, `overdue: ${overdueText(state)}`) : el("small", {}, "no record is known to have waited for longer")),
-      fact("Lag", state.lag === null ? "not known" : plural(state.lag, "record"), state.lag ? ` for ${duration(state.lag_seconds)}` : "",
+      fact("Lag", state.lag === null ? "not known" : plural(state.lag, "record"), state.lag && state.lag_seconds !== null ? `, behind for ${duration(state.lag_seconds)}` : "",
         state.held_back ? el("strong", {}, `, ${count(state.held_back)} held back by an open transaction`) : "",
         state.lost ? el("strong", {}, `, ${count(state.lost)} lost to retention`) : "",
         isOld ? el("small", {}, ` as of ${moment(state.kafka_at)}`) : ""),
