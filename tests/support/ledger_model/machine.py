@@ -341,6 +341,8 @@ class LedgerMachine(RuleBasedStateMachine):
         )
         if isinstance(found, RunPlan):
             found = found.batch and found.batch.batch_id
+        if mine.run.clear_number == 0 and mine.run not in mine.lives[-1]:
+            mine.empty = None  # neither a retry of a plan nor a clear: the run may be another one of this id
         self._planned(name, model, found, model.run(self.log, mine), crash, mine=mine)
 
     def _planned(
@@ -378,6 +380,8 @@ class LedgerMachine(RuleBasedStateMachine):
             (new,) = ledger.batches(model.pipeline, limit=1) if not is_empty else (None,)
             ranges = as_ranges(ledger.ranges(new.batch_id)) if new is not None else {}
         if new is None:
+            if mine is not None and expected.kind == "advance":
+                mine.empty = mine.run.clear_number
             self.did(name, "nothing to process")
             return
         assert isinstance(found, Crash) or new.batch_id == found

@@ -52,12 +52,16 @@ class ModelBatch:
 
 @dataclass(repr=False)
 class ModelRun:
-    """A DAG run of one id. Each life, from its creation on, has the batches that were planned in it."""
+    """A DAG run of one id. Each life, from its creation on, has the batches that were planned in it.
+
+    `empty` is the clear number at which it last found nothing new.
+    """
 
     run: Run
     origin: Any
     request: ReplayRequest | None
     lives: list[dict[Run, int]] = field(default_factory=lambda: [{}])
+    empty: int | None = None
 
     def __repr__(self) -> str:
         return f"{self.run.run_id}, life {len(self.lives)}, clear number {self.run.clear_number}"
@@ -246,6 +250,12 @@ class Model:
             # Each interval of a backfill would process the same batches again.
             refused = mine.origin == "backfill" and expected.widened
             return Expected(error=ReplayRefused) if refused and expected.error is None else expected
+        if mine.empty is not None and max((each.clear_number for each in life), default=-1) < mine.empty < (
+            mine.run.clear_number
+        ):
+            return (
+                Expected()
+            )  # the run was cleared after it had found nothing: what has come since is not its own
         return self.advance(log, origin=mine.origin)
 
     def publishable(self, batch: ModelBatch) -> str:
