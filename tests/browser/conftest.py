@@ -9,14 +9,13 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from exactbatch import Append, Json, Pipeline
-from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.postgres.connection import connect, transaction
 from support.environment import HOME
 from support.jvm import quick_spark
 from support.page_airflow import client_of, serving_airflow
 from support.page_invoices import DAG, INVOICES, module_of, produce_invoices
-from support.page_ledger import SIZE, fail_newest, fill_story
+from support.page_ledger import fail_newest, tell_story
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 NAMES = ("flights", "orders", "failing_payments")
@@ -42,11 +41,7 @@ def airflow(stack, make_topic_once, tmp_path_factory):
     with closing(connect(stack.postgres_dsn, application="tests", timeout=10)) as connection:
         migrate(connection)
         for pipeline in pipelines:
-            topic = make_topic_once(partitions=3, name=pipeline.name, retention_ms=str(7 * 86_400_000))
-            for partition in range(3):
-                topic.produce(*[b'{"id": 1}'] * (41 * SIZE + 20), partition=partition)
-            topic_id = KafkaBroker(stack.kafka_properties).topic_ids([topic.name])[topic.name]
-            fill_story(connection, pipeline, topic_id)
+            tell_story(stack, connection, make_topic_once, pipeline)
         message = "column amount is numeric, expected double precision. Change the column."
         fail_newest(connection, "failing_payments", message, retryable=False)
         empty = Pipeline(name=EMPTY, topics=(EMPTY,), value=Json("id int"), sink=Append(f"public.{EMPTY}"))

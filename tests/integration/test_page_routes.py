@@ -19,13 +19,11 @@ from exactbatch import Append, Json, Pipeline
 from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
-from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import migrate
 from exactbatch.local.ports import HOST
 from exactbatch.postgres.connection import connect
 from support.page_airflow import client_of, serving_airflow
-from support.page_ledger import SIZE, fail_newest, fill_story
-from support.topics import Topic
+from support.page_ledger import SIZE, fail_newest, fill_story, tell_story
 
 pytestmark = pytest.mark.timeout(900)
 GROUP = "airflow.plugins"
@@ -49,11 +47,7 @@ def airflow(stack, make_topic_once, tmp_path_factory):
     connection = connect(stack.postgres_dsn, application="tests", timeout=10)
     migrate(connection)
     for pipeline in pipelines[:2]:
-        topic: Topic = make_topic_once(partitions=3, name=pipeline.name, retention_ms=str(7 * 86_400_000))
-        for partition in range(3):
-            topic.produce(*[b'{"id": 1}'] * (41 * SIZE + 20), partition=partition)
-        topic_id = KafkaBroker(stack.kafka_properties).topic_ids([topic.name])[topic.name]
-        fill_story(connection, pipeline, topic_id)
+        tell_story(stack, connection, make_topic_once, pipeline)
     fail_newest(connection, "failing", "column id holds 'secret'. Change the column.", retryable=False)
     fill_story(connection, pipelines[2], UUID(int=9))
     connection.close()

@@ -1,6 +1,7 @@
 """A ledger with everything that the operator's page can show, over a real topic, filled by SQL."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -8,12 +9,25 @@ from uuid import UUID
 from psycopg2 import sql
 
 from exactbatch import Pipeline
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
+from exactbatch.local import LocalStack
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.postgres.connection import transaction
+from support.topics import Topic
 
 SIZE: Final = 50  # offsets of each partition in one batch
 _UNCHECKED: Final = "set local session_replication_role = replica;"
+
+
+def tell_story(
+    stack: LocalStack, connection: Any, make_topic: Callable[..., Topic], pipeline: Pipeline
+) -> None:
+    """Create a pipeline's topic of three partitions, with the records of the history that fill_story() writes."""
+    topic = make_topic(partitions=3, name=pipeline.name, retention_ms=str(7 * 86_400_000))
+    for partition in range(3):
+        topic.produce(*[b'{"id": 1}'] * (41 * SIZE + 20), partition=partition)
+    fill_story(connection, pipeline, KafkaBroker(stack.kafka_properties).topic_ids([topic.name])[topic.name])
 
 
 def fill_story(

@@ -80,21 +80,27 @@ class Brokers:
         return watched.state()
 
 
+@dataclass(frozen=True, slots=True)
+class _Viewed:
+    """A pipeline that somebody has looked at, at a time of the monotonic clock, and its stored offsets then."""
+
+    at: float
+    topics: Sequence[str]
+    stored: Mapping[TopicPartition, int]
+    may_be_overdue: bool
+
+
 class _Watched:
-    """The topics of one connection that somebody has looked at lately."""
+    """The pipelines of one connection that somebody has looked at lately, and their topics."""
 
     def __init__(self, conn_id: str) -> None:
         self._conn_id = conn_id
         self._changed = threading.Condition()
-        # When somebody looked last: by topic, and by pipeline with its stored offsets.
-        self._wanted: dict[str, float] = {}
-        self._stored: dict[str, tuple[float, Mapping[TopicPartition, int]]] = {}
+        self._viewed: dict[str, _Viewed] = {}  # by pipeline
         self._state = LogState()
         self._began = -_FRESH
         self._retention_began = -_RETENTION_FRESH
         self._is_asking = False
-        # Pipelines that may be overdue: when they were looked at, their topics and stored offsets.
-        self._timed: dict[str, tuple[float, Sequence[str], Mapping[TopicPartition, int]]] = {}
         self._first_records = FirstRecords()
         self._first: Mapping[Place, datetime] = {}
         self._is_looking_up = False
@@ -108,33 +114,32 @@ class _Watched:
         *,
         may_be_overdue: bool,
     ) -> None:
-        """Remember topics, and the stored offsets of a pipeline that reads them, in place of those it had before."""
-        now = time.monotonic()
+        """Remember a pipeline's topics and stored offsets, in place of those it had before."""
         with self._changed:
-            if may_be_overdue:
-                self._timed[pipeline] = now, topics, stored
-            self._wanted.update(dict.fromkeys(topics, now))
-            self._stored[pipeline] = now, stored
+            self._viewed[pipeline] = _Viewed(time.monotonic(), topics, stored, may_be_overdue)
 
     def state(self) -> LogState:
         """Return what is known."""
         now = time.monotonic()
         with self._changed:
             known = self._state.logs.keys() | self._state.errors.keys()
-            is_new = not self._wanted.keys() <= known
-            if self._wanted and not self._is_asking and (is_new or now - self._began > _FRESH):
+            topics = self._topics()
+            is_new = not topics <= known
+            if topics and not self._is_asking and (is_new or now - self._began > _FRESH):
                 self._is_asking, self._began = True, now
                 threading.Thread(target=self._ask, name=f"exactbatch {self._conn_id}", daemon=True).start()
             if is_new:
                 self._changed.wait(_FIRST)
             return replace(self._state, first=self._first)
 
+    def _topics(self) -> set[str]:
+        return {topic for each in self._viewed.values() for topic in each.topics}
+
     def _ask(self) -> None:
         with self._changed:
             now = time.monotonic()
-            self._wanted = {topic: at for topic, at in self._wanted.items() if now - at < _WANTED}
-            self._stored = {name: each for name, each in self._stored.items() if now - each[0] < _WANTED}
-            topics = sorted(self._wanted)
+            self._viewed = {name: each for name, each in self._viewed.items() if now - each.at < _WANTED}
+            topics = sorted(self._topics())
         state = LogState(errors=dict.fromkeys(topics, "Kafka was not asked"), taken_at=datetime.now(UTC))
         try:
             state = self._answer(topics)
@@ -154,8 +159,7 @@ class _Watched:
         """Look up timestamps of first unprocessed records, unless another thread is doing it; it may take seconds."""
         now = time.monotonic()
         with self._changed:
-            self._timed = {name: each for name, each in self._timed.items() if now - each[0] < _WANTED}
-            pipelines = [(topics, stored) for _, topics, stored in self._timed.values()]
+            pipelines = [(each.topics, each.stored) for each in self._viewed.values() if each.may_be_overdue]
             if self._is_looking_up or not pipelines or now < self._look_up_after:
                 return
             self._is_looking_up = True
@@ -211,8 +215,8 @@ class _Watched:
             retention = {topic: limit.age for topic, limit in limits.items()}
             with self._changed:
                 stored = dict[TopicPartition, int]()
-                for _, offsets in self._stored.values():
-                    for partition, offset in offsets.items():
+                for viewed in self._viewed.values():
+                    for partition, offset in viewed.stored.items():
                         stored[partition] = min(offset, stored.get(partition, offset))
             ages = [age for age in retention.values() if age is not None]
             behind = {
