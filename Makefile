@@ -15,7 +15,7 @@ SOURCES := jobs tests dags plugins
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer browser demo test test-long test-browser faults soak mutants bench bench-page lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer browser demo test test-long test-browser faults soak mutants bench bench-page docs lint format requirements clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,6 +98,9 @@ bench: java ## compare speed and memory with other ways to load a topic
 
 bench-page: $(STAMP) ## write docs/evidence/benchmark.md from the numbers of the benchmarks
 	@$(BIN)/python tests/benchmarks/page.py
+
+docs: $(STAMP) ## build the documentation as a site in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 lint: $(STAMP) ## check style, types and the direction of imports
 	$(BIN)/ruff check $(SOURCES)

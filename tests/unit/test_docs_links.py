@@ -6,6 +6,9 @@ from typing import Final
 
 import pytest
 
+import exactbatch
+import exactbatch.airflow
+
 ROOT: Final = Path(__file__).parents[2]
 INDEX: Final = ROOT / "docs" / "README.md"
 PAGES: Final = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -40,7 +43,15 @@ def test_links_lead_to_a_file_and_a_heading(page):
 
 def test_the_index_lists_every_page():
     listed = {(INDEX.parent / link).resolve() for link in links(INDEX)}
-    assert set(PAGES) - {INDEX, ROOT / "CHANGELOG.md"} <= listed
+    assert set(PAGES) - {INDEX, ROOT / "README.md", ROOT / "CHANGELOG.md"} <= listed
+
+
+def test_the_reference_has_every_public_name():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    names = [
+        f"{module.__name__}.{name}" for module in (exactbatch, exactbatch.airflow) for name in module.__all__
+    ]
+    assert sorted(re.findall(r"^::: (\S+)$", page, re.MULTILINE)) == sorted(names)
 
 
 def test_messages_name_pages_that_exist():
