@@ -291,12 +291,36 @@ def test_what_documentation_lists_is_enough_and_no_more_than_that(
     topic = Topic(TOPIC, dict(guarded.stack.kafka_properties))
     open_transaction = topic.transaction(b"open", end="stay open")
     guarded.grant(DESCRIBE, CONFIGS, LAG)
-    with pytest.raises(ConfigurationError, match=f"the operation Read on topic '{TOPIC}', which naming"):
-        load_status(world.connection, log, world.pipeline)
+    limited = load_status(world.connection, log, world.pipeline)
+    [told] = limited.not_known
+    assert told.startswith("the producers of open transactions are not known: Kafka's ACLs deny this client")
+    assert f"the operation Read on topic '{TOPIC}', which naming" in told
+    assert "its producer is not known" in limited.troubles[0]
     guarded.grant(*NEEDED)
-    [partition] = load_status(world.connection, log, world.pipeline).partitions
+    status = load_status(world.connection, log, world.pipeline)
+    [partition] = status.partitions
     assert [first for _, first in partition.open_transactions] == [10]
+    assert status.not_known == ()
     topic.end_transaction(open_transaction, "abort")
+
+
+def test_status_without_the_acl_to_read_says_that_it_does_not_know_whether_the_pipeline_is_overdue(
+    guarded: Guarded, world: AuditedTarget
+) -> None:
+    late = replace(world.pipeline, freshness=timedelta(microseconds=1))
+    with transaction(world.connection):
+        Ledger(world.connection).register(late)
+    log = KafkaBroker(world.settings.kafka)
+    assert load_status(world.connection, log, late).overdue is True
+    guarded.grant(DESCRIBE, CONFIGS, LAG, START)
+    status = load_status(world.connection, log, late)
+    assert [partition.lag for partition in status.partitions] == [10]
+    told = status.as_json()
+    assert (told["overdue"], told["freshness_seconds"]) == (None, 1e-6)
+    [sentence] = told["not_known"]
+    assert sentence in status.troubles
+    assert sentence.startswith("whether the pipeline is overdue is not known: Kafka's ACLs deny this client")
+    assert f"kafka-acls --add --allow-principal … --operation Read --topic {TOPIC})" in sentence
 
 
 def test_replay_whose_topic_nobody_may_ask_about_takes_nothing_back(

@@ -19,9 +19,10 @@ from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.metrics import metrics_are_on, send, send_gauges
 from exactbatch.errors import TopicMissing
 from exactbatch.ledger import Batch, PartlyCommitted
-from exactbatch.model import LogPartition, Retention, StoredOffset
+from exactbatch.model import Retention, StoredOffset
 from exactbatch.operations.lag import PartitionLag, PipelineLag
 from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
+from support.logs import ID, log
 from support.statsd_listener import listening
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -32,19 +33,9 @@ FOR_EVER = Retention(None, None)
 
 def partition(number: int = 0, *, stored: int | None = 5, oldest: datetime | None = None) -> PartitionLag:
     """A partition whose log spans 2 to 9, of a topic that keeps records for an hour."""
-    log = LogPartition(
-        topic="t",
-        partition=number,
-        topic_id=UUID(int=1),
-        leader_epoch=0,
-        earliest=2,
-        last_stable=9,
-        high_watermark=9,
-    )
-    offset = StoredOffset(
-        topic="t", partition=number, next_offset=stored or 0, leader_epoch=0, topic_id=UUID(int=1)
-    )
-    return PartitionLag(log, None if stored is None else offset, oldest, HOUR)
+    offset = StoredOffset(topic="t", partition=number, next_offset=stored or 0, leader_epoch=0, topic_id=ID)
+    there = log(number, earliest=2, last_stable=9)
+    return PartitionLag(there, None if stored is None else offset, oldest, HOUR)
 
 
 def values(metrics: list[Metric]) -> dict[str, float]:

@@ -29,10 +29,10 @@ from exactbatch.kafka.client_properties import reader_properties
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.native_client import NativeClient
 from exactbatch.kafka.reader import read_range
-from exactbatch.model import LogPartition
 from exactbatch.offsets import OffsetRange
 from support.environment import LEAK_MINUTES
 from support.held_resources import Held
+from support.logs import log
 from support.mock_broker import mock_broker
 from support.readers import read_with
 from support.topics import Topic
@@ -205,15 +205,7 @@ def test_a_signal_between_two_statements_loses_no_message(
     with pytest.raises(Interrupted):
         list(read(topic, 5000))
     assert balance["taken"] == balance["destroyed"] > 0
-    partition = LogPartition(
-        topic=topic.name,
-        partition=0,
-        topic_id=UUID(int=0),
-        leader_epoch=None,
-        earliest=0,
-        last_stable=20_000,
-        high_watermark=20_000,
-    )
+    partition = log(topic=topic.name, last_stable=20_000, leader_epoch=None)
     windows = LogWindows(topic.properties, partition, 0, 20_000)
     with pytest.raises(Interrupted), closing(windows):
         list(windows.window(20_000))

@@ -1,5 +1,8 @@
 """Who may do what on the operator's page, asked of an auth manager that is not Airflow's simple one."""
 
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -9,10 +12,14 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.models.dag import DagModel
 from fastapi.testclient import TestClient
 
-from exactbatch.airflow.page import databases
+from exactbatch.airflow.page import app, databases
 from exactbatch.airflow.page.app import create_app
+from exactbatch.airflow.page.brokers import Brokers
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags
+from exactbatch.airflow.page.databases import Databases
 from exactbatch.errors import ConfigurationError
+from exactbatch.ledger.overview import OverviewRows, Position
+from exactbatch.operations.overview import LedgerSummary
 from support.page_auth import PerDagAuthManager
 
 DAGS = ("one", "two")
@@ -100,3 +107,24 @@ def test_the_auth_manager_is_asked_through_its_public_interface_only(client):
     asked = {name for name in PerDagAuthManager.read if not name.startswith("__")} - {"grants"}
     assert {"get_user_from_token", "is_authorized_dag", "get_authorized_dag_ids"} <= asked
     assert {name for name in asked if name.startswith("_") or not hasattr(BaseAuthManager, name)} == set()
+
+
+def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monkeypatch):
+    """What one of them leaves out, such as that it can be overdue, would be forgotten until another is asked for."""
+    watched = []
+    definition = SimpleNamespace(
+        topics=["t", "new"], freshness=timedelta(hours=1), target="t", sink="append", lineage="record"
+    )
+    position = Position("one", "t", UUID(int=1), 0, 0, 9, datetime.now(UTC), None)
+    summary = LedgerSummary(definition, (position,), ())
+    monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
+    monkeypatch.setattr(Brokers, "watch", lambda _, *given, **options: watched.append((given, options)))
+    monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {"one": summary})
+    monkeypatch.setattr(app, "transaction", lambda _: nullcontext())
+    monkeypatch.setattr(app, "load_strips", lambda *_, **__: [])
+    monkeypatch.setattr(OverviewRows, "page_of_batches", lambda *_, **__: [])
+    grant(one={READ, RUNS})
+    for path in ("", "/one", "/one/strips", "/one/lag"):
+        assert client.get(f"/data/pipelines{path}").status_code == 200
+    stored = {("t", 0): position}
+    assert watched == [(("kafka", "one", ["t", "new"], stored), {"may_be_overdue": True})] * 4

@@ -3,12 +3,13 @@
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from uuid import UUID
 
 import pytest
 
 from exactbatch.airflow.page import brokers, dags, databases, past_ends
-from exactbatch.model import LogPartition
+from exactbatch.airflow.page.first_records import oldest_unprocessed
+from exactbatch.errors import ConfigurationError, KafkaUnavailable
+from support.logs import ID, log
 
 NOW = datetime.now(UTC)
 
@@ -38,16 +39,8 @@ def clock(monkeypatch):
     return clock
 
 
-def log(topic, partition=0):
-    return LogPartition(
-        topic=topic,
-        partition=partition,
-        topic_id=UUID(int=1),
-        leader_epoch=0,
-        earliest=0,
-        last_stable=99,
-        high_watermark=99,
-    )
+def stored(offset):
+    return SimpleNamespace(next_offset=offset, topic_id=ID)
 
 
 def test_ends_of_logs_are_forgotten_an_hour_after_the_last_request(monkeypatch, clock):
@@ -64,7 +57,7 @@ def test_ends_of_logs_are_forgotten_an_hour_after_the_last_request(monkeypatch, 
     ends = past_ends.PastEnds()
 
     def ask(topic):
-        answer = ends.ends_at("kafka", [log(topic)], [NOW])
+        answer = ends.ends_at("kafka", [log(topic=topic)], [NOW])
         while started:
             target, arguments = started.pop()
             target(*arguments)
@@ -79,25 +72,94 @@ def test_ends_of_logs_are_forgotten_an_hour_after_the_last_request(monkeypatch, 
     assert [ask("other"), ask("old")] == [{}, {}]
 
 
-def test_retention_is_computed_from_the_pipelines_that_somebody_looks_at(monkeypatch, clock):
-    asked = []
-    broker = SimpleNamespace(
-        partitions=lambda topics: tuple(map(log, topics)),
-        retention=lambda topics: {topic: SimpleNamespace(age=timedelta(days=1)) for topic in topics},
-        written_at=lambda behind, _: asked.append(behind) or {},
-    )
+@pytest.fixture
+def broker(monkeypatch):
+    """A broker of topics with offsets 0 to 99, whose record at offset n was written n seconds after 1970.
+
+    It keeps records for a day. Threads run at once.
+    """
+    broker = SimpleNamespace(is_up=True, behind=[], looked_up=[])
+
+    def partitions(topics):
+        if not broker.is_up:
+            raise KafkaUnavailable("down")
+        return tuple(log(topic=each) for each in topics)
+
+    def first_timestamps(places, *, uncommitted):
+        assert broker.is_up
+        broker.looked_up += places.values()
+        return {place: offset * 1000 for place, offset in places.items()}
+
+    broker.partitions, broker.first_timestamps = partitions, first_timestamps
+    broker.retention = lambda topics: {topic: SimpleNamespace(age=timedelta(days=1)) for topic in topics}
+    broker.written_at = lambda behind, _: broker.behind.append(behind) or {}
     monkeypatch.setattr(brokers.threading, "Thread", Thread)
     monkeypatch.setattr(brokers, "airflow_connection", lambda conn_id: conn_id)
     monkeypatch.setattr(brokers, "kafka_properties", lambda _: {})
     monkeypatch.setattr(brokers, "KafkaBroker", lambda *_, **__: broker)
+    return broker
+
+
+def test_retention_is_computed_from_the_pipelines_that_somebody_looks_at(broker, clock):
     watched = brokers.Brokers()
-    watched.watch("kafka", "behind", ["t"], {("t", 0): 5})
-    watched.watch("kafka", "ahead", ["t"], {("t", 0): 9})
+    watched.watch("kafka", "behind", ["t"], {("t", 0): stored(5)})
+    watched.watch("kafka", "ahead", ["t"], {("t", 0): stored(9)})
     watched.state("kafka")
     clock.now += 100
-    watched.watch("kafka", "ahead", ["t"], {("t", 0): 9})
+    watched.watch("kafka", "ahead", ["t"], {("t", 0): stored(9)})
     watched.state("kafka")
-    assert asked == [{("t", 0): 5}, {("t", 0): 9}]
+    assert broker.behind == [{("t", 0): 5}, {("t", 0): 9}]
+
+
+def oldest(watched, clock, offset):
+    """What the page shows of the age of a pipeline that stands at an offset, the next time that it asks."""
+    clock.now += 5
+    watched.watch("kafka", "p", ["t"], {("t", 0): stored(offset)}, may_be_overdue=True)
+    shown = watched.state("kafka")
+    return oldest_unprocessed(shown.logs.get("t", ()), {("t", 0): stored(offset)}, shown.first.get("p", {}))
+
+
+def at(second):
+    return datetime.fromtimestamp(second, UTC)
+
+
+def test_the_age_of_a_record_is_known_again_with_the_first_answer_after_an_outage(broker, clock):
+    watched = brokers.Brokers()
+    assert oldest(watched, clock, 5) == at(5)
+    broker.is_up = False
+    assert oldest(watched, clock, 5) is None  # the logs are not known
+    broker.is_up = True
+    broker.first_timestamps = pytest.fail
+    assert oldest(watched, clock, 5) == at(5)
+    assert broker.looked_up == [5]
+
+
+def test_an_age_stays_while_that_of_the_next_record_is_looked_up(broker, clock, monkeypatch):
+    watched = brokers.Brokers()
+    assert oldest(watched, clock, 5) == at(5)
+    waiting = []
+    monkeypatch.setattr(
+        brokers.threading,
+        "Thread",
+        lambda *, target, **_: SimpleNamespace(start=lambda: waiting.append(target)),
+    )
+    assert oldest(watched, clock, 7) == at(5)
+    waiting.pop()()
+    assert oldest(watched, clock, 7) == at(7)
+    assert oldest(watched, clock, 100) is None  # nothing waits
+    assert oldest(watched, clock, 4) is None  # the ledger was restored: the record may be older
+
+
+def test_an_age_does_not_outlive_the_offset_if_it_cannot_be_looked_up(broker, clock):
+    def denied(*_, **__):
+        raise ConfigurationError("no ACL")
+
+    watched = brokers.Brokers()
+    assert oldest(watched, clock, 5) == at(5)
+    broker.first_timestamps = denied
+    oldest(watched, clock, 7)
+    assert oldest(watched, clock, 7) is None
+    assert oldest(watched, clock, 5) is None
 
 
 def test_idle_connections_are_closed_also_those_whose_address_has_changed(monkeypatch, clock):

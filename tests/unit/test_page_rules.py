@@ -23,7 +23,7 @@ from exactbatch.airflow.page.dags import stored_in
 from exactbatch.airflow.page.views import partition_views, record_view
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import Batch
-from exactbatch.model import LogPartition
+from support.logs import log
 
 ROOT = Path(__file__).parents[2]
 STATIC = Path(views.__file__).parent / "static"
@@ -104,16 +104,8 @@ def test_retention_counts_from_the_first_unprocessed_record():
 
 def test_the_log_of_a_topic_that_was_created_again_is_not_shown():
     position = Position("p", "t", UUID(int=1), 0, 0, 50, NOW, None)
-    log = LogPartition(
-        topic="t",
-        partition=0,
-        topic_id=UUID(int=2),
-        leader_epoch=0,
-        earliest=0,
-        last_stable=9,
-        high_watermark=9,
-    )
-    [view] = partition_views([position], LogState(logs={"t": (log,)}))
+    again = log(topic_id=UUID(int=2), last_stable=9)
+    [view] = partition_views([position], LogState(logs={"t": (again,)}))
     assert view["high_watermark"] is None
 
 

@@ -18,18 +18,12 @@ from exactbatch.errors import (
     StoredOffsetBeyondLog,
     TopicRecreated,
 )
-from exactbatch.model import LogPartition, StoredOffset
+from exactbatch.model import StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.planning.advance import plan_advance, share
+from support.logs import ID, log
 
-ID, OTHER_ID = UUID(int=1), UUID(int=2)
-
-
-def log(partition: int = 0, *, topic: str = "t", topic_id: UUID = ID, **offsets: int) -> LogPartition:
-    """A partition with offsets 0 to 100, unless told otherwise."""
-    offsets = {"earliest": 0, "last_stable": 100, **offsets}
-    offsets.setdefault("high_watermark", offsets["last_stable"])
-    return LogPartition(topic=topic, partition=partition, topic_id=topic_id, leader_epoch=7, **offsets)
+OTHER_ID = UUID(int=2)
 
 
 def stored(next_offset: int, partition: int = 0, *, topic: str = "t", leader_epoch: int = 5) -> StoredOffset:

@@ -9,31 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exactbatch.errors import OffsetsLost, ReplayRefused, StoredOffsetBeyondLog, TopicRecreated
-from exactbatch.model import Covered, FoundRecord, LogPartition, StoredOffset
+from exactbatch.model import Covered, FoundRecord, StoredOffset
 from exactbatch.offsets import OffsetRange, union
 from exactbatch.planning.refused_windows import check_end_not_in_future
 from exactbatch.planning.replay import check_above_horizons, plan_replay
 from exactbatch.planning.request import RequestedRange
 from exactbatch.planning.window import window_ranges
-
-ID = UUID(int=1)
+from support.logs import ID, log
 
 
 def stored(next_offset: int = 100, partition: int = 0, topic_id: UUID = ID) -> StoredOffset:
     return StoredOffset(
         topic="t", partition=partition, next_offset=next_offset, leader_epoch=0, topic_id=topic_id
-    )
-
-
-def log(earliest: int = 0, end: int = 100, partition: int = 0) -> LogPartition:
-    return LogPartition(
-        topic="t",
-        partition=partition,
-        topic_id=ID,
-        leader_epoch=3,
-        earliest=earliest,
-        last_stable=end,
-        high_watermark=end,
     )
 
 
@@ -56,7 +43,7 @@ disjoint = st.lists(st.integers(0, 100), min_size=2, max_size=12, unique=True).m
 
 @given(disjoint, st.integers(0, 100))
 def test_every_offset_that_was_asked_for_is_processed_or_removed(bounds, earliest):
-    plan = plan_replay(asked(*bounds), [stored()], [log(earliest)], available_only=True)
+    plan = plan_replay(asked(*bounds), [stored()], [log(earliest=earliest)], available_only=True)
     wanted = {offset for one, other in bounds for offset in range(one, other)}
     assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= earliest}
     assert offsets(*plan.removed) == {offset for offset in wanted if offset < earliest}
@@ -66,16 +53,18 @@ def test_every_offset_that_was_asked_for_is_processed_or_removed(bounds, earlies
 @given(disjoint, st.integers(0, 100), st.integers(1, 100))
 def test_what_lies_below_the_horizon_is_left_out_or_refused(bounds, earliest, horizon):
     horizons = {("t", 0, ID): horizon, ("t", 0, UUID(int=2)): 100, ("t", 1, ID): 100}
-    plan = plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons, available_only=True)
+    plan = plan_replay(
+        asked(*bounds), [stored()], [log(earliest=earliest)], horizons=horizons, available_only=True
+    )
     wanted = {offset for one, other in bounds for offset in range(one, other)}
     assert offsets(*plan.compacted) == {offset for offset in wanted if offset < horizon}
     assert offsets(*plan.removed) == {offset for offset in wanted if horizon <= offset < earliest}
     assert offsets(*plan.ranges) == {offset for offset in wanted if offset >= max(horizon, earliest)}
     if plan.compacted:
         with pytest.raises(ReplayRefused, match=f"these offsets are below {horizon}, the replay horizon of"):
-            plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons)
+            plan_replay(asked(*bounds), [stored()], [log(earliest=earliest)], horizons=horizons)
     elif not plan.removed:
-        assert plan_replay(asked(*bounds), [stored()], [log(earliest)], horizons=horizons) == plan
+        assert plan_replay(asked(*bounds), [stored()], [log(earliest=earliest)], horizons=horizons) == plan
 
 
 def test_planned_replay_is_refused_from_first_offset_below_horizon():
@@ -119,7 +108,7 @@ def test_a_union_has_every_offset_once(pairs):
 
 def test_a_plan_has_the_epoch_of_the_log_and_joins_what_touches():
     plan = plan_replay(asked((5, 9), (0, 5)), [stored()], [log()])
-    assert plan.ranges == (OffsetRange("t", 0, 0, 9, ID, 3),)
+    assert plan.ranges == (OffsetRange("t", 0, 0, 9, ID, 7),)
 
 
 def test_a_log_that_is_another_one_is_told():

@@ -155,7 +155,7 @@ class KafkaBroker:
 
     def first_timestamps(
         self, positions: Mapping[TopicPartition, int], *, uncommitted: bool = False
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, int | None]:
         """Return the timestamps of records: see kafka/timestamps.py."""
         from exactbatch.kafka.timestamps import first_timestamps
 

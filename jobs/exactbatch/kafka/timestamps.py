@@ -20,11 +20,11 @@ _REMOVED: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE
 
 def first_timestamps(
     properties: Mapping[str, Any], positions: Mapping[Partition, int], *, uncommitted: bool = False
-) -> dict[Partition, int]:
+) -> dict[Partition, int | None]:
     """Return the timestamp, in ms since 1970, of the first record at or after an offset of each partition.
 
-    Reads committed records only, unless `uncommitted`. Partitions are left out that have no such record, that retention
-    has passed by, whose records have no timestamp, or that did not answer within 10 s.
+    Reads committed records only, unless `uncommitted`. It is None where there is no such record, where retention has
+    passed it by, and where records have no timestamp. Partitions are left out that did not answer within 10 s.
 
     Raises ReadFailed, and ConfigurationError if an ACL denies reading.
     """
@@ -33,7 +33,7 @@ def first_timestamps(
     config = {**reader_properties(limit_fetches(properties, _FETCH)), **limits, **signals.callbacks()}
     if uncommitted:
         config["isolation.level"] = "read_uncommitted"
-    found: dict[Partition, int] = {}
+    found: dict[Partition, int | None] = {}
     deadline = time.monotonic() + _TIMEOUT
     with closing(Consumer(config)) as consumer:
         places = sorted(positions)
@@ -45,8 +45,7 @@ def first_timestamps(
                     if place in waiting:
                         waiting.remove(place)
                         consumer.incremental_unassign([TopicPartition(*place)])
-                        if timestamp is not None:
-                            found[place] = timestamp
+                        found[place] = timestamp
                 signals.receive()
     return found
 

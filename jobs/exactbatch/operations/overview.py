@@ -40,9 +40,9 @@ class LedgerSummary:
         return self.definition.topics or sorted({each.topic for each in self.positions})
 
     @property
-    def stored(self) -> dict[TopicPartition, int]:
-        """Its stored offsets."""
-        return {each.topic_partition: each.next_offset for each in self.positions}
+    def stored(self) -> dict[TopicPartition, Position]:
+        """Its positions, by topic and partition."""
+        return {each.topic_partition: each for each in self.positions}
 
     @property
     def newest(self) -> Batch | None:
@@ -105,19 +105,21 @@ class Lag:
     since: datetime | None
 
 
-def load_summaries(connection: Connection, pipelines: Sequence[str]) -> dict[str, LedgerSummary]:
-    """Read the summaries of those pipelines that are registered, by name."""
+def load_summaries(
+    connection: Connection, pipelines: Sequence[str], *, batches: int = _BATCHES
+) -> dict[str, LedgerSummary]:
+    """Read the summaries of those pipelines that are registered, by name, each with so many of the newest batches."""
     with transaction(connection):
         rows = OverviewRows(connection)
         definitions = rows.definitions(pipelines)
         positions: dict[str, list[Position]] = defaultdict(list)
         for position in rows.positions(pipelines):
             positions[position.pipeline].append(position)
-        batches: dict[str, list[ListedBatch]] = defaultdict(list)
-        for batch in rows.newest_batches(pipelines, limit=_BATCHES):
-            batches[batch.batch.pipeline].append(batch)
+        newest: dict[str, list[ListedBatch]] = defaultdict(list)
+        for batch in rows.newest_batches(pipelines, limit=batches) if batches else ():
+            newest[batch.batch.pipeline].append(batch)
     return {
-        name: LedgerSummary(definition, tuple(positions[name]), tuple(batches[name]))
+        name: LedgerSummary(definition, tuple(positions[name]), tuple(newest[name]))
         for name, definition in definitions.items()
     }
 

@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
+from exactbatch.offsets import TopicPartition
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
 from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
 from exactbatch.pipeline import Pipeline
@@ -73,6 +75,8 @@ class Status:
     freshness          the registered age from which an unprocessed record makes the pipeline overdue; None without one
     oldest             the timestamp of the oldest unprocessed record; None without a freshness, and if there is none or
                        it is not known
+    is_age_known       False if Kafka denied reading the timestamps that `oldest` comes from
+    not_known          sentences on what Kafka denied, which is then missing here, and how to grant it
     """
 
     pipeline: Pipeline
@@ -86,11 +90,13 @@ class Status:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
     freshness: timedelta | None = None
     oldest: datetime | None = None
+    is_age_known: bool = True
+    not_known: tuple[str, ...] = ()
 
     @property
     def overdue(self) -> bool | None:
-        """Whether the oldest unprocessed record is older than `freshness`; None without a freshness."""
-        return is_overdue(self.freshness, self.oldest, self.at)
+        """Whether the oldest unprocessed record is older than `freshness`; None if it is not known, or without one."""
+        return is_overdue(self.freshness, self.oldest, self.at) if self.is_age_known else None
 
     @property
     def troubles(self) -> list[str]:
@@ -103,6 +109,7 @@ class Status:
             *_unannounced(self.unannounced),
             *_many_partitions(self.pipeline, self.target_partitions or 0),
             *(trouble for partition in self.partitions for trouble in partition.troubles),
+            *self.not_known,
         ]
 
     def _late(self) -> list[str]:
@@ -140,16 +147,18 @@ class Status:
             "unfinished": list(map(asdict, self.unfinished)),
             "unannounced": list(map(asdict, self.unannounced)),
             "target_partitions": self.target_partitions,
+            "not_known": list(self.not_known),
         }
 
 
 def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline) -> Status:
     """Query ledger and broker.
 
-    The timestamps of unprocessed records are only read for a pipeline with a freshness.
+    The timestamps of unprocessed records are only read for a pipeline with a freshness. What needs the ACL Read is left
+    out without it, and `not_known` says so.
 
-    Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing, and with a freshness
-    ReadFailed, and ConfigurationError if an ACL denies reading.
+    Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing, with a freshness
+    ReadFailed, and ConfigurationError if an ACL denies to describe the topics.
     """
     with transaction(connection) as cursor:
         ledger = Ledger(connection)
@@ -170,9 +179,20 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
     logs = broker.partitions(pipeline.topics)
     held_back = [log for log in logs if log.last_stable < log.high_watermark]
-    open_transactions = broker.open_transactions(held_back)
-    # The timestamps are read from the log, which costs more than all else here.
-    oldest = {} if freshness is None else first_unprocessed(broker, logs, stored)
+    not_known = []
+    try:
+        open_transactions = broker.open_transactions(held_back)
+    except ConfigurationError as denied:
+        open_transactions = {}
+        not_known.append(f"the producers of open transactions are not known: {denied}")
+    oldest: dict[TopicPartition, datetime] | None = {}
+    if freshness is not None:
+        try:
+            # The timestamps are read from the log, which costs more than all else here.
+            oldest = first_unprocessed(broker, logs, stored)
+        except ConfigurationError as denied:
+            oldest = None
+            not_known.append(f"whether the pipeline is overdue is not known: {denied}")
     partitions = tuple(
         PartitionStatus(
             log=log,
@@ -194,7 +214,9 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         target_partitions,
         datetime.now(UTC),
         freshness,
-        min(oldest.values(), default=None),
+        min(oldest.values(), default=None) if oldest else None,
+        oldest is not None,
+        tuple(not_known),
     )
 
 

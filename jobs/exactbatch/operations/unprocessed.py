@@ -2,14 +2,53 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import NamedTuple, Protocol
+from uuid import UUID
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.model import LogPartition, StoredOffset
+from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
 
 
+class Stored(Protocol):
+    """A stored offset, and the ID of the topic that it belongs to."""
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset that is not accounted for."""
+        ...
+
+    @property
+    def topic_id(self) -> UUID:
+        """The topic's ID."""
+        ...
+
+
+class FirstOffset(NamedTuple):
+    """Where unprocessed records begin, and whether an open transaction holds all of them back."""
+
+    offset: int
+    is_held_back: bool
+
+
+def first_offsets(
+    logs: Iterable[LogPartition], stored: Mapping[TopicPartition, Stored]
+) -> dict[TopicPartition, FirstOffset]:
+    """Return where the unprocessed records of each partition begin, if it has any. Pure.
+
+    A partition without a stored offset begins with its log. One whose log contradicts the stored offset is left out.
+    """
+    found = {}
+    for log in logs:
+        offset = stored.get(log.topic_partition)
+        begin = offset.next_offset if offset else log.earliest
+        if begin < log.high_watermark and contradiction_of(offset, log) is None:
+            found[log.topic_partition] = FirstOffset(begin, is_held_back=begin >= log.last_stable)
+    return found
+
+
 def first_unprocessed(
-    broker: KafkaBroker, logs: Iterable[LogPartition], stored: Mapping[TopicPartition, StoredOffset]
+    broker: KafkaBroker, logs: Iterable[LogPartition], stored: Mapping[TopicPartition, Stored]
 ) -> dict[TopicPartition, datetime]:
     """Return the timestamp of the first unprocessed record of each partition that has one.
 
@@ -18,20 +57,20 @@ def first_unprocessed(
 
     Raises KafkaUnavailable, ReadFailed, and ConfigurationError if an ACL denies reading.
     """
-    committed, held_back = {}, {}
-    for log in logs:
-        offset = stored.get(log.topic_partition)
-        if contradiction_of(offset, log) is None:
-            position = offset.next_offset if offset else log.earliest
-            if position < log.last_stable:
-                committed[log.topic_partition] = position
-            elif position < log.high_watermark:
-                held_back[log.topic_partition] = position
-    found = {**broker.first_timestamps(committed), **broker.first_timestamps(held_back, uncommitted=True)}
-    return {place: datetime.fromtimestamp(each / 1000, UTC) for place, each in found.items()}
+    offsets = first_offsets(logs, stored)
+    found: dict[TopicPartition, int | None] = {}
+    for is_held_back in (False, True):
+        asked = {place: each.offset for place, each in offsets.items() if each.is_held_back == is_held_back}
+        found |= broker.first_timestamps(asked, uncommitted=is_held_back)
+    return {place: time_of(each) for place, each in found.items() if each is not None}
 
 
-def contradiction_of(stored: StoredOffset | None, log: LogPartition) -> str | None:
+def time_of(milliseconds: int) -> datetime:
+    """Return the time of a record's timestamp, in milliseconds since 1970."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def contradiction_of(stored: Stored | None, log: LogPartition) -> str | None:
     """Return a sentence on what a log lacks or is, against its stored offset; None if both agree."""
     if stored is None:
         return None

@@ -3,7 +3,7 @@
 It writes nothing. A replay is started by the browser, which asks Airflow's own API to trigger the DAG.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import resources
@@ -87,8 +87,8 @@ def create_app() -> FastAPI:
             raise HTTPException(404, "this DAG is not the DAG of a pipeline")
         return found[0]
 
-    def summary_of(connection: Any, dag_id: str) -> LedgerSummary:
-        summary = load_summaries(connection, [dag_id]).get(dag_id)
+    def summary_of(connection: Any, dag_id: str, **options: int) -> LedgerSummary:
+        summary = load_summaries(connection, [dag_id], **options).get(dag_id)
         if summary is None:
             raise NotRegistered(
                 f"pipeline {dag_id!r} is not registered in the ledger of its connection. Run `exactbatch init` once."
@@ -96,6 +96,7 @@ def create_app() -> FastAPI:
         return summary
 
     def watch(dag: PipelineDag, summary: LedgerSummary) -> None:
+        # The same of a pipeline for every route: what one of them leaves out would be forgotten until another asks.
         brokers.watch(
             dag.kafka,
             dag.dag_id,
@@ -104,9 +105,8 @@ def create_app() -> FastAPI:
             may_be_overdue=summary.definition.freshness is not None,
         )
 
-    def watched(dag: PipelineDag, positions: list[Position]) -> LogState:
-        stored = {each.topic_partition: each.next_offset for each in positions}
-        brokers.watch(dag.kafka, dag.dag_id, sorted({each.topic for each in positions}), stored)
+    def watched(dag: PipelineDag, summary: LedgerSummary) -> LogState:
+        watch(dag, summary)
         return brokers.state(dag.kafka)
 
     @app.get("/", dependencies=[SignedIn])
@@ -153,8 +153,7 @@ def create_app() -> FastAPI:
         dag, may, now = dag_of(dag_id), allowed(user, dag_id), datetime.now(UTC)
         with databases.connection(dag.postgres) as connection:
             summary = summary_of(connection, dag_id)
-        watch(dag, summary)
-        state = brokers.state(dag.kafka)
+        state = watched(dag, summary)
         view = pipeline_view(dag, summary, state, now)
         if view["error"] and not may["read_logs"]:
             view["error"] = _hidden(view)
@@ -171,10 +170,9 @@ def create_app() -> FastAPI:
     ) -> JSONResponse:
         dag = dag_of(dag_id)
         with databases.connection(dag.postgres) as connection:
-            with transaction(connection):
-                positions = OverviewRows(connection).positions([dag_id])
-            state = watched(dag, positions)
-            places = partition_views(positions, state)
+            summary = summary_of(connection, dag_id, batches=0)
+            positions = summary.positions
+            places = partition_views(positions, watched(dag, summary))
             begin, end = _scale(positions, places, first, until)
             shown = positions[skip : skip + partitions]
             drawn = load_strips(connection, dag_id, shown, begin, end, steps=steps)
@@ -235,14 +233,12 @@ def create_app() -> FastAPI:
     @app.get("/data/pipelines/{dag_id}/lag", dependencies=[MaySee])
     def lag(dag_id: str) -> JSONResponse:
         dag, now = dag_of(dag_id), datetime.now(UTC)
-        with databases.connection(dag.postgres) as connection, transaction(connection):
-            rows = OverviewRows(connection)
-            positions = rows.positions([dag_id])
-            newest = rows.page_of_batches(dag_id, before=_MOST, limit=_LAG_BATCHES)
-        state = watched(dag, positions)
-        logs = [
-            log for topic in sorted({each.topic for each in positions}) for log in state.logs.get(topic, ())
-        ]
+        with databases.connection(dag.postgres) as connection:
+            summary = summary_of(connection, dag_id, batches=0)
+            with transaction(connection):
+                newest = OverviewRows(connection).page_of_batches(dag_id, before=_MOST, limit=_LAG_BATCHES)
+        state, positions = watched(dag, summary), summary.positions
+        logs = [log for topic in summary.topics for log in state.logs.get(topic, ())]
         # Whole intervals, so that the ends of logs that were found once are found again.
         latest = now.timestamp() // _LAG_EVERY * _LAG_EVERY
         times = [datetime.fromtimestamp(latest - _LAG_EVERY * n, UTC) for n in range(_LAG_POINTS)]
@@ -309,7 +305,7 @@ def _hidden(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scale(
-    positions: list[Position], places: list[dict[str, Any]], first: int | None, until: int | None
+    positions: Sequence[Position], places: list[dict[str, Any]], first: int | None, until: int | None
 ) -> tuple[int, int]:
     """Return the offsets between which strips are drawn: by default, from the starts of the logs to their ends."""
     starts = [place["earliest"] for place in places if place["earliest"] is not None]

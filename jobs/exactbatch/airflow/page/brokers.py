@@ -3,18 +3,19 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from exactbatch.airflow.connections import kafka_properties
 from exactbatch.airflow.page.airflow_connections import airflow_connection, error_text
-from exactbatch.airflow.page.first_records import FirstRecords, Place
+from exactbatch.airflow.page.first_records import FirstRecords, Known, Unprocessed, only_current
 from exactbatch.errors import ExactbatchError, TopicMissing
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.model import LogPartition
 from exactbatch.offsets import TopicPartition
+from exactbatch.operations.unprocessed import Stored
 
 _FRESH: Final = 4.0  # seconds for which an answer of Kafka is shown without asking again
 _WANTED: Final = 60.0  # seconds for which Kafka is asked about a pipeline that nobody looks at any more
@@ -34,7 +35,7 @@ class LogState:
     retention  how long the broker keeps records, by topic; None for no limit
     written    when the first unprocessed record of a partition was written, at the earliest; where several pipelines
                read the partition, the one that is furthest behind counts
-    first      timestamps of the first records at or after stored offsets of pipelines that can be overdue
+    first      the first unprocessed records of pipelines that can be overdue, as they were looked up last
     """
 
     logs: Mapping[str, tuple[LogPartition, ...]] = field(default_factory=dict)
@@ -42,7 +43,7 @@ class LogState:
     taken_at: datetime | None = None
     retention: Mapping[str, timedelta | None] = field(default_factory=dict)
     written: Mapping[TopicPartition, datetime] = field(default_factory=dict)
-    first: Mapping[Place, datetime] = field(default_factory=dict)
+    first: Known = field(default_factory=dict)
 
 
 class Brokers:
@@ -57,7 +58,7 @@ class Brokers:
         conn_id: str,
         pipeline: str,
         topics: Sequence[str],
-        stored: Mapping[TopicPartition, int],
+        stored: Mapping[TopicPartition, Stored],
         *,
         may_be_overdue: bool = False,
     ) -> None:
@@ -86,7 +87,7 @@ class _Viewed:
 
     at: float
     topics: Sequence[str]
-    stored: Mapping[TopicPartition, int]
+    stored: Mapping[TopicPartition, Stored]
     may_be_overdue: bool
 
 
@@ -102,7 +103,7 @@ class _Watched:
         self._retention_began = -_RETENTION_FRESH
         self._is_asking = False
         self._first_records = FirstRecords()
-        self._first: Mapping[Place, datetime] = {}
+        self._first: Known = {}
         self._is_looking_up = False
         self._look_up_after = 0.0
 
@@ -110,7 +111,7 @@ class _Watched:
         self,
         pipeline: str,
         topics: Sequence[str],
-        stored: Mapping[TopicPartition, int],
+        stored: Mapping[TopicPartition, Stored],
         *,
         may_be_overdue: bool,
     ) -> None:
@@ -159,7 +160,11 @@ class _Watched:
         """Look up timestamps of first unprocessed records, unless another thread is doing it; it may take seconds."""
         now = time.monotonic()
         with self._changed:
-            pipelines = [(each.topics, each.stored) for each in self._viewed.values() if each.may_be_overdue]
+            pipelines = {
+                name: Unprocessed(each.topics, each.stored)
+                for name, each in self._viewed.items()
+                if each.may_be_overdue
+            }
             if self._is_looking_up or not pipelines or now < self._look_up_after:
                 return
             self._is_looking_up = True
@@ -172,7 +177,10 @@ class _Watched:
                 self._first = first
         except Exception as error:
             logger.warning("the ages of unprocessed records are not known: %s", error_text(error))
-            self._look_up_after = now + _WANTED
+            with self._changed:
+                self._look_up_after = now + _WANTED
+                # Until then, nothing replaces what was found where a pipeline no longer stands.
+                self._first = only_current(self._first, pipelines)
         finally:
             with self._changed:
                 self._is_looking_up = False
@@ -216,8 +224,8 @@ class _Watched:
             with self._changed:
                 stored = dict[TopicPartition, int]()
                 for viewed in self._viewed.values():
-                    for partition, offset in viewed.stored.items():
-                        stored[partition] = min(offset, stored.get(partition, offset))
+                    for partition, each in viewed.stored.items():
+                        stored[partition] = min(each.next_offset, stored.get(partition, each.next_offset))
             ages = [age for age in retention.values() if age is not None]
             behind = {
                 log.topic_partition: stored[log.topic_partition]
@@ -231,7 +239,7 @@ class _Watched:
             return dict.fromkeys((each.topic for each in partitions), None), {}
 
 
-def retention_left(state: LogState, stored: Mapping[TopicPartition, int], now: datetime) -> timedelta | None:
+def retention_left(state: LogState, stored: Collection[TopicPartition], now: datetime) -> timedelta | None:
     """Return after what time retention may remove the first unprocessed record; None without a limit or lag. Pure."""
     left = [
         written + age - now

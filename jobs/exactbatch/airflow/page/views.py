@@ -67,7 +67,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
     left = retention_left(state, summary.stored, now) if lag is not None and lag.records else None
     newest, failed = summary.committed or summary.newest, summary.failure
     freshness = summary.definition.freshness
-    oldest = oldest_unprocessed(logs, summary.stored, state.first)
+    oldest = oldest_unprocessed(logs, summary.stored, state.first.get(dag.dag_id, {}))
     return {
         "state": state_of(summary, lag, is_paused=dag.is_paused),
         # What is not known is not overdue: the state says that Kafka does not answer.
