@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
+from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
 from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
@@ -71,6 +71,7 @@ class Status:
     target_partitions  how many partitions a target with layout="by_batch" has; None for another target
     at                 when the log was asked
     freshness          the registered age from which an unprocessed record makes the pipeline overdue; None without one
+    joined             topics that joined by the pipeline's pattern, the newest ones
     oldest             the timestamp of the oldest unprocessed record; None without a freshness, and if there is none or
                        it is not known
     """
@@ -86,6 +87,7 @@ class Status:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
     freshness: timedelta | None = None
     oldest: datetime | None = None
+    joined: tuple[JoinedTopic, ...] = ()
 
     @property
     def overdue(self) -> bool | None:
@@ -140,13 +142,21 @@ class Status:
             "unfinished": list(map(asdict, self.unfinished)),
             "unannounced": list(map(asdict, self.unannounced)),
             "target_partitions": self.target_partitions,
+            "joined": list(map(asdict, self.joined)),
         }
 
 
-def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline) -> Status:
+def load_status(
+    connection: Connection,
+    broker: KafkaBroker,
+    pipeline: Pipeline,
+    *,
+    logs: Sequence[LogPartition] | None = None,
+) -> Status:
     """Query ledger and broker.
 
-    The timestamps of unprocessed records are only read for a pipeline with a freshness.
+    `logs` are those of the pipeline's topics, if they are known. The timestamps of unprocessed records are only read
+    for a pipeline with a freshness.
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing, and with a freshness
     ReadFailed, and ConfigurationError if an ACL denies reading.
@@ -167,8 +177,11 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
             for replay in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, limit=_SHOWN)
             if ledger.overtaken_by(replay) is None
         )
+        joined = tuple(ledger.joined_topics(pipeline, limit=_SHOWN))
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
-    logs = broker.partitions(pipeline.topics)
+    # With a pattern, also topics that join at the next plan.
+    if logs is None:
+        logs = broker.partitions(broker.loaded_topics(pipeline.topics, {topic for topic, _ in stored}))
     held_back = [log for log in logs if log.last_stable < log.high_watermark]
     open_transactions = broker.open_transactions(held_back)
     # The timestamps are read from the log, which costs more than all else here.
@@ -195,6 +208,7 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         datetime.now(UTC),
         freshness,
         min(oldest.values(), default=None),
+        joined,
     )
 
 
