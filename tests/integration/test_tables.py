@@ -15,7 +15,8 @@ from exactbatch.cli.app import app
 from exactbatch.errors import ConfigurationError, NotRegistered, TooManyRejects, TopicMissing
 from exactbatch.ledger import Ledger, Run
 from exactbatch.operations.tables_status import load_tables_status
-from exactbatch.planning.plan_tables import MemberPlan, plan_tables, selected
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.plan_tables import MemberPlan, observe_members, plan_tables, selected
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.shop import Shop
@@ -208,6 +209,19 @@ def test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record(world,
     assert world.is_exact(member)
     joined = world.rows("select pipeline, topic, pattern, start from exactbatch.joined_topic")
     assert joined == [(member.name, shop.topic("customers"), rf"{shop.prefix}\.public\..*", "earliest")]
+
+
+def test_a_plan_does_not_use_what_was_observed_before_a_batch_committed(world, shop, three, command):
+    command(three, "init")
+    members = three.members([shop.topic("orders")])
+    early = observe_members(world.connection, world.log, members)
+    run_all(world, three)
+    shop.produce("orders", 3)
+    (member,) = members
+    batch_id = freeze_advance(world.connection, world.log, member, origin="cli", observed=early[member.name])
+    with transaction(world.connection):
+        (range_,) = Ledger(world.connection).ranges(batch_id)
+    assert (range_.from_offset, range_.until_offset) == (2, 3)
 
 
 def test_an_unregistered_database_gets_no_tables_by_a_plan(world, three):
