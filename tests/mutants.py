@@ -36,6 +36,8 @@ _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 _FAILOVER: Final = "tests/faults/test_failover.py"
 _BUTTONS: Final = "tests/integration/test_buttons.py"
+_PATTERNS: Final = "tests/integration/test_topic_patterns.py"
+_TABLES: Final = "tests/integration/test_tables.py"
 _RENAMING: Final = "tests/integration/test_renaming.py"
 _ALLOWED: Final = "tests/integration/test_allowed_plan.py"
 _LINEAGE: Final = "tests/integration/test_lineage.py"
@@ -883,10 +885,45 @@ MUTANTS: Final = (
     Mutant(
         "a batch counts as announced before Airflow has the event",
         "airflow/report_task.py",
-        "            ti.xcom_push(key=_ANNOUNCED, ",
-        "            _announce(settings, pipeline.name, [report.batch.plan_id, *missed_plans])\n"
-        "            ti.xcom_push(key=_ANNOUNCED, ",
+        "            ti.xcom_push(key=ANNOUNCED, ",
+        "            announce(settings, pipeline.name, [report.batch.plan_id, *missed_plans])\n"
+        "            ti.xcom_push(key=ANNOUNCED, ",
         (f"{_BUTTONS}::test_report_that_dies_after_all_its_work_leaves_batch_to_next_run",),
+    ),
+    Mutant(
+        "a topic that joins later starts at the end of its log",
+        "planning/observe_advance.py",
+        "if not new or (by_pattern and known and isinstance(pipeline.start, str)):",
+        "if not new:",
+        (f"{_PATTERNS}::test_a_topic_that_joins_later_loses_no_record_whatever_the_start[latest]",),
+    ),
+    Mutant(
+        "a table that joins starts at the end of its log",
+        "planning/plan_tables.py",
+        'replace(member, start="earliest")',
+        "member",
+        (f"{_TABLES}::test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record[latest]",),
+    ),
+    Mutant(
+        "a pattern matches internal topics",
+        "topic_pattern.py",
+        "return None if topic.startswith(_INTERNAL_PREFIX) else ",
+        "return ",
+        ("tests/unit/test_topic_pattern.py::test_a_pattern_matches_whole_names_and_no_internal_topic",),
+    ),
+    Mutant(
+        "a plan uses what was observed before other offsets were stored",
+        "planning/freeze_advance.py",
+        "if observed is None or observed.stored != seen:",
+        "if observed is None:",
+        (f"{_TABLES}::test_a_plan_does_not_use_what_was_observed_before_a_batch_committed",),
+    ),
+    Mutant(
+        "two pipelines with one target load a topic that the pattern of one matches",
+        "ledger/definition.py",
+        "if (topic in own.topics or own.loads(topic)) and (topic in other.topics or other.loads(topic))",
+        "if topic in own.topics and topic in other.topics",
+        ("tests/unit/test_topic_pattern.py::test_pipelines_with_one_target_share_what_a_pattern_matches",),
     ),
     Mutant(
         "a batch that is announced again counts again in metrics",

@@ -5,6 +5,8 @@ from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch.tables import Tables, TableTopic
+from exactbatch.topic_pattern import TopicPattern
 
 __all__ = [
     "Aggregate",
@@ -22,7 +24,10 @@ __all__ = [
     "Pipeline",
     "Raw",
     "Sum",
+    "TableTopic",
+    "Tables",
     "Text",
+    "TopicPattern",
     "Upsert",
     "Window",
     "WithMessage",

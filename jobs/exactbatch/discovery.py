@@ -1,4 +1,4 @@
-"""Import a pipeline by its `module:name`, and find the `module:name` of a pipeline."""
+"""Import a pipeline, or Tables, by its `module:name`, and find the `module:name` of one."""
 
 import importlib
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.pipeline import Pipeline
+from exactbatch.tables import Tables
 
 
 def load_pipeline(reference: str) -> Pipeline:
@@ -16,6 +17,24 @@ def load_pipeline(reference: str) -> Pipeline:
     Raises ConfigurationError if there is no such module, importing it fails, it has no such name, or the name is
     not a Pipeline.
     """
+    found = load_object(reference)
+    if isinstance(found, Tables):
+        raise ConfigurationError(
+            f"expected a Pipeline as {reference!r}, found Tables, which has many. Name one of them: {reference}.TABLE"
+        )
+    return found
+
+
+def load_tables(reference: str) -> Tables:
+    """Like load_pipeline(), for Tables."""
+    found = load_object(reference)
+    if not isinstance(found, Tables):
+        raise ConfigurationError(f"expected Tables as {reference!r}, found a Pipeline")
+    return found
+
+
+def load_object(reference: str) -> Pipeline | Tables:
+    """Import `module:name`, a Pipeline or Tables. Raises ConfigurationError as load_pipeline() does."""
     module_name, _, attribute = reference.partition(":")
     if not module_name or not attribute or module_name.startswith("."):
         raise ConfigurationError(
@@ -38,9 +57,9 @@ def load_pipeline(reference: str) -> Pipeline:
     except (Exception, SystemExit) as error:
         raise _not_imported(module_name, error) from error
     pipeline = getattr(module, attribute, None)
-    if isinstance(pipeline, Pipeline):
+    if isinstance(pipeline, Pipeline | Tables):
         return pipeline
-    pipelines = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline))
+    pipelines = sorted(name for name, value in vars(module).items() if isinstance(value, Pipeline | Tables))
     raise ConfigurationError(
         f"expected a Pipeline named {attribute!r} in {module_name}, found "
         f"{type(pipeline).__name__ if hasattr(module, attribute) else 'nothing of that name'}; "
@@ -73,7 +92,7 @@ def _not_imported(module_name: str, error: BaseException) -> ConfigurationError:
     )
 
 
-def reference_of(pipeline: Pipeline) -> str:
+def reference_of(pipeline: Pipeline | Tables) -> str:
     """Return the `module:name` under which a pipeline was imported, for another process to import it.
 
     Raises ConfigurationError if no module that can be imported again has it.

@@ -158,6 +158,8 @@ class Plan:
     seeds    where partitions without a stored offset start
     losses   offsets that retention removed before they were processed
     ranges   offsets to process
+    joining  topics without any stored offset, which this plan is the first to include, with their IDs
+    started  what says where these start: "earliest", "latest", "group:NAME", or "offsets" of a mapping
     unnamed  partitions that start at their earliest offset because `start`, a mapping or the committed offsets
              of a group, does not name them
     """
@@ -166,6 +168,8 @@ class Plan:
     losses: tuple[OffsetRange, ...]
     ranges: tuple[OffsetRange, ...]
     unnamed: tuple[TopicPartition, ...] = ()
+    joining: tuple[tuple[str, UUID], ...] = ()
+    started: str = "earliest"
 
     @property
     def is_empty(self) -> bool:

@@ -52,7 +52,7 @@ def check_types(options: Any, what: str = "") -> None:
         if not field.init or _fits(value, field.type):
             continue
         shown = f"{value!r} ({type(value).__name__})" if field.repr else type(value).__name__
-        if isinstance(value, str) and get_origin(field.type) is tuple:
+        if isinstance(value, str) and any(get_origin(part) is tuple for part in _alternatives(field.type)):
             shown += f'; write {field.name}=("{value}",)'
         raise ConfigurationError(
             f"{what or type(options).__name__}: expected {field.name} to be {_written(field.type)}, found {shown}"
@@ -78,6 +78,10 @@ def _fits(value: object, type_: Any) -> bool:
     if isinstance(value, bool):
         return type_ is bool
     return isinstance(value, (int, float) if type_ is float else of or type_)
+
+
+def _alternatives(type_: Any) -> tuple[Any, ...]:
+    return get_args(type_) if get_origin(type_) in (Union, types.UnionType) else (type_,)
 
 
 def _written(type_: Any) -> str:

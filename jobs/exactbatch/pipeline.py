@@ -1,18 +1,19 @@
 """A pipeline as its user defines it."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
-from exactbatch.model import Limits, OnLoss
+from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.topic_pattern import TopicPattern, known_topics, loads, topics_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,14 +26,24 @@ _LEAST_LAUNCH_TIMEOUT = 30  # seconds; executors report every 10 s (spark.execut
 OUTCOME: Final = "exactbatch_outcome"
 
 
+def check_name(name: str) -> None:
+    """Raise ConfigurationError unless a pipeline can have this name."""
+    if not name or len(name) > _NAME_LENGTH or not _NAME_CHARACTERS.issuperset(name):
+        raise ConfigurationError(
+            f"expected a pipeline name of 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', found {name!r}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """Topics, the format of their values, and the sink that the rows go to.
 
+    topics         names, or a TopicPattern: topics that match it join when a batch is planned
     key            the format of message keys; an Upsert deletes the row with this key when a value is null
     start          where topics without a stored offset start: "earliest", "latest", "group:NAME" (the offsets that
                    this consumer group has committed) or {topic: {partition: offset}}; partitions that the group or
-                   the mapping does not name start at their earliest offset
+                   the mapping does not name start at their earliest offset. A topic that joins by a pattern after
+                   the first plan starts at its earliest offset, too, unless the mapping names it
     limits         how many offsets one batch may span
     on_loss        if retention removed unprocessed offsets: "fail", or "record" them as lost
     transform      a function from a Spark DataFrame of the decoded records to a DataFrame of the rows to store
@@ -62,7 +73,7 @@ class Pipeline:
     """
 
     name: str
-    topics: tuple[str, ...]
+    topics: tuple[str, ...] | TopicPattern
     value: Format | WithMessage
     sink: Sink
     key: Format | None = None
@@ -85,11 +96,7 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_types(self)
-        if not self.name or len(self.name) > _NAME_LENGTH or not _NAME_CHARACTERS.issuperset(self.name):
-            raise ConfigurationError(
-                f"expected a pipeline name of 1 to {_NAME_LENGTH} letters, digits, '.', '_' and '-', "
-                f"found {self.name!r}"
-            )
+        check_name(self.name)
         self._expect(
             bool(self.topics),
             'topics as a tuple of one or more names, such as ("flights",)',
@@ -162,6 +169,19 @@ class Pipeline:
             f"{rejected:,} or more of the {records:,} records read were rejected ({share}); "
             f"max_rejects={self.max_rejects} allows {self.rejects_allowed(records):,}"
         )
+
+    def loads(self, topic: str) -> bool:
+        """True if a topic is one of the pipeline's."""
+        return loads(self.topics, topic)
+
+    def known_topics(self, stored: Iterable[StoredOffset]) -> tuple[str, ...]:
+        """Return the named topics; with a pattern, those that have joined: they have stored offsets."""
+        return known_topics(self.topics, (offset.topic for offset in stored))
+
+    @property
+    def topics_text(self) -> str:
+        """The topics, for a sentence."""
+        return topics_text(self.topics)
 
     @property
     def is_transformed(self) -> bool:
@@ -238,8 +258,8 @@ class Pipeline:
         for topic, offsets in self.start.items():
             # A misspelt topic would start at its earliest offset instead.
             self._expect(
-                topic in self.topics,
-                f"start to name topics of the pipeline, {', '.join(self.topics)}",
+                self.loads(topic),
+                f"start to name topics of the pipeline, {self.topics_text}",
                 repr(topic),
             )
             for partition, offset in offsets.items():

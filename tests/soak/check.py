@@ -63,7 +63,7 @@ def check_pipeline(
     removed: Mapping[int, int],
 ) -> Accounted:
     """Each record of the account is a row, a reject, a tombstone, dropped, or lost; and the target is right."""
-    records = account.of(pipeline.topics[0])
+    records = account.of(pipeline.known_topics(())[0])
     with transaction(connection) as cursor:
         coverage = Ledger(connection).coverage(pipeline)
         losses = [each for each in coverage if each.kind == "loss"]

@@ -35,7 +35,9 @@ class BatchRunner:
 
     def settle(self, pipeline: Pipeline) -> None:
         """Wait until the broker has written the marker at the end of each transaction."""
-        while any(each.last_stable < each.high_watermark for each in self.log.partitions(pipeline.topics)):
+        while any(
+            each.last_stable < each.high_watermark for each in self.log.partitions(pipeline.known_topics(()))
+        ):
             time.sleep(0.05)
 
     def plan(self, pipeline: Pipeline) -> int:

@@ -40,7 +40,7 @@ class History:
     @property
     def topic(self) -> str:
         """The only topic of the pipeline."""
-        return self.pipeline.topics[0]
+        return self.pipeline.known_topics(())[0]
 
     @property
     def end(self) -> int:

@@ -46,7 +46,7 @@ def fill_story(
     were replayed; half of batch 20 was processed again by a backfill. Batches 5, 15 and 25 rejected records. The next
     batch is in flight, and rows of the target carry their lineage.
     """
-    name, topic = pipeline.name, pipeline.topics[0]
+    name, topic = pipeline.name, pipeline.known_topics(())[0]
     now = until or datetime.now(UTC)
     with transaction(connection) as cursor:
         Ledger(connection).register(pipeline)

@@ -32,7 +32,7 @@ class Batches:
 
     @property
     def topic(self) -> str:
-        return self.pipeline.topics[0]
+        return self.pipeline.known_topics(())[0]
 
     def __post_init__(self) -> None:
         self.columns = self.columns or self.pipeline.value.columns

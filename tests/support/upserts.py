@@ -40,7 +40,7 @@ def changes(world: BatchRunner, pipeline: Pipeline) -> list[tuple[Any, ...]]:
 
 
 def replayed(world: BatchRunner, pipeline: Pipeline, *bounds: tuple[int, int], partition: int = 0) -> None:
-    asked = tuple(RequestedRange(pipeline.topics[0], partition, *each) for each in bounds)
+    asked = tuple(RequestedRange(pipeline.known_topics(())[0], partition, *each) for each in bounds)
     batch_id = freeze_replay(
         world.connection, world.log, pipeline, ReplayRequest(ranges=asked), origin="cli"
     ).batch_id

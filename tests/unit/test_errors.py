@@ -25,6 +25,7 @@ RETRYABLE = {
     "RegistryUnavailable",
     "StagedRowsDiffer",
     "StoredOffsetsMoved",
+    "TablesUnfinished",
     "TasksFailed",
     "UnexpectedError",
 }

@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from exactbatch.airflow import operator as module
 from exactbatch.airflow.batches import check_committed, check_own, named_batch
 from exactbatch.airflow.operator import ProcessBatchOperator
+from exactbatch.airflow.submit import search_path
 from exactbatch.class_archive import archive_file
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
@@ -59,7 +60,7 @@ class Launches:
 
         monkeypatch.setattr(module, "done_already", ask)
         monkeypatch.setattr(module, "planned_offsets", lambda *_: 1_000)
-        monkeypatch.setattr(module.BaseHook, "get_connection", lambda _: None)
+        monkeypatch.setattr(BaseHook, "get_connection", lambda _: None)
         monkeypatch.setattr(SparkSubmitOperator, "execute", submit)
         self.hook = SimpleNamespace(
             _connection={"deploy_mode": None}, _submit_sp=SimpleNamespace(returncode=returncode)
@@ -157,13 +158,13 @@ def test_the_driver_finds_a_pipeline_whose_module_is_in_the_bundle_of_its_dag(mo
     monkeypatch.syspath_prepend(str(bundle))
     monkeypatch.setenv("PYTHONPATH", "/first")
     for reference in ("orders:orders", "shop.orders:orders"):
-        assert module._search_path(reference) == {"PYTHONPATH": f"/first{os.pathsep}{bundle}"}
+        assert search_path(reference) == {"PYTHONPATH": f"/first{os.pathsep}{bundle}"}
     monkeypatch.setenv("PYTHONPATH", str(bundle))
-    assert module._search_path("orders:orders") == {}
+    assert search_path("orders:orders") == {}
     monkeypatch.delenv("PYTHONPATH")
-    assert module._search_path("orders:orders") == {"PYTHONPATH": str(bundle)}
-    assert module._search_path("there_is_no_such_module:x") == {}
-    assert module._search_path("pytest:x") == {}  # it is installed: the driver finds it
+    assert search_path("orders:orders") == {"PYTHONPATH": str(bundle)}
+    assert search_path("there_is_no_such_module:x") == {}
+    assert search_path("pytest:x") == {}  # it is installed: the driver finds it
 
 
 def test_the_exit_status_is_the_one_that_the_hook_has_seen(real_hook):

@@ -1,5 +1,7 @@
 """Checks that a task processes the batch of its own run: XComs can be edited, removed, or left over."""
 
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -25,9 +27,38 @@ def named_batch(batch_id: Any, plan_id: Any) -> tuple[int, UUID | None]:
         ) from None
 
 
-def check_own(batch: "Batch", ti: Any) -> None:
-    """Raise AirflowFailException unless the batch was planned for the run of this task."""
-    run_of_task = ti.dag_id, ti.dag_id, ti.run_id
+@dataclass(frozen=True, slots=True)
+class NamedBatch:
+    """The batch of one of many tables, as plan_batch has left it."""
+
+    topic: str
+    batch_id: int
+    plan_id: UUID
+
+
+def named_batches(batches: Any) -> list[NamedBatch]:
+    """Return the batches of many tables that plan_batch has left as JSON; Jinja may have rendered it as a list.
+
+    Raises AirflowFailException if it has left none.
+    """
+    try:
+        found = json.loads(batches) if isinstance(batches, str) else list(batches)
+        return [
+            NamedBatch(str(topic), int(batch_id), UUID(str(plan_id))) for topic, batch_id, plan_id in found
+        ]
+    except (TypeError, ValueError):
+        raise AirflowFailException(
+            f"plan_batch has left no batches: its XCom batches is {batches!r}. It was marked as success, or its XComs "
+            f"were removed. {_REMEDY}"
+        ) from None
+
+
+def check_own(batch: "Batch", ti: Any, *, pipeline: str | None = None) -> None:
+    """Raise AirflowFailException unless the batch was planned for the run of this task.
+
+    `pipeline` is the batch's; None if it has the name of the DAG.
+    """
+    run_of_task = pipeline or ti.dag_id, ti.dag_id, ti.run_id
     run_of_batch = batch.pipeline, batch.dag_id, batch.run_id
     if run_of_batch != run_of_task:
         raise AirflowFailException(

@@ -4,6 +4,7 @@ import html
 from urllib.parse import urlencode
 
 from exactbatch.pipeline import Pipeline
+from exactbatch.tables import Tables
 
 
 def documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
@@ -16,7 +17,7 @@ def documentation(pipeline: Pipeline, pool: str, replay_pool: str) -> str:
     return f"""\
 ### {pipeline.name}
 
-Exactly-once batches from **{", ".join(pipeline.topics)}** to **{pipeline.sink.target}**.
+Exactly-once batches from **{html.escape(pipeline.topics_text)}** to **{pipeline.sink.target}**.
 
 1. **plan_batch** reads the stored offsets, asks Kafka for the latest ones, and freezes the ranges in the ledger. If
    there is nothing new, the run is skipped.
@@ -41,6 +42,28 @@ pool `{pool}`, replays in `{replay_pool}`.
 | column | type |
 | --- | --- |
 {columns}
+"""
+
+
+def documentation_of_tables(tables: Tables, pool: str, replay_pool: str) -> str:
+    """Return the Markdown text about many tables and their tasks."""
+    return f"""\
+### {tables.name}
+
+Exactly-once batches from **{html.escape(tables.topics_text)}**, each topic into a table of its own by a pipeline
+`{tables.name}.TABLE`.
+
+1. **plan_batch** plans a batch of each table and freezes its ranges in the ledger. Topics that have come to match join.
+   If there is nothing new for any table, the run is skipped.
+2. **process_batch** processes all of them with one Spark driver, {tables.at_a_time} at a time; each commits in its own
+   Postgres transaction. **process_replay** does so for ranges that are processed again.
+3. **report_batch** logs the batches and updates the asset `exactbatch.{tables.name}`.
+
+A table that fails stops no other: the task fails at its end and names it, and a retry processes only what is left.
+
+To process data again, trigger a run with a time window, batch IDs or offset ranges, start a backfill, or clear
+plan_batch with its downstream tasks; `tables` limits a run to some tables. `exactbatch status {tables.name}` and
+`exactbatch audit {tables.name}` show all tables. Batches run in the pool `{pool}`, replays in `{replay_pool}`.
 """
 
 

@@ -7,8 +7,12 @@ from exactbatch.airflow.batches import check_own
 from exactbatch.settings import Settings
 
 
-def done_already(settings: Settings, batch_id: int, plan_id: UUID | None, ti: Any) -> str | None:
+def done_already(
+    settings: Settings, batch_id: int, plan_id: UUID | None, ti: Any, *, pipeline: str | None = None
+) -> str | None:
     """Return why a batch needs no launch (it is committed, or later replays processed all of its ranges), or None.
+
+    `pipeline` is the batch's; None if it has the name of the DAG.
 
     Raises BatchLost, AirflowFailException for a batch of another run, and the errors of ledger_session().
     """
@@ -18,7 +22,7 @@ def done_already(settings: Settings, batch_id: int, plan_id: UUID | None, ti: An
     with ledger_session(settings.postgres, "exactbatch launch") as connection, transaction(connection):
         ledger = Ledger(connection)
         batch = ledger.batch(batch_id, plan_id)
-        check_own(batch, ti)
+        check_own(batch, ti, pipeline=pipeline)
         if batch.committed_at is not None:
             return (
                 f"Batch {batch_id} was committed at {batch.committed_at:%Y-%m-%d %H:%M:%S} UTC: nothing was launched "

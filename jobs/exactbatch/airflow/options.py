@@ -51,9 +51,15 @@ def checked_schedule(pipeline: str, schedule: Any) -> Any:
 
 
 def dag_options(
-    pipeline: str, given: Mapping[str, Any], *, retries: int, retry_delay: timedelta, documentation: str
+    pipeline: str,
+    given: Mapping[str, Any],
+    *,
+    retries: int,
+    retry_delay: timedelta,
+    documentation: str,
+    own: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Merge the given arguments of a pipeline's DAG with its own.
+    """Merge the given arguments of a pipeline's DAG with its own, whose parameters are `own`.
 
     Given default_args take precedence, tags and params are added, and doc_md comes before the DAG's own text.
 
@@ -70,7 +76,7 @@ def dag_options(
             )
     # As in Airflow, but Airflow would let them replace the DAG's own.
     params = {**dict(default_args.pop("params", None) or {}), **params}
-    own = parameters()
+    own = parameters() if own is None else own
     if taken := sorted(own.keys() & params.keys()):
         raise ConfigurationError(
             f"pipeline {pipeline!r}: its DAG already has parameters of the names {', '.join(taken)}. Rename yours."

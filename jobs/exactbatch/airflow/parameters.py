@@ -17,6 +17,7 @@ _AIRFLOW_PREFIX: Final = "airflow/"  # of keys in a run's configuration that Air
 _ENABLES_OPENLINEAGE: Final = (
     "_selective_enable_ol"  # enable_lineage() of Airflow's provider adds it to a DAG
 )
+TABLES: Final = "tables"
 _SECTION: Final = "Process again (leave empty for a normal run and for a backfill)"
 
 
@@ -78,6 +79,21 @@ def parameters() -> dict[str, Param]:
             "fails and changes nothing.",
             section=_SECTION,
         ),
+    }
+
+
+def parameters_of_tables() -> dict[str, Param]:
+    """Return the form of the DAG of many tables: parameters() and the tables that a run concerns."""
+    return {
+        TABLES: Param(
+            [],
+            type="array",
+            items={"type": "string"},
+            title="Tables",
+            description_md="The tables that this run concerns, for example `[customers, orders]`; all of them if "
+            "empty. Offset ranges and batch IDs name their table themselves.",
+        ),
+        **parameters(),
     }
 
 

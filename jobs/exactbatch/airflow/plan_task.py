@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from exactbatch.ledger import Batch, Origin
 
 # By Airflow's type of a run; all other types are kinds of schedules.
-_ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
+ORIGINS: Final["dict[str, Origin]"] = {"manual": "manual", "backfill": "backfill"}
 # The report of a batch that was committed more recently may still be running.
-_UNANNOUNCED_AFTER: Final = 300.0  # seconds
-_MISSED_LIMIT: Final = 100
+UNANNOUNCED_AFTER: Final = 300.0  # seconds
+MISSED_LIMIT: Final = 100
 _TASKS_TEST_PREFIX: Final = "__airflow_temporary_run_"  # of the runs of `airflow tasks test`
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def plan_task(
         from exactbatch.planning.run import plan_run
         from exactbatch.postgres.connection import transaction
 
-        _check_not_tasks_test(dag_run)
+        check_not_tasks_test(dag_run)
         with airflow_errors():
             pipeline, settings = load_pipeline(reference), connections.settings()
             check_properties(settings.kafka)
@@ -73,11 +73,11 @@ def plan_task(
                     pipeline,
                     Run(dag_run.dag_id, dag_run.run_id, dag_run.clear_number, dag_run.start_date),
                     request,
-                    origin=_ORIGINS.get(dag_run.run_type, "schedule"),
+                    origin=ORIGINS.get(dag_run.run_type, "schedule"),
                 )
                 with transaction(connection):
                     missed = Ledger(connection).unannounced(
-                        pipeline, age=_UNANNOUNCED_AFTER, limit=_MISSED_LIMIT
+                        pipeline, age=UNANNOUNCED_AFTER, limit=MISSED_LIMIT
                     )
             next_task = _next_task(planned.batch, missed, planned.because)
             batch = planned.batch or missed[-1]
@@ -92,7 +92,7 @@ def plan_task(
     return plan_batch()
 
 
-def _check_not_tasks_test(dag_run: Any) -> None:
+def check_not_tasks_test(dag_run: Any) -> None:
     """Raise AirflowFailException in a run of `airflow tasks test`."""
     if dag_run.run_id.startswith(_TASKS_TEST_PREFIX):
         raise AirflowFailException(

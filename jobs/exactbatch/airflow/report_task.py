@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from exactbatch.operations.report import Report
     from exactbatch.settings import Settings
 
-_ANNOUNCED: Final = "announced"  # an XCom of report_batch: the plan IDs in its asset event
+ANNOUNCED: Final = "announced"  # an XCom of report_batch: the plan IDs in its asset event
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,8 @@ def report_task(
 
     def note_announced(context: Any) -> None:
         """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
-        plans = context["ti"].xcom_pull(task_ids="report_batch", key=_ANNOUNCED)
-        _announce(connections.settings(), name, [UUID(plan) for plan in plans])
+        plans = context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED)
+        announce(connections.settings(), name, [UUID(plan) for plan in plans])
         send_gauges(name, connections)
 
     @task(
@@ -79,8 +79,8 @@ def report_task(
             print(report.as_table())  # noqa: T201 - a task's output is its log
             beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
             outlet_events[asset].extra = {**report.as_json(), "beyond_stored": beyond}
-            ti.xcom_push(key=_ANNOUNCED, value=list(map(str, [report.batch.plan_id, *missed_plans])))
-            _show_progress(broker, pipeline, report)
+            ti.xcom_push(key=ANNOUNCED, value=list(map(str, [report.batch.plan_id, *missed_plans])))
+            show_progress(broker, pipeline, report)
 
     return report_batch(*batch)
 
@@ -94,7 +94,7 @@ def _check_not_overtaken(report: "Report") -> None:
         )
 
 
-def _announce(settings: "Settings", pipeline: str, plans: Sequence[UUID]) -> None:
+def announce(settings: "Settings", pipeline: str, plans: Sequence[UUID]) -> None:
     """Record that batches were announced, and count those that had not been: each counts once, even in a new try."""
     from exactbatch.ledger import Ledger, ledger_session
     from exactbatch.operations.measurement import count
@@ -107,11 +107,11 @@ def _announce(settings: "Settings", pipeline: str, plans: Sequence[UUID]) -> Non
             send(count(connection, pipeline, announced))
 
 
-def _show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> None:
+def show_progress(broker: "KafkaBroker", pipeline: Pipeline, report: "Report") -> None:
     """Commit to the consumer group that lag tools read. exactbatch does not read it, so an error is only logged."""
     try:
         with translate_all_errors():
-            stored = {key: offset for key, offset in report.stored.items() if key[0] in pipeline.topics}
+            stored = {key: offset for key, offset in report.stored.items() if pipeline.loads(key[0])}
             broker.commit_group(f"exactbatch.{pipeline.name}", stored)
     except ExactbatchError as error:
         logger.warning("lag tools do not see this batch yet: %s: %s", type(error).__name__, error)

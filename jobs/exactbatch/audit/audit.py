@@ -76,19 +76,22 @@ def audit(
             ledger = Ledger(connection)
             ledger.check_registered(pipeline, may_double=True)  # results that are doubled are a finding
             stored = ledger.stored_offsets(pipeline)
+            topics = pipeline.known_topics(stored)
             first_advanced = ledger.first_advanced(pipeline)
             horizons = ledger.horizons(pipeline)
             check_visible(cursor, pipeline, values=values)
             unsafe = unsafe_tables(cursor, pipeline)
             snapshot.share(cursor)
             snapshot.lock(tables_of(pipeline))  # for all workers, until this connection ends its transaction
+        if not topics:  # none has joined by the pipeline's pattern
+            return AuditReport([], TargetAudit())
         sharing = sharing_pipelines(snapshot, pipeline)
         expected = ExpectedValues(snapshot, pipeline, settings.kafka) if values else None
         heads = {offset.topic_partition: offset.next_offset for offset in stored}
         # The log is queried after the ledger, so that it has every stored offset of the snapshot.
         partitions = {
             partition.topic_partition: partition
-            for partition in broker.processed_partitions(pipeline.topics, stored)
+            for partition in broker.processed_partitions(topics, stored)
             # A processed partition has a stored offset, unless somebody has deleted it.
             if partition.topic_partition in heads
             or (partition.topic_id, partition.partition) in first_advanced
@@ -104,7 +107,7 @@ def audit(
             )
             for key, partition in partitions.items()
         }
-        _, cluster_id = broker.cluster(pipeline.topics)
+        _, cluster_id = broker.cluster(topics)
         audited = AuditedLog(
             pipeline=pipeline,
             settings=settings,
@@ -113,7 +116,7 @@ def audit(
             horizons={
                 partition.topic_partition: horizons.get(partition.key, 0) for partition in partitions.values()
             },
-            compacted=frozenset(broker.compacted(pipeline.topics)),
+            compacted=frozenset(broker.compacted(topics)),
             cluster_id=cluster_id,
             sharing=sharing,
             is_shared=bool(sharing) or has_other_incarnations(snapshot, pipeline),
@@ -126,7 +129,7 @@ def audit(
         report = AuditReport(list(audits.values()), TargetAudit())
         if not audits:
             return report
-        find_places(report.target, snapshot, pipeline, list(audits), rows_of_batches)
+        find_places(report.target, snapshot, pipeline, topics, list(audits), rows_of_batches)
         report.target.unsafe = len(unsafe)
         report.target.notes += unsafe
         if pipeline_counts_batches(pipeline):

@@ -89,19 +89,22 @@ def find_places(
     report: TargetAudit,
     snapshot: Snapshot,
     pipeline: Pipeline,
+    topics: Sequence[str],
     audited: Collection[tuple[str, int]],
     rows_of_batches: Mapping[int, int],
 ) -> None:
     """Check all rows, wherever they claim to be, and report those that cannot be where they are.
 
-    `audited` are the topics and partitions whose offsets, from zero on, are compared one by one, and
-    `rows_of_batches` how many rows of each batch that comparison has found.
+    `topics` are those that the pipeline loads. `audited` are the topics and partitions whose offsets, from zero on,
+    are compared one by one, and `rows_of_batches` how many rows of each batch that comparison has found.
     """
     sharing = _sharing(snapshot, pipeline)
     suspects = 0
     is_complete = _has_no_other_rows(snapshot, pipeline, rows_of_batches)
     counted = rows_of_batches if is_complete else None
-    for kind, batch_id, expected, actual in snapshot.rows(_scan(pipeline, sharing, counted), pipeline.name):
+    for kind, batch_id, expected, actual in snapshot.rows(
+        _scan(pipeline, topics, sharing, counted), pipeline.name
+    ):
         if kind == "not ours":
             report.not_ours = actual
         elif kind == "suspects":
@@ -115,7 +118,7 @@ def find_places(
         del report.notes[SHOWN:]
     misplaced = snapshot.rows(_misplaced_rejects(audited), pipeline.name)
     if suspects:
-        misplaced += snapshot.rows(_misplaced_rows(pipeline, sharing, audited))
+        misplaced += snapshot.rows(_misplaced_rows(pipeline, topics, sharing, audited))
     if pipeline.sink.event_times is not None:
         query = _misplaced_times(pipeline, sharing, pipeline.sink.event_times)
         misplaced += snapshot.rows(query)
@@ -187,7 +190,10 @@ def _found(pipeline: Pipeline, counted: Mapping[int, int] | None) -> sql.Composa
 
 
 def _scan(
-    pipeline: Pipeline, sharing: Sequence[tuple[str, str]], counted: Mapping[int, int] | None
+    pipeline: Pipeline,
+    topics: Sequence[str],
+    sharing: Sequence[tuple[str, str]],
+    counted: Mapping[int, int] | None,
 ) -> sql.Composable:
     """Return a query for the number of rows that are not ours, the number of groups in which rows may be misplaced, and
     each batch with a different number of rows or rejects than the ledger has.
@@ -211,17 +217,17 @@ def _scan(
     ).format(
         found=_found(pipeline, counted),
         batches=sql.SQL(_BATCHES),
-        not_ours=_not_ours(pipeline) if counted is None else no_other,
+        not_ours=_not_ours(pipeline, topics) if counted is None else no_other,
         placed=_placed(pipeline, sharing) if counted is None else sql.SQL("true"),
     )
 
 
-def _not_ours(pipeline: Pipeline) -> sql.Composable:
+def _not_ours(pipeline: Pipeline, topics: Sequence[str]) -> sql.Composable:
     """Return a condition for rows without a batch that claim none of our topics. Lineage tables have only our rows."""
     if pipeline.sink.is_derived:
         return sql.SQL("false")
     return sql.SQL("(found.batch_id is null and coalesce(found.topic <> all({}::text[]), true))").format(
-        sql.Literal(list(pipeline.topics))
+        sql.Literal(list(topics))
     )
 
 
@@ -247,7 +253,10 @@ def _placed(pipeline: Pipeline, sharing: Sequence[tuple[str, str]]) -> sql.Compo
 
 
 def _misplaced_rows(
-    pipeline: Pipeline, sharing: Sequence[tuple[str, str]], audited: Collection[tuple[str, int]]
+    pipeline: Pipeline,
+    topics: Sequence[str],
+    sharing: Sequence[tuple[str, str]],
+    audited: Collection[tuple[str, int]],
 ) -> sql.Composable:
     """Return a query, by batch, topic and partition, for rows outside of all ranges of their batch, without those that
     are compared offset by offset anyway."""
@@ -263,7 +272,7 @@ def _misplaced_rows(
         partition=sql.SQL("kafka_partition" if by_record else "null::int"),
         offset=sql.SQL("kafka_offset" if by_record else "null::bigint"),
         lineage_table=pipeline.sink.lineage_table.in_snapshot,
-        not_ours=_not_ours(pipeline),
+        not_ours=_not_ours(pipeline, topics),
         placed=_placed(pipeline, sharing),
         seen=_seen(audited) if by_record else sql.SQL("false"),
     )

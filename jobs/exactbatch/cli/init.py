@@ -7,10 +7,13 @@ from rich.markup import escape
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, err, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.many_tables import init_tables
+from exactbatch.cli.pipeline import Reference, ledger_connection, load_any
+from exactbatch.errors import ConfigurationError
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.planning.freeze_replay import missing_index
 from exactbatch.postgres.connection import transaction
+from exactbatch.tables import Tables
 
 
 def init(
@@ -32,7 +35,14 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Create or upgrade the ledger, and register a pipeline in it."""
-    pipeline, settings = load(reference)
+    pipeline, settings = load_any(reference)
+    if isinstance(pipeline, Tables):
+        if accept_identity or rename or share_topics:
+            raise ConfigurationError(
+                f"--accept-identity, --rename and --share-topics are for one pipeline. Name it: {reference}.TABLE"
+            )
+        init_tables(pipeline, settings, as_json=as_json)
+        return
     with ledger_connection(settings, pipeline, may_be_new=True) as connection:
         with err.status("Creating or upgrading the ledger …") as status:
             versions = migrate(connection, progress=lambda step: status.update(step))

@@ -9,7 +9,8 @@ import typer
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
+from exactbatch.cli.many_tables import audit_tables
+from exactbatch.cli.pipeline import Reference, ledger_connection, load, load_any
 from exactbatch.cli.progress import counting
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import CHECK_FAILED
@@ -17,6 +18,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.request import parse_time
 from exactbatch.postgres.connection import transaction
+from exactbatch.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +71,12 @@ def audit(
     # Imported here: the auditor loads pyarrow and a Postgres driver that no other command needs.
     from exactbatch.audit.audit import audit as audit_target
 
-    pipeline, settings = load(reference)
+    pipeline, settings = load_any(reference)
+    if isinstance(pipeline, Tables):
+        if master is not None:
+            raise ConfigurationError(f"--master is for one pipeline. Name it: {reference}.TABLE")
+        audit_tables(pipeline, settings, values=values, as_json=as_json)
+        return
     with _spark(pipeline, master) as spark, counting("Comparing offsets") as update:
         report = audit_target(
             pipeline,

@@ -10,18 +10,22 @@ import typer
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import err
 from exactbatch.cli.local import local_settings
-from exactbatch.discovery import load_pipeline
+from exactbatch.discovery import load_object
+from exactbatch.errors import ConfigurationError
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import check_schema, ledger_session
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.plan_tables import find_members, selected
 from exactbatch.postgres.connection import Connection
 from exactbatch.settings import KAFKA, POSTGRES, Settings
+from exactbatch.tables import Tables
 
 Reference = Annotated[
     str,
     typer.Argument(
         metavar="PIPELINE",
-        help="MODULE:NAME, or NAME for pipelines.NAME:NAME.",
+        help="MODULE:NAME, or NAME for pipelines.NAME:NAME; NAME.TABLE for one of many tables.",
         autocompletion=pipeline_names,
     ),
 ]
@@ -39,15 +43,38 @@ Master = Annotated[str, typer.Option(help="Spark master, or the URL of a Spark C
 def load(reference: str) -> tuple[Pipeline, Settings]:
     """Import a pipeline, and read from the environment how to reach Kafka and Postgres.
 
-    Without both variables, a running local stack serves. Raises ConfigurationError.
+    Without both variables, a running local stack serves. Raises ConfigurationError, also for Tables.
     """
-    pipeline = load_pipeline(reference if ":" in reference else f"pipelines.{reference}:{reference}")
-    return pipeline, load_settings()
+    found, settings = load_any(reference)
+    if isinstance(found, Tables):
+        raise ConfigurationError(
+            f"{found.name!r} is many tables, and this command is for one. Name it: {reference}.TABLE"
+        )
+    return found, settings
+
+
+def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
+    """Like load(), and also return Tables. A member is named by their reference, a dot, and its table."""
+    module, colon, name = reference.rpartition(":")
+    name, dot, table = name.partition(".")
+    found, settings = (
+        load_object(f"{module}:{name}" if colon else f"pipelines.{name}:{name}"),
+        load_settings(),
+    )
+    if not dot:
+        return found, settings
+    if not isinstance(found, Tables):
+        raise ConfigurationError(f"expected Tables as {name!r} in {reference!r}, found a Pipeline")
+    with ledger_connection(settings) as connection:
+        members = find_members(connection, KafkaBroker(settings.kafka), found)
+    return selected(found, members, [table])[0], settings
 
 
 def registered_name(reference: str) -> str:
-    """Return the name under which a pipeline is registered: of MODULE:NAME, or the reference itself."""
-    return load_pipeline(reference).name if ":" in reference else reference
+    """Return the name under which a pipeline or Tables are registered: of MODULE:NAME, or the reference itself."""
+    module, colon, name = reference.rpartition(":")
+    name, dot, table = name.partition(".")
+    return f"{load_object(f'{module}:{name}').name}{dot}{table}" if colon else reference
 
 
 def load_settings() -> Settings:

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, Yes, confirm, out, print_json
-from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load
+from exactbatch.cli.many_tables import plan_of_tables, run_tables
+from exactbatch.cli.pipeline import Master, Reference, ledger_connection, load, load_any
 from exactbatch.cli.progress import counting, following
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
@@ -21,6 +22,7 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, parse_range, ranges_of_offsets, request_of
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
+from exactbatch.tables import Tables
 
 if TYPE_CHECKING:
     from exactbatch.batch.staging.engine import Engine
@@ -30,7 +32,10 @@ _LOCAL_MASTER = "local[*]"
 
 def plan(reference: Reference, as_json: AsJson = False) -> None:
     """Show what the next run would process. Changes nothing."""
-    pipeline, settings = load(reference)
+    pipeline, settings = load_any(reference)
+    if isinstance(pipeline, Tables):
+        plan_of_tables(pipeline, settings, as_json=as_json)
+        return
     with ledger_connection(settings, pipeline) as connection:
         planned, partitions = preview_advance(connection, KafkaBroker(settings.kafka), pipeline)
     if as_json:
@@ -41,7 +46,10 @@ def plan(reference: Reference, as_json: AsJson = False) -> None:
 
 def run(reference: Reference, master: Master = _LOCAL_MASTER, as_json: AsJson = False) -> None:
     """Plan the next batch and process it, without Airflow."""
-    pipeline, settings = load(reference)
+    pipeline, settings = load_any(reference)
+    if isinstance(pipeline, Tables):
+        run_tables(pipeline, settings, master, as_json=as_json)
+        return
     with ledger_connection(settings, pipeline) as connection:
         batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli")
         batch = None if batch_id is None else _batch(connection, batch_id)

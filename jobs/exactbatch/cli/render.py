@@ -15,6 +15,7 @@ from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.status import Status
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.window import beyond_text
+from exactbatch.topic_pattern import TopicPattern
 
 if TYPE_CHECKING:
     from exactbatch.audit.report import AuditReport, Finding
@@ -40,6 +41,9 @@ def plan_table(pipeline: Pipeline, plan: Plan, partitions: Sequence[LogPartition
     starts = defaultdict(
         lambda: "starts", dict.fromkeys(plan.unnamed, "starts at its earliest: start has no offset for it")
     )
+    if isinstance(pipeline.topics, TopicPattern):
+        joining = {topic for topic, _ in plan.joining}
+        starts |= {seed.topic_partition: "joins" for seed in plan.seeds if seed.topic in joining}
     for seed in plan.seeds:
         table.add_row(partition_text(seed), starts[seed.topic_partition], str(seed.next_offset), "", "", "")
     for loss in plan.losses:

@@ -12,12 +12,14 @@ from rich.text import Text
 
 from exactbatch.cli import render
 from exactbatch.cli.console import AsJson, out, print_json
-from exactbatch.cli.pipeline import Reference, ledger_connection, load
-from exactbatch.errors import RetryableError
+from exactbatch.cli.many_tables import status_of_tables
+from exactbatch.cli.pipeline import Reference, ledger_connection, load_any
+from exactbatch.errors import ConfigurationError, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.status import Status, load_status
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
+from exactbatch.tables import Tables
 
 
 def status(
@@ -34,7 +36,12 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show the stored offset and the lag of each partition, and the newest batches."""
-    pipeline, settings = load(reference)
+    pipeline, settings = load_any(reference)
+    if isinstance(pipeline, Tables):
+        if watch:
+            raise ConfigurationError(f"--watch is for one pipeline. Name it: {reference}.TABLE")
+        status_of_tables(pipeline, settings, as_json=as_json)
+        return
     if not watch:
         with ledger_connection(settings, pipeline) as connection:
             loaded = load_status(connection, KafkaBroker(settings.kafka), pipeline)

@@ -178,3 +178,11 @@ class TasksFailed(RetryableError):
 
 class UnexpectedError(RetryableError):
     """An exception that exactbatch does not recognize: a defect of its own, of a library, or of the pipeline's code."""
+
+
+class TablesFailed(ExactbatchError):
+    """The batches of some tables failed, and a retry helps none of them. Those of the other tables are committed."""
+
+
+class TablesUnfinished(RetryableError):
+    """The batches of some tables failed, and a retry may help. Those of the other tables are committed."""

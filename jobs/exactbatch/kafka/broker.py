@@ -14,6 +14,7 @@ from exactbatch.kafka.errors import acl_missing
 from exactbatch.kafka.identity import check_same_logs
 from exactbatch.model import FoundRecord, LogPartition, Retention, Start, StoredOffset
 from exactbatch.offsets import TopicPartition
+from exactbatch.topic_pattern import TopicPattern, Topics, known_topics
 
 _SETTLE: Final = 15.0  # seconds
 _HALVINGS: Final = 12
@@ -69,6 +70,37 @@ class KafkaBroker:
             )
             for partition in sorted(partitions)
         )
+
+    def matching_topics(self, pattern: TopicPattern, known: Collection[str] = ()) -> tuple[str, ...]:
+        """Return the names of all topics that match, of which some may be `known` from before, in order.
+
+        One request lists all topics that an ACL lets this client describe: no other topic can be told from one that
+        does not exist. A known topic is among the result even if it is not listed.
+
+        Raises TopicMissing if there is none at all.
+        """
+        with admin_client(self._properties) as client:
+            listed = {
+                topic["name"]
+                for topic in client.describe_topics(None)
+                if pattern.matches(topic["name"]) and not topic["is_internal"]
+            }
+        if not listed and not known:
+            raise TopicMissing(
+                f"no topic matches {pattern.regex!r}. Check the pattern, which has to match whole names, and "
+                f"bootstrap.servers. Topics that an ACL does not let this client describe are invisible to it: "
+                f"docs/security.md lists the ACLs that a pipeline needs."
+            )
+        return tuple(sorted({*listed, *known}))
+
+    def loaded_topics(self, topics: Topics, stored: Collection[str]) -> tuple[str, ...]:
+        """Return the named topics; for a pattern, those of the topics with stored offsets that match it, and all that
+        exist now.
+
+        Raises TopicMissing for a pattern that matches nothing.
+        """
+        known = known_topics(topics, stored)
+        return self.matching_topics(topics, known) if isinstance(topics, TopicPattern) else known
 
     def known_partitions(self, topics: Sequence[str]) -> tuple[LogPartition, ...]:
         """Like partitions(), for topics that existed before: retries a broker that has just started.
@@ -181,10 +213,12 @@ class KafkaBroker:
 
         return self._settled(query)
 
-    def group_offsets(self, group: str, topics: Sequence[str]) -> dict[TopicPartition, int]:
+    def group_offsets(
+        self, group: str, topics: Sequence[str], *, may_lack: bool = False
+    ) -> dict[TopicPartition, int]:
         """Return the offsets that a consumer group has committed for the topics.
 
-        Raises ConfigurationError for a topic without any.
+        Raises ConfigurationError for a topic without any; if topics `may_lack` offsets, only if all do.
         """
         with (
             admin_client(self._properties) as client,
@@ -196,7 +230,8 @@ class KafkaBroker:
             for partition, value in committed.items()
             if partition.topic in topics and value.offset >= 0
         }
-        if missing := sorted(set(topics) - {topic for topic, _ in offsets}):
+        missing = sorted(set(topics) - {topic for topic, _ in offsets})
+        if missing and not (may_lack and offsets):
             others = sorted({partition.topic for partition, value in committed.items() if value.offset >= 0})
             raise ConfigurationError(
                 f"start='group:{group}': the consumer group {group!r} has committed no offset for "
@@ -318,15 +353,20 @@ class KafkaBroker:
 
 
 def resolve_start(
-    start: str | Mapping[str, Mapping[int, int]], broker: KafkaBroker, topics: Sequence[str]
+    start: str | Mapping[str, Mapping[int, int]],
+    broker: KafkaBroker,
+    topics: Sequence[str],
+    *,
+    may_lack: bool = False,
 ) -> Start:
-    """Resolve a pipeline's `start` for plan_advance(); "group:NAME" queries the broker for the group's offsets."""
+    """Resolve a pipeline's `start` for plan_advance(); "group:NAME" queries the broker for the group's offsets, of
+    which topics found by a pattern `may_lack` some."""
     if isinstance(start, str):
         if start == "earliest":
             return "earliest"
         if start == "latest":
             return "latest"
-        return broker.group_offsets(start.removeprefix("group:"), topics)
+        return broker.group_offsets(start.removeprefix("group:"), topics, may_lack=may_lack)
     return {
         (topic, partition): offset
         for topic, offsets in start.items()

@@ -9,6 +9,7 @@ from exactbatch.errors import ConfigurationError, IdentityChanged
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import SINKS
 from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.topic_pattern import TopicPattern, known_topics, loads
 
 _IDENTITY: Final = ("target", "sink", "key", "version", "lineage")
 # Pipelines whose values of these are equal write the rows of a target by the same rules.
@@ -19,7 +20,8 @@ _RULES: Final = ("sink", "key", "version")
 class Definition:
     """A row of exactbatch.pipeline.
 
-    `version` is None and `topics` is empty if the pipeline was registered before the ledger had these columns.
+    `version` is None and `topics` is empty if the pipeline was registered before the ledger had these columns. With a
+    `topic_pattern`, a regular expression, `topics` is empty, too: the topics that have joined have stored offsets.
     With `shares_topics`, it may load topics that another pipeline loads into the same target. `freshness` is not part
     of its identity.
     """
@@ -33,6 +35,25 @@ class Definition:
     topics: list[str]
     shares_topics: bool
     freshness: timedelta | None
+    topic_pattern: str | None = None
+
+    @property
+    def pattern(self) -> TopicPattern | None:
+        """The pattern of its topics; None if they are named."""
+        return None if self.topic_pattern is None else TopicPattern(self.topic_pattern)
+
+    def loads(self, topic: str) -> bool:
+        """True if the pipeline is registered with a topic, by name or by pattern."""
+        return loads(self.pattern or self.topics, topic)
+
+    def known_topics(self, stored: Iterable[str]) -> tuple[str, ...]:
+        """Return its topics; of those with stored offsets, the ones that match its pattern.
+
+        Ledgers did not always have the topics of a pipeline: then, all with stored offsets.
+        """
+        if self.pattern is None and not self.topics:
+            return tuple(sorted(set(stored)))
+        return known_topics(self.pattern or self.topics, stored)
 
     @property
     def table(self) -> tuple[str, str]:
@@ -62,9 +83,10 @@ def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definit
         key=list(identity.key),
         lineage=identity.lineage,
         version=identity.version,
-        topics=sorted(pipeline.topics),
+        topics=[] if isinstance(pipeline.topics, TopicPattern) else sorted(pipeline.topics),
         shares_topics=shares_topics,
         freshness=pipeline.freshness,
+        topic_pattern=pipeline.topics.regex if isinstance(pipeline.topics, TopicPattern) else None,
     )
 
 
@@ -101,7 +123,7 @@ def check_sharing(own: Definition, others: Iterable[Definition]) -> None:
 
 def adds_topics(own: Definition, registered: Definition | None) -> bool:
     """True if a pipeline would load topics into its target that it is not registered with."""
-    if registered is None or own.table != registered.table:
+    if registered is None or own.table != registered.table or own.topic_pattern != registered.topic_pattern:
         return True
     return bool(registered.topics) and not set(own.topics) <= set(registered.topics)
 
@@ -113,15 +135,31 @@ def check_topics(own: Definition, other: Definition, *, adds: bool) -> None:
     """
     if own.shares_topics or (other.shares_topics and not adds):
         return
-    if own.table == other.table and (shared := sorted(set(own.topics) & set(other.topics))):
+    if own.table == other.table and (shared := _shared_topics(own, other)):
         schema, table = own.table
         raise ConfigurationError(
-            f"pipelines {other.name!r} and {own.name!r} both load {', '.join(map(repr, shared))} into the table "
+            f"pipelines {other.name!r} and {own.name!r} both load {shared} into the table "
             f"{schema}.{table}: each record would be in the table twice. If {own.name!r} is {other.name!r} under a new "
             f"name, run `exactbatch init` for {own.name!r} with `--rename {other.name}`: it continues "
             f"where {other.name!r} stands. If both are meant to load them, or the topic was deleted and created again, "
             f"run `exactbatch init` for {own.name!r} with `--share-topics`."
         )
+
+
+def _shared_topics(own: Definition, other: Definition) -> str:
+    """Return the topics that both pipelines load or will load, for a sentence; "" if none is known.
+
+    `topics` of both are those that they are registered with or have ever loaded. Whether two different patterns can
+    match one topic is not known before one of them has loaded it: then neither runs until one is changed.
+    """
+    known = {*own.topics, *other.topics}
+    if shared := sorted(
+        topic
+        for topic in known
+        if (topic in own.topics or own.loads(topic)) and (topic in other.topics or other.loads(topic))
+    ):
+        return ", ".join(map(repr, shared))
+    return str(own.pattern) if own.pattern is not None and own.pattern == other.pattern else ""
 
 
 def _difference(own: Definition, other: Definition) -> str | None:

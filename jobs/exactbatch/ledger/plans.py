@@ -5,11 +5,12 @@ from datetime import datetime
 from typing import Final
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch, EmptyRun, Kind, Origin, Run
+from exactbatch.ledger.rows import Batch, EmptyRun, JoinedTopic, Kind, Origin, Run
 from exactbatch.ledger.statements import OnConnection, columns, load_queries, read_row, read_rows
 from exactbatch.model import Plan, StoredOffset
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
+from exactbatch.topic_pattern import TopicPattern
 
 _QUERIES: Final = load_queries("plans")
 _STORED_OFFSET: Final = ("topic", "topic_id", "partition", "next_offset", "leader_epoch")
@@ -59,6 +60,29 @@ class Plans(OnConnection):
         `seconds` is how long planning took; None if that is not known. Returns the batch_id. For an empty plan,
         records that the run found nothing, and returns None.
         """
+        batch_id = self._write_advance(pipeline, plan, origin=origin, run=run, seconds=seconds)
+        if plan.joining and isinstance(pipeline.topics, TopicPattern):
+            _QUERIES.record_joined_topics(
+                self._connection,
+                pipeline=pipeline.name,
+                pattern=pipeline.topics.regex,
+                start=plan.started,
+                batch_id=batch_id,
+                dag_id=run and run.dag_id,
+                run_id=run and run.run_id,
+                topic=[topic for topic, _ in plan.joining],
+                topic_id=[topic_id for _, topic_id in plan.joining],
+            )
+        return batch_id
+
+    def joined_topics(self, pipeline: Pipeline, *, limit: int) -> list[JoinedTopic]:
+        """Return the topics that joined a pipeline by its pattern, the newest first."""
+        rows = _QUERIES.joined_topics(self._connection, pipeline=pipeline.name, limit=limit)
+        return read_rows(JoinedTopic, rows)
+
+    def _write_advance(
+        self, pipeline: Pipeline, plan: Plan, *, origin: Origin, run: Run | None, seconds: float | None
+    ) -> int | None:
         if plan.seeds:
             _QUERIES.insert_stored_offsets(
                 self._connection, pipeline=pipeline.name, **columns(plan.seeds, *_STORED_OFFSET)

@@ -60,6 +60,21 @@ class Registration(OnConnection):
         _QUERIES.register_pipeline(self._connection, **asdict(own))
         return True
 
+    def join(self, pipeline: Pipeline, pattern: str) -> None:
+        """Register a member of Tables whose topic has come to match their pattern, and record when.
+
+        Raises ConfigurationError if another pipeline writes to its tables by other rules, or loads its topic into them.
+        """
+        own, others = definition_of(pipeline), self._others(pipeline)
+        check_sharing(own, others)
+        self._check_topics(own, others, adds=True)
+        _QUERIES.register_member(self._connection, **asdict(own), pattern=pattern)
+
+    def joined_pipelines(self, names: Iterable[str]) -> set[str]:
+        """Return those pipelines that were registered by join()."""
+        rows = _QUERIES.joined_pipelines(self._connection, names=list(names))
+        return {row.pipeline for row in rows}
+
     def registered(self) -> list[Definition]:
         """Return the registrations of all pipelines, by name."""
         return read_rows(Definition, _QUERIES.list_pipelines(self._connection))
@@ -72,6 +87,14 @@ class Registration(OnConnection):
                 f"{self._names()}. Check the name and the connection string."
             )
         return definition
+
+    def registered_or_members(self, name: str) -> list[Definition]:
+        """Return the registration of this name or, if it is that of Tables, those of all members.
+
+        Raises NotRegistered.
+        """
+        members = [each for each in self.registered() if each.name.startswith(f"{name}.")]
+        return members if members and self._definition(name) is None else [self.registered_as(name)]
 
     def check_registered(self, pipeline: Pipeline, *, may_double: bool = False) -> Definition:
         """Return the registration of a pipeline.
@@ -123,7 +146,7 @@ class Registration(OnConnection):
         stored = list(_QUERIES.stored_topics(self._connection, pipelines=names))
         own = {row.topic for row in stored if row.pipeline == pipeline.name}
         others = {row.topic for row in stored if row.pipeline != pipeline.name}
-        return sorted(own - others - set(pipeline.topics))
+        return sorted(topic for topic in own - others if not pipeline.loads(topic))
 
     def _check(self, pipeline: Pipeline, row: Any, *, may_double: bool = False) -> Definition:
         own, others = definition_of(pipeline), self._others(pipeline)
@@ -146,9 +169,11 @@ class Registration(OnConnection):
         companions = sharing(own, others)
         if not companions or own.shares_topics:
             return
-        loaded: dict[str, set[str]] = {other.name: set(other.topics) for other in companions}
+        loaded: dict[str, set[str]] = {each.name: set(each.topics) for each in (own, *companions)}
         for row in _QUERIES.stored_topics(self._connection, pipelines=list(loaded)):
-            loaded[row.pipeline].add(row.topic)
+            if row.pipeline != own.name or (own.pattern is not None and own.loads(row.topic)):
+                loaded[row.pipeline].add(row.topic)
+        own = replace(own, topics=sorted(loaded[own.name]))
         for other in companions:
             check_topics(own, replace(other, topics=sorted(loaded[other.name])), adds=adds)
 

@@ -54,6 +54,24 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedTopic:
+    """A row of exactbatch.joined_topic: a topic that a plan included for the first time, because it matches a pattern.
+
+    `batch_id` is None if the plan found nothing to process. It is also None, like `topic_id`, for a table that joined:
+    all of its batches are of this topic. `start` is "earliest", "latest", "group:NAME" or "offsets".
+    """
+
+    topic: str
+    topic_id: UUID | None
+    pattern: str
+    start: str
+    batch_id: int | None
+    dag_id: str | None
+    run_id: str | None
+    joined_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class FirstRanges:
     """The number of the ranges of a batch, and the first of them."""
 

@@ -123,12 +123,10 @@ def _observe(
     ledger = Ledger(connection)
     with transaction(connection):
         ledger.check_registered(pipeline)
-        stored = tuple(
-            offset for offset in ledger.stored_offsets(pipeline) if offset.topic in pipeline.topics
-        )
+        stored = tuple(offset for offset in ledger.stored_offsets(pipeline) if pipeline.loads(offset.topic))
     if before is None:
         return _Situation(stored, None, {})
-    partitions = broker.processed_partitions(pipeline.topics, stored)
+    partitions = broker.processed_partitions(pipeline.known_topics(stored), stored)
     return _Situation(stored, before, broker.offsets_at(partitions, before))
 
 

@@ -120,7 +120,11 @@ def load_lag(connection: Connection, broker: KafkaBroker, names: Sequence[str]) 
     """
     with transaction(connection):
         ledger = Ledger(connection)
-        definitions = [ledger.registered_as(name) for name in names] if names else ledger.registered()
+        definitions = (
+            [each for name in names for each in ledger.registered_or_members(name)]
+            if names
+            else ledger.registered()
+        )
         stored = {definition.name: ledger.stored_offsets(definition) for definition in definitions}
     return [lag_of(broker, definition, stored[definition.name]) for definition in definitions]
 
@@ -130,10 +134,11 @@ def lag_of(broker: KafkaBroker, definition: Definition, stored: Sequence[StoredO
 
     Raises KafkaUnavailable, and ConfigurationError if an ACL denies reading.
     """
-    # Ledgers did not always have the topics of a pipeline.
-    topics = definition.topics or sorted({offset.topic for offset in stored})
+    pattern = definition.pattern
+    known = definition.known_topics(offset.topic for offset in stored)
     offsets = {offset.topic_partition: offset for offset in stored}
     try:
+        topics = known if pattern is None else broker.matching_topics(pattern, known)
         logs = broker.partitions(topics, {offset.topic for offset in stored}) if topics else ()
     except TopicMissing as error:
         return PipelineLag(definition.name, datetime.now(UTC), (), error, definition.freshness)

@@ -36,8 +36,8 @@ class LedgerSummary:
 
     @property
     def topics(self) -> list[str]:
-        """Its topics; those with stored offsets if it was registered before the ledger kept topics."""
-        return self.definition.topics or sorted({each.topic for each in self.positions})
+        """Its topics; with a pattern, those that have joined."""
+        return list(self.definition.known_topics(each.topic for each in self.positions))
 
     @property
     def stored(self) -> dict[TopicPartition, Position]:

@@ -37,7 +37,7 @@ def preview_registered(
     if not definition.topics:
         with transaction(connection):
             stored = ledger.stored_offsets(pipeline)
-        topics = tuple(sorted({offset.topic for offset in stored}))
+        topics = definition.known_topics(offset.topic for offset in stored)
         pipeline = replace(pipeline, topics=topics or pipeline.topics)
     situation = observe(connection, broker, pipeline, request, is_registered=True)
     with transaction(connection) as cursor:

@@ -137,23 +137,23 @@ def load_report(
             Missed(other, ledger.committed_ranges(other.batch_id), partly.get(other.batch_id))
             for other in late
         )
-        stored = {offset.topic_partition: offset.next_offset for offset in ledger.stored_offsets(pipeline)}
+        positions = ledger.stored_offsets(pipeline)
     return Report(
         batch=batch,
         ranges=tuple(range_ for range_, _ in ranges),
         records=tuple(records for _, records in ranges),
-        stored=stored,
-        partitions=_partitions(broker, pipeline),
+        stored={offset.topic_partition: offset.next_offset for offset in positions},
+        partitions=_partitions(broker, pipeline.known_topics(positions)),
         missed=others,
         overtaken_by=overtaken_by,
         partly=partly.get(batch_id),
     )
 
 
-def _partitions(broker: KafkaBroker, pipeline: Pipeline) -> tuple[LogPartition, ...]:
+def _partitions(broker: KafkaBroker, topics: Sequence[str]) -> tuple[LogPartition, ...]:
     """Return the pipeline's logs; nothing if the broker does not answer: the batch is committed all the same."""
     try:
-        return broker.known_partitions(pipeline.topics)
+        return broker.known_partitions(topics)
     except ExactbatchError as error:
         logger.warning("cannot determine the pipeline's lag: %s: %s", type(error).__name__, error)
         return ()

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
+from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.offsets import TopicPartition
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
@@ -73,6 +73,7 @@ class Status:
     target_partitions  how many partitions a target with layout="by_batch" has; None for another target
     at                 when the log was asked
     freshness          the registered age from which an unprocessed record makes the pipeline overdue; None without one
+    joined             topics that joined by the pipeline's pattern, the newest ones
     oldest             the timestamp of the oldest unprocessed record; None without a freshness, and if there is none or
                        it is not known
     is_age_known       False if Kafka denied reading the timestamps that `oldest` comes from
@@ -92,6 +93,7 @@ class Status:
     oldest: datetime | None = None
     is_age_known: bool = True
     not_known: tuple[str, ...] = ()
+    joined: tuple[JoinedTopic, ...] = ()
 
     @property
     def overdue(self) -> bool | None:
@@ -148,14 +150,21 @@ class Status:
             "unannounced": list(map(asdict, self.unannounced)),
             "target_partitions": self.target_partitions,
             "not_known": list(self.not_known),
+            "joined": list(map(asdict, self.joined)),
         }
 
 
-def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline) -> Status:
+def load_status(
+    connection: Connection,
+    broker: KafkaBroker,
+    pipeline: Pipeline,
+    *,
+    logs: Sequence[LogPartition] | None = None,
+) -> Status:
     """Query ledger and broker.
 
-    The timestamps of unprocessed records are only read for a pipeline with a freshness. What needs the ACL Read is left
-    out without it, and `not_known` says so.
+    `logs` are those of the pipeline's topics, if they are known. The timestamps of unprocessed records are only read
+    for a pipeline with a freshness. What needs the ACL Read is left out without it, and `not_known` says so.
 
     Raises NotRegistered, IdentityChanged, PostgresUnavailable, KafkaUnavailable, TopicMissing, with a freshness
     ReadFailed, and ConfigurationError if an ACL denies to describe the topics.
@@ -176,8 +185,11 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
             for replay in ledger.unfinished_replays(pipeline, age=_UNFINISHED_AFTER, limit=_SHOWN)
             if ledger.overtaken_by(replay) is None
         )
+        joined = tuple(ledger.joined_topics(pipeline, limit=_SHOWN))
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
-    logs = broker.partitions(pipeline.topics)
+    # With a pattern, also topics that join at the next plan.
+    if logs is None:
+        logs = broker.partitions(broker.loaded_topics(pipeline.topics, {topic for topic, _ in stored}))
     held_back = [log for log in logs if log.last_stable < log.high_watermark]
     not_known = []
     try:
@@ -217,6 +229,7 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         min(oldest.values(), default=None) if oldest else None,
         oldest is not None,
         tuple(not_known),
+        joined,
     )
 
 

@@ -50,7 +50,14 @@ def plan_advance(
         for (partition, position), take in zip(positions, takes, strict=True)
         if take
     )
-    return Plan(seeds=tuple(seeds), losses=tuple(losses), ranges=ranges, unnamed=tuple(unnamed))
+    joining = {partition.topic: partition.topic_id for partition in partitions} if seeds else {}
+    return Plan(
+        seeds=tuple(seeds),
+        losses=tuple(losses),
+        ranges=ranges,
+        unnamed=tuple(unnamed),
+        joining=tuple(sorted(each for each in joining.items() if each[0] not in known_topics)),
+    )
 
 
 def share(available: Sequence[int], limits: Limits) -> list[int]:

@@ -12,6 +12,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.planning.freeze_replay import freeze_replay
+from exactbatch.planning.observe_advance import Observed
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.postgres.connection import Connection, transaction
 
@@ -40,13 +41,14 @@ def plan_run(
     request: ReplayRequest | None,
     *,
     origin: Origin,
+    observed: Observed | None = None,
 ) -> RunPlan:
     """Return the batch of a DAG run; plan one unless the run already has one. Without a request, plan an advance.
 
     A run that was cleared after its batch committed processes the exact ranges of that batch again, whatever it
     requests; except for a backfill, which requests its interval each time. A run that was cleared after it had found
     nothing new has no ranges, and processes nothing. A run whose batch never committed plans like any other, and an
-    automatic retry keeps its plan.
+    automatic retry keeps its plan. `observed` as in freeze_advance().
 
     Raises what freeze_advance() and freeze_replay() raise.
     """
@@ -76,7 +78,7 @@ def plan_run(
         if request is None and empty is not None and was_empty(run, earlier, empty):
             return RunPlan(None, _why_still_nothing(pipeline, empty))
         if request is None:
-            batch_id = freeze_advance(connection, broker, pipeline, origin=origin, run=run)
+            batch_id = freeze_advance(connection, broker, pipeline, origin=origin, run=run, observed=observed)
         else:
             frozen = freeze_replay(connection, broker, pipeline, request, origin=origin, run=run)
             batch_id, beyond = frozen.batch_id, frozen.beyond
@@ -123,14 +125,14 @@ def was_empty(run: Run, batches: Sequence[Batch], empty: EmptyRun) -> bool:
 def _why_still_nothing(pipeline: Pipeline, empty: EmptyRun) -> str:
     return (
         f"nothing to process again: when this run was planned, at {_time(empty.planned_at)} UTC, there was nothing "
-        f"new in {', '.join(pipeline.topics)}. The next run processes what has arrived since; to process it now, "
+        f"new in {pipeline.topics_text}. The next run processes what has arrived since; to process it now, "
         f"trigger a run."
     )
 
 
 def _why_nothing(ledger: Ledger, pipeline: Pipeline, request: ReplayRequest | None) -> str:
     """Say why there is nothing to process."""
-    topics = ", ".join(pipeline.topics)
+    topics = pipeline.topics_text
     if request is None:
         return f"nothing new in {topics}: every offset up to the last stable one is stored"
     if request.window is None:

@@ -60,7 +60,8 @@ def observe(
         if not is_registered:
             ledger.check_registered(pipeline)
         all_stored = ledger.stored_offsets(pipeline)
-        if not all_stored:
+        topics = pipeline.known_topics(all_stored)
+        if not all_stored or not topics:
             raise ReplayRefused(
                 f"pipeline {pipeline.name!r} has no stored offsets: it has processed nothing that could be "
                 f"replayed. Run it once first; its history ends where it starts."
@@ -68,10 +69,10 @@ def observe(
         named = (
             ranges_of_batches(ledger, pipeline, request.batch_ids) if request.batch_ids else request.ranges
         )
-    stored = tuple(offset for offset in all_stored if offset.topic in pipeline.topics)
+    stored = tuple(offset for offset in all_stored if offset.topic in topics)
     # The ends of the logs are read before the times are resolved: a late record that arrives in between then lies
     # above the offset that its time is resolved to.
-    partitions = broker.processed_partitions(pipeline.topics, stored)
+    partitions = broker.processed_partitions(topics, stored)
     first_records: FirstRecords = {}
     if request.window is not None:
         first_records = {at: broker.records_at(partitions, at) for at in (*request.window, BEGINNING)}
@@ -81,7 +82,7 @@ def observe(
         partitions=partitions,
         named=named,
         first_records=first_records,
-        compacted=frozenset() if request.available_only else frozenset(broker.compacted(pipeline.topics)),
+        compacted=frozenset() if request.available_only else frozenset(broker.compacted(topics)),
     )
 
 

@@ -33,11 +33,17 @@ SECRET: Final = "s3cret-that-nobody-may-see"
 class Driver:
     """`python process_batch.py` in a separate process session, with its output in `log`."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        log: Path,
+        program: Path = JOBS / "process_batch.py",
+    ) -> None:
         self._log = log
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, str(JOBS / "process_batch.py"), *arguments],
+                [sys.executable, str(program), *arguments],
                 env={**os.environ, **environment},
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -133,11 +139,13 @@ class BatchLauncher:
             {"EXACTBATCH_FAILPOINTS": failpoints, **(settings or self.settings).as_environment()},
         )
 
-    def start(self, arguments: list[str], environment: dict[str, str]) -> Driver:
+    def start(
+        self, arguments: list[str], environment: dict[str, str], program: Path = JOBS / "process_batch.py"
+    ) -> Driver:
         """Start a driver with these arguments."""
         path = os.pathsep.join(map(str, (self.folder, JOBS, TESTS)))
         environment = {"PYTHONPATH": path, "PYSPARK_SUBMIT_ARGS": spark_options(), **environment}
-        driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log")
+        driver = Driver(arguments, environment, self.folder / f"driver-{len(self.drivers)}.log", program)
         self.drivers.append(driver)
         return driver
 

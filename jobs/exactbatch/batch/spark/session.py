@@ -22,6 +22,7 @@ from exactbatch.batch.spark.spark_errors import setting_refused
 from exactbatch.class_archive import with_archive
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed
 from exactbatch.pipeline import Pipeline
+from exactbatch.tables import Tables
 
 _LEGACY: Final = "spark.sql.legacy."
 
@@ -33,7 +34,7 @@ _lock = threading.Lock()
 
 
 @contextmanager
-def spark_session(pipeline: Pipeline, *, master: str | None = None) -> Iterator[SparkSession]:
+def spark_session(pipeline: Pipeline | Tables, *, master: str | None = None) -> Iterator[SparkSession]:
     """Start a session with the pipeline's Spark properties; without `master`, with the master of spark-submit.
 
     Executors run the Python that PYSPARK_PYTHON names, by default the one that runs now: it has the package.
@@ -187,7 +188,7 @@ def batch_session(spark: SparkSession, pipeline: Pipeline) -> Iterator[SparkSess
         yield session
 
 
-def _pin(session: SparkSession, pipeline: Pipeline) -> None:
+def _pin(session: SparkSession, pipeline: Pipeline | Tables) -> None:
     for name in session.conf.getAll:
         if name.startswith(_LEGACY) and session.conf.isModifiable(name):
             session.conf.unset(name)

@@ -14,6 +14,18 @@ select :pipeline, s.*, s.next_offset
 from unnest(:topic::text[], :partition::integer[], :next_offset::bigint[], :leader_epoch::integer[],
             :topic_id::uuid[]) s (topic, partition, next_offset, leader_epoch, topic_id);
 
+-- name: record_joined_topics!
+-- Record that topics joined a pipeline by its pattern, in the plan with this batch, null if it has none.
+insert into exactbatch.joined_topic (pipeline, topic, topic_id, pattern, start, batch_id, dag_id, run_id)
+select :pipeline, j.topic, j.topic_id, :pattern, :start, :batch_id, :dag_id, :run_id
+from unnest(:topic::text[], :topic_id::uuid[]) j (topic, topic_id)
+on conflict (pipeline, topic) do nothing;
+
+-- name: joined_topics
+-- The topics that joined a pipeline by its pattern, the newest first.
+select {JoinedTopic} from exactbatch.joined_topic where pipeline = :pipeline
+order by joined_at desc, topic limit :limit;
+
 -- name: record_losses!
 -- Account as lost for offsets that retention removed before they were processed.
 with lost as (

@@ -32,12 +32,28 @@ order by name;
 
 -- name: register_pipeline!
 -- Register a pipeline, or give it a new identity.
-insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness)
-values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness)
+insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness,
+                                 topic_pattern)
+values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness, :topic_pattern)
 on conflict (name) do update
 set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage,
     version = excluded.version, topics = excluded.topics, shares_topics = excluded.shares_topics,
-    freshness = excluded.freshness;
+    freshness = excluded.freshness, topic_pattern = excluded.topic_pattern;
+
+-- name: register_member!
+-- Register a pipeline that is not registered yet, because its topic matches a pattern, and record when.
+with registered as (
+    insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness)
+    values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness)
+    on conflict (name) do nothing
+    returning name, topics
+)
+insert into exactbatch.joined_topic (pipeline, topic, pattern, start)
+select name, unnest(topics), :pattern, 'earliest' from registered;
+
+-- name: joined_pipelines
+-- Pipelines with topics that joined because they match a pattern.
+select distinct pipeline from exactbatch.joined_topic where pipeline = any(:names::text[]);
 
 -- name: rename_pipeline!
 -- Rename a pipeline; the foreign keys update all its rows.

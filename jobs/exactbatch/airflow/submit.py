@@ -1,0 +1,92 @@
+"""Submit a job with spark-submit: secrets reach it only through the environment."""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowFailException
+
+from exactbatch.airflow.connections import Connections
+from exactbatch.discovery import import_folder
+
+APPLICATIONS: Final = Path(__file__).parents[2]
+
+
+class SubmitOperator(SparkSubmitOperator):
+    """Run a job of exactbatch.
+
+    The addresses of Kafka and Postgres, secrets included, reach the job only through the environment of this process.
+    The operator's `env_vars` would not do: Airflow renders them in the UI, and YARN and Kubernetes put them into
+    arguments.
+
+    The provider has no public access to two facts, so this class reads private attributes of its hook: `_connection`,
+    the options that the hook has resolved, and `_submit_sp`, the process of spark-submit. tests/unit/test_operator.py
+    uses both with the real hook.
+    """
+
+    def __init__(self, *, connections: Connections, **kwargs: Any) -> None:
+        super().__init__(
+            conn_id=connections.spark,
+            durable=False,  # a retry reads the state of the batch from the ledger, not from Spark
+            **kwargs,
+        )
+        self.connections = connections
+
+    def submit(self, context: Any, variables: Mapping[str, str]) -> None:
+        """Submit the job with these variables in its environment, and wait for it. Raises AirflowException."""
+        with _environment(variables):
+            super().execute(context)
+
+    def checked_hook(self) -> SparkSubmitHook:
+        """Create the hook that execute() of the base class uses. Raises AirflowFailException for cluster mode."""
+        BaseHook.get_connection(
+            self.connections.spark
+        )  # raises if missing, when the hook would use YARN instead
+        self._hook = hook = self._get_hook()
+        if hook._connection["deploy_mode"] == "cluster":
+            raise AirflowFailException(
+                f"the Spark connection {self.connections.spark!r} has the deploy-mode cluster, but secrets reach the "
+                f"driver through the environment of this task, which needs client mode. Remove deploy-mode from the "
+                f"connection's extra."
+            )
+        return hook
+
+
+def search_path(reference: str) -> dict[str, str]:
+    """Return PYTHONPATH with the folder of the pipeline's module, for the driver: the DAG's bundle may have it.
+
+    It is the last entry, as in Airflow's own processes.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    folders = [folder for folder in given.split(os.pathsep) if folder]
+    folder = import_folder(reference)
+    if folder is None or folder in folders or Path(folder).is_relative_to(sys.prefix):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([*folders, folder])}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for processes that start in the block. They find the spark-submit of this Python's environment."""
+    bin_folder = str(Path(sys.executable).parent)
+    changed = {
+        "PYSPARK_PYTHON": sys.executable,
+        **variables,
+        "PATH": os.pathsep.join([bin_folder, os.environ.get("PATH", os.defpath)]),
+    }
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

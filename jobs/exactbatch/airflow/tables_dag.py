@@ -1,0 +1,99 @@
+"""Many tables as one DAG: plan_batch → process_batch or process_replay → report_batch, each for all members."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from airflow.sdk import DAG, Asset
+
+from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.documentation import documentation_of_tables
+from exactbatch.airflow.options import callbacks, checked_schedule, dag_options
+from exactbatch.airflow.parameters import parameters_of_tables
+from exactbatch.airflow.tables_operator import ProcessTablesOperator
+from exactbatch.airflow.tables_tasks import plan_tables_task, report_tables_task
+from exactbatch.discovery import reference_of
+from exactbatch.errors import ConfigurationError
+from exactbatch.tables import Tables
+
+# plan_batch leaves these.
+_BATCHES: Final = "{{ ti.xcom_pull('plan_batch', key='batches') or '' }}"
+_FAILED: Final = "{{ ti.xcom_pull('plan_batch', key='failed') or '' }}"
+_MISSED: Final = "{{ ti.xcom_pull('plan_batch', key='missed') or '' }}"
+_DEFAULT_POOL: Final = "default_pool"
+
+
+def tables_dag(
+    tables: Tables,
+    *,
+    schedule: Any = None,
+    start_date: datetime = datetime(2024, 1, 1, tzinfo=UTC),
+    connections: Connections = Connections(),  # noqa: B008 - frozen, so one shared instance is safe
+    retries: int = 3,
+    retry_delay: timedelta = timedelta(seconds=30),
+    pool: str | None = None,
+    replay_pool: str | None = None,
+    **dag_arguments: Any,
+) -> DAG:
+    """Return the one DAG of many tables. Its dag_id is their name.
+
+    The arguments are those of pipeline_dag. plan_batch plans a batch of each member, process_batch processes all of
+    them with one Spark driver, and report_batch announces them. A member that fails stops no other: the task fails at
+    its end and names it, and its next try processes only what is left.
+
+    A run that is triggered with ranges or batch IDs concerns the members whose they are, one with a time window and a
+    backfill all members, or those that the parameter `tables` names.
+
+    Raises ConfigurationError for invalid arguments.
+    """
+    reference = reference_of(tables)
+    options = dag_options(
+        tables.name,
+        dag_arguments,
+        retries=retries,
+        retry_delay=retry_delay,
+        documentation=documentation_of_tables(tables, pool or _DEFAULT_POOL, replay_pool or _DEFAULT_POOL),
+        own=parameters_of_tables(),
+    )
+    try:
+        dag = DAG(
+            dag_id=tables.name,
+            schedule=checked_schedule(tables.name, schedule),
+            start_date=start_date,
+            **options,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"tables {tables.name!r}: Airflow refuses their DAG: {error}") from error
+    pools = {"process_batch": pool, "process_replay": replay_pool}
+    with dag:
+        planned = plan_tables_task(
+            reference, connections, pools, options["params"].keys() - parameters_of_tables().keys()
+        )
+        processed = [
+            ProcessTablesOperator(
+                task_id=task_id,
+                pool=task_pool or _DEFAULT_POOL,
+                connections=connections,
+                tables=reference,
+                batches=_BATCHES,
+                failed=_FAILED,
+                name=f"exactbatch-{tables.name}",
+                conf={"spark.log.level": "WARN", **tables.spark_conf},
+            )
+            for task_id, task_pool in pools.items()
+        ]
+        reported = report_tables_task(
+            reference,
+            connections,
+            tables_asset(tables),
+            (_BATCHES, _MISSED),
+            on_success=callbacks(options["default_args"], "on_success_callback"),
+        )
+        planned >> processed >> reported
+        # A run with nothing to process goes this way to announce batches that no report has announced.
+        planned >> reported
+    return dag
+
+
+def tables_asset(tables: Tables) -> Asset:
+    """Return the asset that report_batch updates when any of the tables has new rows."""
+    return Asset(name=f"exactbatch.{tables.name}", extra={"tables": tables.name})

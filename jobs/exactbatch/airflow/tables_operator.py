@@ -1,0 +1,89 @@
+"""The operator that processes the planned batches of many tables with one spark-submit."""
+
+import json
+import os
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from exactbatch.airflow.batches import named_batches
+from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.launch import done_already
+from exactbatch.airflow.submit import APPLICATIONS, SubmitOperator, search_path
+from exactbatch.class_archive import with_archive
+from exactbatch.errors.exit_status import TERMINAL
+
+
+class ProcessTablesOperator(SubmitOperator):
+    """Run process_tables.py for the planned batches of many tables.
+
+    Batches that are done already are left out: a retry processes what is left. The task fails at its end if any member
+    failed, here or when it was planned.
+    """
+
+    template_fields = (
+        *SubmitOperator.template_fields,
+        *("batches", "failed"),
+        # Airflow stores these with the DAG, for the operator's page, which does not import the pipelines.
+        *("kafka_conn_id", "postgres_conn_id", "spark_history", "tables"),
+    )
+
+    def __init__(
+        self,
+        *,
+        connections: Connections,
+        tables: str,
+        batches: str,
+        failed: str = "",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            connections=connections, application=str(APPLICATIONS / "process_tables.py"), **kwargs
+        )
+        self.kafka_conn_id = connections.kafka
+        self.postgres_conn_id = connections.postgres
+        self.spark_history = connections.spark_history
+        self.tables = tables
+        self.batches = batches
+        self.failed = failed
+
+    def execute(self, context: Any) -> None:
+        """Submit the job for the batches that are left, and wait for it.
+
+        Raises AirflowFailException if members failed and a retry cannot help, and AirflowException or a retryable error
+        of exactbatch for any other failure.
+        """
+        ti = context["ti"]
+        with airflow_errors():
+            from exactbatch.discovery import load_tables
+
+            tables, settings = load_tables(self.tables), self.connections.settings()
+            left = []
+            for batch in named_batches(self.batches):
+                name = tables.table_of(batch.topic).name
+                done = done_already(settings, batch.batch_id, batch.plan_id, ti, pipeline=name)
+                if done is None:
+                    left.append([batch.topic, batch.batch_id, str(batch.plan_id)])
+                else:
+                    self.log.info("%s: %s", name, done)
+        if left:
+            self._submit(context, left, {**search_path(self.tables), **settings.as_environment()})
+        if self.failed:
+            raise AirflowFailException(
+                f"all planned batches are committed, but tables of {tables.name!r} could not be planned: "
+                f"{self.failed}. The next run plans them again."
+            )
+
+    def _submit(self, context: Any, left: list[list[Any]], variables: dict[str, str]) -> None:
+        self.application_args = ["--tables", self.tables, "--batches", json.dumps(left)]
+        hook = self.checked_hook()
+        try:
+            self.submit(context, {**with_archive(os.environ), **variables})
+        except AirflowException as error:
+            if hook._submit_sp is None or hook._submit_sp.returncode != TERMINAL:
+                raise
+            raise AirflowFailException(
+                f"tables failed and cannot succeed by trying again: the log above names them and the reasons. The "
+                f"others are committed. {error}"
+            ) from None

@@ -1,0 +1,207 @@
+"""The tasks plan_batch and report_batch of many tables.
+
+The DAG file imports this module whenever Airflow parses it, so heavy imports are inside the tasks.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from airflow.sdk import Asset, task
+from airflow.sdk.exceptions import AirflowSkipException
+
+from exactbatch.airflow.batches import check_committed, check_own, named_batches
+from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.errors import airflow_errors
+from exactbatch.airflow.metrics import metrics_are_on, send_gauges
+from exactbatch.airflow.parameters import TABLES, replay_of
+from exactbatch.airflow.plan_task import MISSED_LIMIT, ORIGINS, UNANNOUNCED_AFTER, check_not_tasks_test
+from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
+
+if TYPE_CHECKING:
+    from exactbatch.ledger import Ledger
+    from exactbatch.planning.plan_tables import MemberPlan
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 5
+
+
+def plan_tables_task(
+    reference: str,
+    connections: Connections,
+    pools: Mapping[str, str | None],
+    other_parameters: Collection[str],
+) -> Any:
+    """Return the task plan_batch, for the DAG in whose block this is called; the arguments are those of plan_task()."""
+
+    @task.branch
+    def plan_batch(dag_run: Any = None, params: Any = None, ti: Any = None) -> str:
+        """Plan a batch of each table and freeze it in the ledger. Skip the run if there is nothing to process."""
+        from exactbatch.discovery import load_tables
+        from exactbatch.kafka.broker import KafkaBroker
+        from exactbatch.kafka.client_properties import check_properties
+        from exactbatch.ledger import Ledger, Run, check_schema, ledger_session
+        from exactbatch.planning.plan_tables import plan_tables
+        from exactbatch.postgres.connection import transaction
+        from exactbatch.tables import tables_failed
+
+        check_not_tasks_test(dag_run)
+        with airflow_errors():
+            tables, settings = load_tables(reference), connections.settings()
+            check_properties(settings.kafka)
+            request = replay_of(dag_run, params, {*other_parameters, TABLES})
+            only = {**dict(params), **(dag_run.conf or {})}.get(TABLES) or []
+            with ledger_session(settings.postgres, "exactbatch plan") as connection:
+                check_schema(connection)
+                plans = plan_tables(
+                    connection,
+                    KafkaBroker(settings.kafka),
+                    tables,
+                    Run(dag_run.dag_id, dag_run.run_id, dag_run.clear_number, dag_run.start_date),
+                    request,
+                    origin=ORIGINS.get(dag_run.run_type, "schedule"),
+                    only=only,
+                )
+                with transaction(connection):
+                    missed = _missed(Ledger(connection), plans)
+            failed = {plan.pipeline.name: plan.error for plan in plans if plan.error is not None}
+            for name, error in failed.items():
+                logger.error("%s: %s: %s", name, type(error).__name__, error)
+            kinds = {plan.batch.kind for plan in plans if plan.batch is not None}
+            if not kinds and failed:
+                raise tables_failed(tables.name, failed, others=len(plans) - len(failed))
+            if not kinds and not missed:
+                raise AirflowSkipException(_nothing(plans))
+            next_task = (
+                "process_replay" if kinds == {"replay"} else "process_batch" if kinds else "report_batch"
+            )
+            if (pool := pools.get(next_task)) is not None:
+                connections.check_pool(pool)
+        logger.info(
+            "%s of %s tables have something to process", sum(p.batch is not None for p in plans), len(plans)
+        )
+        batches = [
+            [plan.topic, plan.batch.batch_id, str(plan.batch.plan_id)]
+            for plan in plans
+            if plan.batch is not None
+        ]
+        ti.xcom_push(key="batches", value=json.dumps(batches))
+        ti.xcom_push(
+            key="failed",
+            value="; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failed.items()),
+        )
+        ti.xcom_push(key="missed", value=json.dumps(missed))
+        ti.xcom_push(key="beyond_stored", value=[str(each) for plan in plans for each in plan.beyond])
+        return next_task
+
+    return plan_batch()
+
+
+def report_tables_task(
+    reference: str,
+    connections: Connections,
+    asset: Asset,
+    batches: Sequence[str],
+    *,
+    on_success: Sequence[Callable[[Any], None]],
+) -> Any:
+    """Return the task report_batch, for the DAG in whose block this is called.
+
+    `batches` are the templates of the batches and of the missed ones. `on_success` are callbacks of the DAG's author.
+    """
+
+    def note_announced(context: Any) -> None:
+        """Note in the ledger which batches the event lists, now that Airflow has it; else the next run repeats them."""
+        settings = connections.settings()
+        for name, plans in context["ti"].xcom_pull(task_ids="report_batch", key=ANNOUNCED).items():
+            announce(settings, name, [UUID(plan) for plan in plans])
+            if metrics_are_on():
+                send_gauges(name, connections)
+
+    @task(
+        outlets=[asset],
+        trigger_rule="none_failed_min_one_success",
+        on_success_callback=[*on_success, note_announced],
+    )
+    def report_batch(batches: Any, missed: Any = "", ti: Any = None, outlet_events: Any = None) -> None:
+        """Log what the batches did, announce them in one event of the asset, and show progress to lag tools.
+
+        The ledger decides whether a batch is committed: somebody may have set Airflow's states by hand.
+        """
+        from exactbatch.cli.tables import new_table
+        from exactbatch.discovery import load_tables
+        from exactbatch.kafka.broker import KafkaBroker
+        from exactbatch.operations.report import load_report, render
+
+        with airflow_errors():
+            tables, settings = load_tables(reference), connections.settings()
+            broker, events = KafkaBroker(settings.kafka), []
+            announced: dict[str, list[str]] = {}
+            table = new_table(
+                f"tables of {tables.name}",
+                text=("pipeline", "kind"),
+                numbers=("batch", "records", "rows", "rejected"),
+            )
+            own = {batch.topic: batch for batch in named_batches(batches)}
+            late = {topic: (number, plans) for topic, number, plans in json.loads(str(missed) or "[]")}
+            for topic in sorted({*own, *late}):
+                pipeline = tables.member(topic)
+                if pipeline is None:
+                    continue  # the function leaves the topic out since
+                number, plans = late.get(topic, (0, []))
+                batch = own.get(topic)
+                plan = UUID(plans[-1]) if batch is None else batch.plan_id
+                report = load_report(
+                    settings.postgres,
+                    broker,
+                    pipeline,
+                    number if batch is None else batch.batch_id,
+                    plan,
+                    [UUID(text) for text in plans],
+                )
+                if batch is not None:
+                    check_own(report.batch, ti, pipeline=pipeline.name)
+                    if report.overtaken_by is not None:
+                        logger.info(
+                            "%s: batch %s has processed its ranges", pipeline.name, report.overtaken_by
+                        )
+                        continue
+                    check_committed(report.batch)
+                events.append(report.as_json())
+                announced[pipeline.name] = [str(report.batch.plan_id), *plans]
+                counts = (
+                    report.batch.batch_id,
+                    report.batch.records,
+                    report.batch.rows,
+                    report.batch.rejected,
+                )
+                table.add_row(pipeline.name, report.batch.kind, *map(str, counts))
+                show_progress(broker, pipeline, report)
+            if not events:
+                raise AirflowSkipException("later replays have processed the ranges of all batches")
+            print(render(table))  # noqa: T201 - a task's output is its log
+            beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
+            outlet_events[asset].extra = {"tables": tables.name, "batches": events, "beyond_stored": beyond}
+            ti.xcom_push(key=ANNOUNCED, value=announced)
+
+    return report_batch(*batches)
+
+
+def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, int, list[str]]]:
+    """Return batches that no report has announced, as (topic, newest batch ID, plan IDs)."""
+    missed = []
+    for plan in plans:
+        found = ledger.unannounced(plan.pipeline, age=UNANNOUNCED_AFTER, limit=MISSED_LIMIT)
+        if found:
+            missed.append((plan.topic, found[-1].batch_id, [str(each.plan_id) for each in found]))
+    return missed
+
+
+def _nothing(plans: "Sequence[MemberPlan]") -> str:
+    """Say why no table has anything to process."""
+    reasons = [plan.because for plan in plans if plan.because]
+    more = f"; and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
+    return "; ".join(reasons[:_SHOWN]) + more

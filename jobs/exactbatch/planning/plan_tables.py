@@ -1,0 +1,283 @@
+"""Plan one run of many tables: find the members of Tables, ask Kafka once for all, and plan each by itself."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from exactbatch.errors import ConfigurationError, ExactbatchError, NotRegistered, TopicMissing
+from exactbatch.errors.translation import translate_all_errors
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.identity import check_same_logs
+from exactbatch.ledger import Batch, Ledger, Origin, Run
+from exactbatch.model import LogPartition, Plan
+from exactbatch.offsets import OffsetRange
+from exactbatch.pipeline import Pipeline
+from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
+from exactbatch.planning.observe_advance import Observed, observe_advance
+from exactbatch.planning.request import ReplayRequest
+from exactbatch.planning.run import RunPlan, plan_run
+from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.tables import Tables
+from exactbatch.topic_pattern import TopicPattern
+
+logger = logging.getLogger(__name__)
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """What a run does with one member: it processes a batch, has nothing to do `because`, or failed with an error."""
+
+    pipeline: Pipeline
+    batch: Batch | None = None
+    because: str = ""
+    error: ExactbatchError | None = None
+    beyond: tuple[OffsetRange, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """The topic of the member."""
+        return self.pipeline.known_topics(())[0]
+
+
+def find_members(connection: Connection, broker: KafkaBroker, tables: Tables) -> list[Pipeline]:
+    """Return the members of Tables, by name: of the named topics, or of all that match and those that ever did.
+
+    Raises ConfigurationError if two topics have one name, TopicMissing if no topic matches, KafkaUnavailable and
+    PostgresUnavailable.
+    """
+    if not isinstance(tables.topics, TopicPattern):
+        return tables.members(tables.topics)
+    known = _registered_topics(connection, tables)
+    return tables.members(broker.matching_topics(tables.topics, [t for t in known if tables.loads(t)]))
+
+
+def registered_members(connection: Connection, tables: Tables) -> list[Pipeline]:
+    """Return the members of Tables that are registered, by name. Asks no broker. Raises ConfigurationError."""
+    return tables.members(topic for topic in _registered_topics(connection, tables) if tables.loads(topic))
+
+
+def _registered_topics(connection: Connection, tables: Tables) -> set[str]:
+    with transaction(connection):
+        registered = Ledger(connection).registered()
+    return {topic for each in registered if each.name.startswith(tables.prefix) for topic in each.topics}
+
+
+def join_members(
+    connection: Connection, tables: Tables, members: Sequence[Pipeline]
+) -> tuple[list[Pipeline], dict[str, ExactbatchError]]:
+    """Register members whose topics have come to match the pattern; return all members, and errors by name.
+
+    A member that joined this way starts at the earliest offset of its topic, so that its first records are not lost
+    with start="latest".
+
+    Raises NotRegistered if no member at all is registered: this may be the wrong database.
+    """
+    ledger, errors = Ledger(connection), dict[str, ExactbatchError]()
+    if not isinstance(tables.topics, TopicPattern):
+        return list(members), errors
+    with transaction(connection):
+        registered = {each.name for each in ledger.registered()}
+    if not any(name.startswith(tables.prefix) for name in registered):
+        raise NotRegistered(
+            f"no member of the tables {tables.name!r} is in the ledger of database {connection.info.dbname!r}. Check "
+            f"the connection string. If this is the right database, run `exactbatch init` for {tables.name!r} once."
+        )
+    for member in members:
+        if member.name in registered:
+            continue
+        try:
+            with translate_all_errors(), transaction(connection):
+                ledger.join(member, tables.topics.regex)
+        except ExactbatchError as error:
+            errors[member.name] = error
+        else:
+            logger.info("%s joins: its topic matches %r", member.name, tables.topics.regex)
+    with transaction(connection):
+        joined = ledger.joined_pipelines(member.name for member in members)
+    return [
+        replace(member, start="earliest")
+        if member.name in joined and isinstance(member.start, str)
+        else member
+        for member in members
+    ], errors
+
+
+def observe_members(
+    connection: Connection, broker: KafkaBroker, members: Sequence[Pipeline]
+) -> dict[str, Observed]:
+    """Observe all members with a few requests to Kafka; return what was observed by name.
+
+    Members that need another look are left out: of a topic that is missing or not the one that was processed, and those
+    whose start a consumer group decides. freeze_advance() asks for them again, patiently, and raises their errors.
+    """
+    ledger = Ledger(connection)
+    with transaction(connection):
+        stored = {member.name: ledger.stored_offsets(member) for member in members}
+    topics = {member.known_topics(())[0] for member in members}
+    processed = {offset.topic for offsets in stored.values() for offset in offsets}
+    logs = existing_partitions(broker, topics, processed)
+    observed = {}
+    for member in members:
+        (topic,) = member.known_topics(())
+        own = tuple(offset for offset in stored[member.name] if offset.topic == topic)
+        if topic not in logs or (isinstance(member.start, str) and member.start.startswith("group:")):
+            continue
+        try:
+            check_same_logs(own, logs[topic])
+        except ExactbatchError:
+            continue
+        observed[member.name] = observe_advance(
+            broker, member, stored[member.name], partitions=tuple(logs[topic])
+        )
+    return observed
+
+
+def existing_partitions(
+    broker: KafkaBroker, topics: Collection[str], processed: Collection[str] = ()
+) -> dict[str, list[LogPartition]]:
+    """Return the partitions of those topics that exist, by topic: one query, and one more for each missing topic."""
+    remaining, logs = set(topics), dict[str, list[LogPartition]]()
+    while remaining:
+        try:
+            partitions = broker.partitions(sorted(remaining), processed)
+        except TopicMissing as error:
+            if error.topic not in remaining:
+                raise
+            remaining.remove(error.topic)
+            continue
+        for partition in partitions:
+            logs.setdefault(partition.topic, []).append(partition)
+        break
+    return logs
+
+
+def preview_tables(
+    connection: Connection, broker: KafkaBroker, tables: Tables
+) -> dict[str, Plan | ExactbatchError]:
+    """Return the plan of each member's next advance, or its error, by name. Writes and locks nothing."""
+    members, found = find_members(connection, broker, tables), dict[str, Plan | ExactbatchError]()
+    observed = observe_members(connection, broker, members)
+    for member in members:
+        try:
+            with translate_all_errors():
+                if member.name in observed:
+                    found[member.name] = observed[member.name].plan(member)
+                else:
+                    found[member.name], _ = preview_advance(connection, broker, member)
+        except ExactbatchError as error:
+            found[member.name] = error
+    return found
+
+
+def plan_tables(
+    connection: Connection,
+    broker: KafkaBroker,
+    tables: Tables,
+    run: Run | None,
+    request: ReplayRequest | None,
+    *,
+    origin: Origin,
+    only: Collection[str] = (),
+) -> list[MemberPlan]:
+    """Plan a run of all members, or of those whose tables are named in `only`; an error of one stops no other.
+
+    Without a `run`, a command plans advances. Ranges and batch IDs are requests to the members whose they are; a window
+    is one to all.
+
+    Raises ConfigurationError for a request that names what no member has, and what find_members() and join_members()
+    raise.
+    """
+    members, errors = join_members(connection, tables, find_members(connection, broker, tables))
+    if only:
+        members = selected(tables, members, only)
+    requests = _requests(connection, tables, members, request)
+    if requests is not None:
+        members = [member for member in members if member.name in requests]
+    observed = observe_members(connection, broker, members) if request is None else {}
+    plans = []
+    for member in members:
+        if member.name in errors:
+            plans.append(MemberPlan(member, error=errors[member.name]))
+            continue
+        try:
+            with translate_all_errors():
+                planned = _plan(
+                    connection,
+                    broker,
+                    member,
+                    run,
+                    None if requests is None else requests[member.name],
+                    origin=origin,
+                    observed=observed.get(member.name),
+                )
+        except ExactbatchError as error:
+            plans.append(MemberPlan(member, error=error))
+        else:
+            plans.append(MemberPlan(member, planned.batch, planned.because, beyond=planned.beyond))
+    return plans
+
+
+def _plan(
+    connection: Connection,
+    broker: KafkaBroker,
+    member: Pipeline,
+    run: Run | None,
+    request: ReplayRequest | None,
+    *,
+    origin: Origin,
+    observed: Observed | None,
+) -> RunPlan:
+    if run is not None:
+        return plan_run(connection, broker, member, run, request, origin=origin, observed=observed)
+    batch_id = freeze_advance(connection, broker, member, origin=origin, observed=observed)
+    if batch_id is None:
+        return RunPlan(None, f"nothing new in {member.topics_text}")
+    with transaction(connection):
+        return RunPlan(Ledger(connection).batch(batch_id))
+
+
+def selected(tables: Tables, members: Sequence[Pipeline], only: Collection[str]) -> list[Pipeline]:
+    """Return the members of these tables. Raises ConfigurationError for a table that has none."""
+    by_name = {member.name: member for member in members}
+    if unknown := sorted(table for table in only if f"{tables.prefix}{table}" not in by_name):
+        names = [name.removeprefix(tables.prefix) for name in sorted(by_name)]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise ConfigurationError(
+            f"{', '.join(map(repr, unknown))}: {tables.name!r} has no such table. It has "
+            f"{', '.join(names[:_SHOWN])}{more}."
+        )
+    return [by_name[f"{tables.prefix}{table}"] for table in sorted(set(only))]
+
+
+def _requests(
+    connection: Connection, tables: Tables, members: Sequence[Pipeline], request: ReplayRequest | None
+) -> Mapping[str, ReplayRequest] | None:
+    """Return the request to each member that it concerns; None without one. Raises ConfigurationError."""
+    if request is None:
+        return None
+    if request.window is not None:
+        return {member.name: request for member in members}
+    found: dict[str, ReplayRequest] = {}
+    names = {member.name for member in members}
+    if request.ranges:
+        by_topic = {member.known_topics(())[0]: member.name for member in members}
+        for range_ in request.ranges:
+            if range_.topic not in by_topic:
+                raise ConfigurationError(f"{range_}: no table of {tables.name!r} loads this topic")
+            name = by_topic[range_.topic]
+            ranges = found[name].ranges if name in found else ()
+            found[name] = replace(request, ranges=(*ranges, range_))
+        return found
+    with transaction(connection):
+        batches = [Ledger(connection).batch(batch_id) for batch_id in request.batch_ids]
+    for batch in batches:
+        if batch.pipeline not in names:
+            raise ConfigurationError(
+                f"batch {batch.batch_id} is one of pipeline {batch.pipeline!r}, which is no table of {tables.name!r}"
+            )
+        ids = found[batch.pipeline].batch_ids if batch.pipeline in found else ()
+        found[batch.pipeline] = replace(request, batch_ids=(*ids, batch.batch_id))
+    return found

@@ -1,0 +1,131 @@
+"""Many tables: one pipeline for each topic, run by one DAG."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from exactbatch.errors import ConfigurationError, ExactbatchError, TablesFailed, TablesUnfinished
+from exactbatch.options import check_types
+from exactbatch.pipeline import Pipeline, check_name
+from exactbatch.topic_pattern import TopicPattern, loads, topics_text
+
+_GROUP = "table"  # of a pattern: what it matches is the name of the table
+
+
+@dataclass(frozen=True, slots=True)
+class TableTopic:
+    """A topic for which Tables needs a pipeline.
+
+    topic  its name
+    table  the part of its name that the pattern's group `table` matches; without one, what follows the last dot
+    name   the name that the pipeline must have: `<name of the Tables>.<table>`
+    """
+
+    topic: str
+    table: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """One pipeline for each of many topics: each is exact by itself, and one DAG runs all of them.
+
+    topics      names, or a TopicPattern: topics that match it join when a run is planned
+    pipeline    a function from a TableTopic to its Pipeline, the *member*; None leaves the topic out
+    at_a_time   how many members a driver processes at the same time
+    spark_conf  Spark properties of the driver that processes all members
+
+    Raises ConfigurationError for values that cannot work.
+    """
+
+    name: str
+    topics: tuple[str, ...] | TopicPattern
+    pipeline: "Callable[[TableTopic], Pipeline | None]"
+    at_a_time: int = 4
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_name(self.name)
+        if not self.topics:
+            raise self._error(f"expected topics as names or a TopicPattern, found {self.topics!r}")
+        if self.at_a_time < 1:
+            raise self._error(f"expected at_a_time to be 1 or more, found {self.at_a_time}")
+
+    def _error(self, fact: str) -> ConfigurationError:
+        return ConfigurationError(f"tables {self.name!r}: {fact}")
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all members begin with."""
+        return f"{self.name}."
+
+    @property
+    def topics_text(self) -> str:
+        """The topics, for a sentence."""
+        return topics_text(self.topics)
+
+    def loads(self, topic: str) -> bool:
+        """True if a topic has a member, unless the function leaves it out."""
+        return loads(self.topics, topic)
+
+    def table_of(self, topic: str) -> TableTopic:
+        """Return what the function gets for a topic. Raises ConfigurationError if it has no name of a table."""
+        table: str | None = topic.rpartition(".")[2]
+        if isinstance(self.topics, TopicPattern):
+            match = self.topics.match(topic)
+            if match is not None and _GROUP in match.re.groupindex:
+                table = match[_GROUP]
+        if not table:
+            raise self._error(
+                f"the topic {topic!r} gives no name of a table. Let a group of the pattern match it: (?P<table>.+)"
+            )
+        return TableTopic(topic, table, f"{self.prefix}{table}")
+
+    def member(self, topic: str) -> Pipeline | None:
+        """Return the pipeline of a topic; None if the function leaves it out. Raises ConfigurationError."""
+        if not self.loads(topic):
+            raise self._error(f"the topic {topic!r} is none of {self.topics_text}")
+        wanted = self.table_of(topic)
+        pipeline = self.pipeline(wanted)
+        if pipeline is None:
+            return None
+        if not isinstance(pipeline, Pipeline):
+            raise self._error(
+                f"expected its function to return a Pipeline or None for {topic!r}, found {pipeline!r}"
+            )
+        if (pipeline.name, pipeline.topics) not in ((wanted.name, (topic,)), (wanted.name, [topic])):
+            raise self._error(
+                f"expected its function to return a Pipeline(name={wanted.name!r}, topics=({topic!r},), …) for the "
+                f"topic {topic!r}, found name={pipeline.name!r}, topics={pipeline.topics!r}. Write "
+                f"Pipeline(name=t.name, topics=(t.topic,), …)."
+            )
+        return pipeline
+
+    def members(self, topics: Iterable[str]) -> list[Pipeline]:
+        """Return the pipelines of topics, by name.
+
+        Raises ConfigurationError if two topics would have pipelines of the same name.
+        """
+        found: dict[str, Pipeline] = {}
+        for topic in sorted(set(topics)):
+            pipeline = self.member(topic)
+            if pipeline is None:
+                continue
+            other = found.setdefault(pipeline.name, pipeline)
+            if other is not pipeline:
+                raise self._error(
+                    f"the topics {other.known_topics(())[0]!r} and {topic!r} would both be {pipeline.name!r}. Let a "
+                    f"group of the pattern match what tells them apart: (?P<table>.+)"
+                )
+        return [found[name] for name in sorted(found)]
+
+
+def tables_failed(
+    name: str, errors: Mapping[str, ExactbatchError], *, others: int
+) -> TablesFailed | TablesUnfinished:
+    """Return the error that names all members that failed; `others` are committed or had nothing to do."""
+    listed = "; ".join(f"{member}: {type(error).__name__}: {error}" for member, error in errors.items())
+    may_help = any(error.retryable for error in errors.values())
+    return (TablesUnfinished if may_help else TablesFailed)(
+        f"{len(errors)} of {len(errors) + others} tables of {name!r} failed; the others are done: {listed}"
+    )

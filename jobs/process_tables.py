@@ -1,0 +1,67 @@
+"""Process one planned batch of each of many tables; spark-submit runs this.
+
+The connections to Kafka and Postgres come from the environment. Exit status: 0 all committed (now or before), 42 a
+permanent error, 1 any other error. The batches of tables without an error are committed in each case.
+"""
+
+import argparse
+import json
+import logging
+import sys
+from pathlib import Path
+from uuid import UUID
+
+from exactbatch.batch.engines.driver_engine import DriverEngine
+from exactbatch.batch.process_tables import MemberBatch, process_tables
+from exactbatch.batch.spark.session import spark_session
+from exactbatch.discovery import load_tables
+from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.translation import translate_all_errors
+from exactbatch.settings import Settings
+from exactbatch.tables import Tables, tables_failed
+
+
+def main() -> int:
+    """Process the batches; log how each ended; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", required=True, metavar="MODULE:NAME")
+    parser.add_argument("--batches", required=True, help="a JSON list of [topic, batch ID, plan ID]")
+    arguments = parser.parse_args()
+    # Other libraries log every closed connection at INFO (py4j with a traceback).
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        # py4j logs the traceback of a lost JVM as the root logger; the error says it in one line.
+        handler.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)
+    logger = logging.getLogger("exactbatch")
+    logger.setLevel(logging.INFO)
+    try:
+        with translate_all_errors():
+            tables = load_tables(arguments.tables)
+            batches = [_batch(tables, *each) for each in json.loads(arguments.batches)]
+            settings = Settings.from_environment()
+            with spark_session(tables) as spark:
+                outcomes = process_tables(DriverEngine(spark), batches, settings, at_a_time=tables.at_a_time)
+            failed = {each.batch.pipeline.name: each.error for each in outcomes if each.error is not None}
+            if failed:
+                raise tables_failed(tables.name, failed, others=len(batches) - len(failed))
+    except ExactbatchError as error:
+        logger.error("%s: %s", type(error).__name__, error)
+        return exit_status(error)
+    logger.info("%s: all %s tables are committed", tables.name, len(batches))
+    return 0
+
+
+def _batch(tables: Tables, topic: str, batch_id: int, plan_id: str) -> MemberBatch:
+    """Return a planned batch. Raises ConfigurationError if the topic has no member any more."""
+    pipeline = tables.member(topic)
+    if pipeline is None:
+        raise ConfigurationError(
+            f"batch {batch_id} is of the topic {topic!r}, which {tables.name!r} leaves out now. Clear plan_batch with "
+            f"its downstream tasks."
+        )
+    return MemberBatch(pipeline, batch_id, UUID(plan_id))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

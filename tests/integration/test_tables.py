@@ -1,0 +1,251 @@
+"""Many tables in one run: each is exact by itself, and one that fails stops no other."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from kafka import KafkaAdminClient
+from typer.testing import CliRunner
+
+from exactbatch import Pipeline, Tables
+from exactbatch.batch.engines.driver_engine import DriverEngine
+from exactbatch.batch.process_tables import MemberBatch, Outcome, process_tables
+from exactbatch.cli.app import app
+from exactbatch.errors import ConfigurationError, NotRegistered, TooManyRejects, TopicMissing
+from exactbatch.ledger import Ledger, Run
+from exactbatch.operations.tables_status import load_tables_status
+from exactbatch.planning.freeze_advance import freeze_advance
+from exactbatch.planning.plan_tables import MemberPlan, observe_members, plan_tables, selected
+from exactbatch.planning.request import ReplayRequest, RequestedRange
+from exactbatch.postgres.connection import transaction
+from support.shop import Shop
+
+RUN = Run("shop", "run", 0)
+
+
+@pytest.fixture
+def shop(stack, admin):
+    return Shop(stack.kafka_properties, admin)
+
+
+@pytest.fixture
+def command(settings, monkeypatch):
+    """Run `exactbatch … MODULE:shop`, in this process."""
+    module = ModuleType("tables_of_commands")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, value in settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+
+    def run(tables: Tables, name: str, *options: str, member: str = "") -> object:
+        module.shop = tables  # type: ignore[attr-defined]
+        return CliRunner().invoke(app, [name, f"{module.__name__}:shop{member and '.' + member}", *options])
+
+    return run
+
+
+def register(world, tables, *names):
+    with transaction(world.connection):
+        for member in tables.members(tables.topics if not names else map(names_topic(tables), names)):
+            Ledger(world.connection).register(member)
+
+
+def names_topic(tables):
+    return lambda table: f"{tables.name}.public.{table}"
+
+
+def plan(world, tables: Tables, *, run: Run | None = None, request=None, only=()) -> list[MemberPlan]:
+    origin = "cli" if run is None else "manual"
+    return plan_tables(world.connection, world.log, tables, run, request, origin=origin, only=only)
+
+
+def process(world, tables: Tables, plans: list[MemberPlan]) -> list[Outcome]:
+    batches = [
+        MemberBatch(each.pipeline, each.batch.batch_id, each.batch.plan_id) for each in plans if each.batch
+    ]
+    return process_tables(DriverEngine(world.spark), batches, world.settings, at_a_time=tables.at_a_time)
+
+
+def run_all(world, tables: Tables, **options) -> dict[str, Outcome]:
+    outcomes = process(world, tables, plan(world, tables, **options))
+    return {each.batch.pipeline.name.removeprefix(tables.prefix): each for each in outcomes}
+
+
+def ids(world, pipeline: Pipeline) -> list[int]:
+    table = pipeline.sink.table.as_string(world.connection)
+    return [each for (each,) in world.rows(f"select id from {table} order by id")]
+
+
+def test_fifty_tables_are_exact_with_one_plan_and_one_status(world, shop, command, monkeypatch):
+    names = [f"t{number:02}" for number in range(48)] + ["event1", "event2"]
+    shop.create(*names)
+    for number, name in enumerate(names):
+        shop.produce(name, *range(number % 3 + 1))
+    tables = shop.tables()
+    done = command(tables, "init", "--json")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["registered"]) == 50
+    shown = json.loads(command(tables, "plan", "--json").stdout)
+    assert sum(each["ranges"] != [] for each in shown["members"]) == 50
+
+    requests = []
+    ask = KafkaAdminClient.list_partition_offsets
+    monkeypatch.setattr(
+        KafkaAdminClient,
+        "list_partition_offsets",
+        lambda self, wanted, **options: requests.append(len(wanted)) or ask(self, wanted, **options),
+    )
+    plans = plan(world, tables)
+    assert requests == [50, 50, 50], "the logs of all topics are asked for at once"
+    monkeypatch.undo()
+    for name, value in world.settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+    outcomes = process(world, tables, plans)
+    assert len(outcomes) == 50
+    assert [each.error for each in outcomes if each.error] == []
+    for number, name in enumerate(names):
+        (member,) = tables.members([shop.topic(name)])
+        assert ids(world, member) == list(range(number % 3 + 1))
+    status = load_tables_status(world.connection, world.log, tables)
+    assert (len(status.members), status.lag, status.troubles) == (50, 0, [])
+    assert plan(world, tables)[0].because.startswith("nothing new")
+
+
+@pytest.fixture
+def three(shop):
+    shop.create("orders", "customers", "event")
+    for name in ("orders", "customers", "event"):
+        shop.produce(name, 1, 2)
+    return shop.tables()
+
+
+def test_the_commands_act_on_all_members_or_on_one(world, shop, three, command):
+    command(three, "init")
+    assert set(run_all(world, three)) == {"orders", "customers", "event"}
+    done = command(three, "status", "--json")
+    assert json.loads(done.stdout)["lag"] == 0, done.output
+    assert "committed" in command(three, "status").stdout
+    assert "lag 0" in command(three, "status").stdout
+    assert (
+        json.loads(command(three, "status", "--json", member="orders").stdout)["pipeline"]
+        == f"{shop.prefix}.orders"
+    )
+    audited = command(three, "audit", "--json", "--values")
+    assert (audited.exit_code, json.loads(audited.stdout)["exact"]) == (0, True), audited.output
+    lag = json.loads(command(three, "lag", "--json").stdout)
+    assert [each["pipeline"].removeprefix(three.prefix) for each in lag["pipelines"]] == [
+        "customers",
+        "event",
+        "orders",
+    ]
+    assert json.loads(command(three, "lag", "--json", member="orders").stdout)["lag"] == 0
+    one = command(
+        three, "replay", "--dry-run", "--json", "--range", f"{shop.topic('orders')}:0:0-1", member="orders"
+    )
+    assert json.loads(one.stdout)["rows"] == 1, one.output
+    assert command(three, "replay", "--batch", "1").exit_code == 42
+    assert command(three, "status", member="none").exit_code == 42
+    world.execute("update public.\"event\" set name = 'planted'")
+    audited = command(three, "audit", "--json", "--values")
+    assert audited.exit_code == 3
+    assert [each["exact"] for each in json.loads(audited.stdout)["members"]] == [True, False, True]
+
+
+def test_a_bad_table_stops_no_other_and_a_retry_processes_only_what_is_left(world, shop, three, command):
+    command(three, "init")
+    shop.produce_bytes("orders", b"bad")
+    plans = plan(world, three, run=RUN)
+    outcomes = {each.batch.pipeline.name: each for each in process(world, three, plans)}
+    assert isinstance(outcomes[f"{shop.prefix}.orders"].error, TooManyRejects)
+    again = plan(world, three, run=RUN)
+    assert [each.batch and each.batch.batch_id for each in again] == [
+        each.batch and each.batch.batch_id for each in plans
+    ]
+    repeated = {each.batch.pipeline.name: each for each in process(world, three, again)}
+    assert {
+        name.removeprefix(three.prefix): each.published and each.published.wrote
+        for name, each in repeated.items()
+    } == {
+        "customers": False,
+        "event": False,
+        "orders": None,
+    }
+    allowed = shop.tables(max_rejects=1)
+    assert process(world, allowed, plan(world, allowed))[0].error is None
+    assert json.loads(command(allowed, "audit", "--json").stdout)["exact"]
+
+
+def test_a_table_that_cannot_be_planned_stops_no_other(world, shop, three, admin, command):
+    command(three, "init")
+    run_all(world, three)
+    admin.delete_topics([shop.topic("orders")])[shop.topic("orders")].result(30)
+    world.log._settle = 1.0
+    shop.produce("event", 3)
+    plans = {each.pipeline.name.removeprefix(three.prefix): each for each in plan(world, three)}
+    assert isinstance(plans["orders"].error, TopicMissing)
+    assert process(world, three, list(plans.values()))[0].error is None
+    (member,) = three.members([shop.topic("event")])
+    assert ids(world, member) == [1, 2, 3]
+    status = load_tables_status(world.connection, world.log, three)
+    assert isinstance(status.errors[f"{shop.prefix}.orders"], TopicMissing)
+    assert len(status.members) == 2
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record(world, shop, start, command):
+    shop.create("orders")
+    shop.produce("orders", 1)
+    tables = shop.tables(start=start)
+    command(tables, "init")
+    plan(world, tables)
+    shop.create("customers")
+    shop.produce("customers", 5)
+    status = load_tables_status(world.connection, world.log, tables)
+    assert status.new == (f"{shop.prefix}.customers",)
+    assert run_all(world, tables)["customers"].published is not None
+    (member,) = tables.members([shop.topic("customers")])
+    assert ids(world, member) == [5]
+    assert world.is_exact(member)
+    joined = world.rows("select pipeline, topic, pattern, start from exactbatch.joined_topic")
+    assert joined == [(member.name, shop.topic("customers"), rf"{shop.prefix}\.public\..*", "earliest")]
+
+
+def test_a_plan_does_not_use_what_was_observed_before_a_batch_committed(world, shop, three, command):
+    command(three, "init")
+    members = three.members([shop.topic("orders")])
+    early = observe_members(world.connection, world.log, members)
+    run_all(world, three)
+    shop.produce("orders", 3)
+    (member,) = members
+    batch_id = freeze_advance(world.connection, world.log, member, origin="cli", observed=early[member.name])
+    with transaction(world.connection):
+        (range_,) = Ledger(world.connection).ranges(batch_id)
+    assert (range_.from_offset, range_.until_offset) == (2, 3)
+
+
+def test_an_unregistered_database_gets_no_tables_by_a_plan(world, three):
+    with pytest.raises(NotRegistered, match="no member of the tables"):
+        plan(world, three)
+
+
+def test_requests_go_to_the_members_whose_they_are(world, shop, three, command):
+    command(three, "init")
+    first = run_all(world, three)
+    batch_id = first["orders"].batch.batch_id
+    for request in (
+        ReplayRequest(ranges=(RequestedRange(shop.topic("orders"), 0, 0, 1),)),
+        ReplayRequest(batch_ids=(batch_id,)),
+    ):
+        run = Run("shop", f"replay {request}", 0)
+        assert set(run_all(world, three, run=run, request=request)) == {"orders"}
+    with pytest.raises(ConfigurationError, match="loads this topic"):
+        plan(world, three, run=RUN, request=ReplayRequest(ranges=(RequestedRange("other", 0, 0, 1),)))
+    shop.produce("event", 9)
+    shop.produce("orders", 9)
+    assert set(run_all(world, three, only=["event"])) == {"event"}
+    with pytest.raises(
+        ConfigurationError, match="'none': .* has no such table. It has customers, event, orders"
+    ):
+        selected(three, three.members(map(shop.topic, ("orders", "customers", "event"))), ["none"])
+    assert json.loads(command(three, "audit", "--json").stdout)["exact"]

@@ -1,0 +1,135 @@
+"""The DAG of many tables: its shape, and what its operator hands to spark-submit."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from exactbatch import Append, Json, Pipeline, Tables, TableTopic
+from exactbatch.airflow import Connections, tables_dag
+from exactbatch.airflow import submit as submit_module
+from exactbatch.airflow import tables_operator as module
+from exactbatch.airflow.batches import named_batches
+from exactbatch.errors import ConfigurationError
+from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.settings import Settings
+
+PLANS = [UUID(int=17), UUID(int=18)]
+BATCHES = json.dumps([["s.a", 1, str(PLANS[0])], ["s.b", 2, str(PLANS[1])]])
+TI = SimpleNamespace(dag_id="shop", run_id="r", task_id="process_batch")
+
+
+def of(topic: TableTopic) -> Pipeline:
+    return Pipeline(
+        name=topic.name, topics=(topic.topic,), value=Json("id int"), sink=Append(f"s.{topic.table}")
+    )
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch):
+    tables = Tables(name="shop", topics=("s.a", "s.b"), pipeline=of)
+    # A name that the search path has, so that the reference can be imported again.
+    found = ModuleType("pipelines.shop_of_test")
+    found.shop = tables  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, found.__name__, found)
+    return tables
+
+
+def test_one_dag_plans_processes_and_reports_all_tables(tables):
+    dag = tables_dag(tables, schedule="*/5 * * * *")
+    assert dag.dag_id == "shop"
+    assert {each: sorted(dag.task_dict[each].downstream_task_ids) for each in dag.task_dict} == {
+        "plan_batch": ["process_batch", "process_replay", "report_batch"],
+        "process_batch": ["report_batch"],
+        "process_replay": ["report_batch"],
+        "report_batch": [],
+    }
+    assert next(iter(dag.params)) == "tables"
+    assert "topics" not in dag.task_dict["process_batch"].template_fields
+    assert "Exactly-once batches from **s.a, s.b**" in (dag.doc_md or "")
+    with pytest.raises(ConfigurationError, match="takes no catchup"):
+        tables_dag(tables, catchup=True)
+
+
+class Launches:
+    """An operator whose launches are played; the ledger answers by batch ID."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, done: dict[int, str], returncode: int = 0) -> None:
+        self.asked: list[str] = []
+        self.launched: list[list[str]] = []
+
+        def ask(_: Settings, batch_id: int, plan_id: UUID, ti: Any, *, pipeline: str) -> str | None:
+            assert (plan_id, ti) == (PLANS[batch_id - 1], TI)
+            self.asked.append(pipeline)
+            return done.get(batch_id)
+
+        def launch(operator: Any, _: Any) -> None:
+            self.launched.append(operator.application_args)
+            if returncode:
+                raise AirflowException("spark-submit failed")
+
+        monkeypatch.setattr(module, "done_already", ask)
+        monkeypatch.setattr(submit_module.BaseHook, "get_connection", lambda _: None)
+        monkeypatch.setattr(SparkSubmitOperator, "execute", launch)
+        monkeypatch.setattr(Connections, "settings", lambda _: Settings(kafka={}, postgres="dbname=x"))
+        self.hook = SimpleNamespace(
+            _connection={"deploy_mode": None}, _submit_sp=SimpleNamespace(returncode=returncode)
+        )
+
+    def execute(self, failed: str = "") -> None:
+        operator = module.ProcessTablesOperator(
+            task_id="process_batch",
+            connections=Connections(),
+            tables="pipelines.shop_of_test:shop",
+            batches=BATCHES,
+            failed=failed,
+        )
+        operator._get_hook = lambda: self.hook  # type: ignore[method-assign]
+        operator.execute({"ti": TI})
+
+
+def test_only_batches_that_are_left_are_submitted(monkeypatch):
+    launches = Launches(monkeypatch, {1: "committed"})
+    launches.execute()
+    assert launches.asked == ["shop.a", "shop.b"]
+    assert launches.launched == [
+        ["--tables", "pipelines.shop_of_test:shop", "--batches", json.dumps([["s.b", 2, str(PLANS[1])]])]
+    ]
+
+
+def test_nothing_is_submitted_if_nothing_is_left(monkeypatch):
+    launches = Launches(monkeypatch, {1: "committed", 2: "committed"})
+    launches.execute()
+    assert launches.launched == []
+
+
+def test_tables_that_could_not_be_planned_fail_the_task_after_all_others(monkeypatch):
+    launches = Launches(monkeypatch, {})
+    with pytest.raises(
+        AirflowFailException, match=r"could not be planned: shop.c: TopicMissing: gone\. The next run"
+    ):
+        launches.execute("shop.c: TopicMissing: gone")
+    assert len(launches.launched) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [(TERMINAL, AirflowFailException), (1, AirflowException)],
+    ids=["terminal", "retryable"],
+)
+def test_the_exit_status_of_the_driver_decides_on_retries(monkeypatch, status, error):
+    launches = Launches(monkeypatch, {}, status)
+    with pytest.raises(error) as caught:
+        launches.execute()
+    assert type(caught.value) is error
+
+
+@pytest.mark.parametrize("nothing", ["", None, "[[1]]"])
+def test_without_batches_the_task_says_that_plan_batch_has_left_none(nothing):
+    with pytest.raises(AirflowFailException, match="plan_batch has left no batches"):
+        named_batches(nothing)
