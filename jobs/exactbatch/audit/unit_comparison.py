@@ -82,7 +82,7 @@ class _UnitComparison:
             snapshot, audited.pipeline, unit, audited.sharing, is_shared=audited.is_shared
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
-        self._rowless = rowless_of(audited.pipeline.value)
+        self._rowless = rowless_of(audited.pipeline.value, audited.settings.kafka)
         self._rows_of_batches: Counter[int] = Counter()
         self._results = {
             slice_: PartitionAudit(unit.topic, slice_.partition, slice_.start, slice_.end)

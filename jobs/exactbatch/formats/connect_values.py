@@ -55,6 +55,8 @@ _JSON: Final = ("json", "jsonb")
 _INTEGER_TYPES: Final = ("int8", "int16", "int32", "int64")
 _FLOAT_TYPES: Final = ("float", "double", "float32", "float64")
 _NESTED: Final = ("struct", "map", "array", "union")
+_SHORT_FLOATS: Final = ("float", "float32")
+_SUITABLE: Final = {True: "numeric, or an integer type", False: "boolean"}
 # SpecialValueDecimal.toString() → Postgres's spelling.
 _SPECIAL_DECIMALS: Final = {
     "NAN": "NaN",
@@ -187,8 +189,8 @@ def _iso(column: Column, written: ConnectType) -> Reading:
 
 
 def _duration(column: Column, written: ConnectType) -> Reading:
-    if _is_number(column):
-        return _number(column)
+    if _is_number(column) or column.type in _FLOATS:
+        return _simple(column, ConnectType(written.type))
     raise ValueError(
         f"the connector writes an interval as an approximate number ({written.name}), in which a month has 30.4375 "
         f"days: configure interval.handling.mode=string, or declare the column as bigint to keep the number"
@@ -257,21 +259,29 @@ def _text_of(value: Any, write: Callable[[Any], str]) -> str:
 
 
 def _simple(column: Column, written: ConnectType) -> Reading:
+    """Read a value whose type says all: a number, text, bytes or a boolean."""
     import pyarrow as pa
 
-    if column.type in (*_TIMESTAMPS, *_TIMES, "date") and written.type in (*_INTEGER_TYPES, *_FLOAT_TYPES):
+    is_number = written.type in (*_INTEGER_TYPES, *_FLOAT_TYPES)
+    if is_number and column.type in (*_TIMESTAMPS, *_TIMES, "date"):
         raise ValueError(
             f"the event's schema does not say what its {written.type} counts: declare the column as bigint"
         )
-    if column.type == "numeric" or (column.type.startswith("numeric") and column.staged_type == "text"):
+    suitable = {
+        "boolean": column.type == "boolean",
+        "bytes": column.type == "bytea" or _is_text(column),
+        "string": column.type not in (*_INTEGERS, *_FLOATS, "boolean"),
+    }
+    if not suitable.get(written.type, _is_number(column) or column.type in _FLOATS):
+        raise _misfit(written, {"bytes": "bytea", "string": "text"}.get(written.type, _SUITABLE[is_number]))
+    if column.type.startswith("numeric") and column.staged_type == "text":
         if written.type in _INTEGER_TYPES:
             return _number(column)
         if written.type in _FLOAT_TYPES:
-            return Reading(pa.float64(), lambda numbers: numbers.cast(pa.string()))
-        if written.type == "string":
-            return Reading(pa.string(), special_decimals)
-    reading = plain(column)
-    return replace(reading, is_base64=column.type == "bytea" and written.type == "bytes")
+            floats = pa.float32() if written.type in _SHORT_FLOATS else pa.float64()
+            return Reading(floats, lambda numbers: numbers.cast(pa.string()))
+        return Reading(pa.string(), special_decimals)
+    return replace(plain(column), is_base64=column.type == "bytea" and written.type == "bytes")
 
 
 def special_decimals(text: "pa.Array") -> "pa.Array":

@@ -1,15 +1,17 @@
-"""The format Debezium: change events as JSON, with or without their schema."""
+"""The format Debezium: change events as JSON, with or without their schema, or as Avro with a registry."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, ClassVar, Final
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats.avro_bodies import by_header, schema_after
 from exactbatch.formats.binary_text import BinaryText, decoded_text, encoded_text
-from exactbatch.formats.connect_schema import ConnectType, from_json
-from exactbatch.formats.connect_values import Reading, plain, reading_of
+from exactbatch.formats.connect_schema import from_json
+from exactbatch.formats.connect_values import Reading
+from exactbatch.formats.debezium_avro import AvroEvents, avro_images, events_of
 from exactbatch.formats.debezium_declared import (
     Decimals,
     Times,
@@ -21,6 +23,7 @@ from exactbatch.formats.debezium_declared import (
 from exactbatch.formats.debezium_event import (
     changes_nothing,
     event_of,
+    is_envelope,
     may_change_nothing,
     table_of,
     truncated,
@@ -28,9 +31,11 @@ from exactbatch.formats.debezium_event import (
 from exactbatch.formats.debezium_groups import Group, by_schema
 from exactbatch.formats.debezium_images import Images, json_images
 from exactbatch.formats.debezium_placeholder import Placeholder
+from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
 from exactbatch.formats.json import as_stored, objects, stored_schema, why_refused
+from exactbatch.formats.schema_registry import check_address
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -43,12 +48,12 @@ _SNAPSHOT: Final = "r"
 _NOTHING: Final = (
     "the event changes no row"  # a mark for events that are counted, and no reason that anybody sees
 )
-_MOST_READINGS: Final = 1024  # of schemas that a process keeps
 
 
 @dataclass(frozen=True)
 class Debezium:
-    """Values are Debezium's envelopes {before, after, op, source}, bare or as the payload next to their schema.
+    """Values are Debezium's envelopes {before, after, op, source}: JSON, bare or as the payload next to their schema,
+    or Avro.
 
     schema       the columns of the row, as for Json
     version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
@@ -58,6 +63,8 @@ class Debezium:
                  source left the value out, is a reject
     binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
                  Bytes of its default setting, bytes, need no declaration
+    registry     the address of a Confluent schema registry, such as "http://host:8081": values then are Avro bodies
+                 that begin with byte 0 and the ID of their schema
 
     The following are for events without a schema; a schema says it itself:
 
@@ -70,7 +77,7 @@ class Debezium:
     transaction metadata and schema changes. A truncate is a reject.
 
     Raises ConfigurationError for a version that does not order changes, or is a column of the row, and for
-    declarations that do not suit their columns.
+    declarations that do not suit their columns; decode() raises RegistryUnavailable if the registry cannot be reached.
     """
 
     null_is_tombstone: ClassVar[bool] = True
@@ -83,6 +90,8 @@ class Debezium:
     epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
     times: Times | None = field(default=None, kw_only=True)
     decimals: Decimals | None = field(default=None, kw_only=True)
+    registry: str | None = field(default=None, kw_only=True)
+    properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +109,11 @@ class Debezium:
                 "unavailable='': expected the connector's unavailable.value.placeholder, which is not empty"
             )
         check_epoch(self.epoch, self.times, row)
+        check_address(self.registry)
+        if self.registry is not None and (self.epoch or self.times or self.decimals):
+            raise ConfigurationError(
+                "Debezium with a registry: the schemas say what epoch, times and decimals would declare. Remove them."
+            )
         object.__setattr__(self, "columns", (*row, *versions))
 
     @cached_property
@@ -119,8 +133,10 @@ class Debezium:
 
         present = positions(values).filter(values.is_valid())
         parts = [Decoded(self._no_rows, present[:0])]
-        for group in by_schema(values.drop_null(), present):
-            parts.append(self._decode_group(group))
+        if self.registry is None:
+            parts += [self._decode_group(group) for group in by_schema(values.drop_null(), present)]
+        else:
+            parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
         decoded = in_order(parts, values.null_count)
         *names, deleted, left_out = decoded.rows.schema.names
         rows, kept, rejects = decoded.rows, decoded.kept, decoded.rejects
@@ -169,19 +185,88 @@ class Debezium:
         except ValueError as error:
             refused = tuple((index, str(error)) for index in group.at.to_pylist())
             return Decoded(self._no_rows, group.at[:0], refused)
-        decoded = decode_block_or_halves(
-            values, at, partial(self._decode_block, readings, payload is not None)
+        decoded = _without_nothing(
+            decode_block_or_halves(
+                values, at, partial(self._decode_block, readings, group.schema is not None)
+            )
         )
-        rejects = tuple(reject for reject in decoded.rejects if reject[1] != _NOTHING)
-        nothing += len(decoded.rejects) - len(rejects)
-        return replace(decoded, rejects=rejects, tombstones=nothing)
+        return replace(decoded, tombstones=decoded.tombstones + nothing)
+
+    def _decode_avro(self, header: bytes, values: "pa.BinaryArray", at: "pa.Int64Array") -> Decoded:
+        """Decode events whose values begin with the same header; count those that change nothing as tombstones."""
+        try:
+            schema = schema_after(header, str(self.registry), self.properties)[1]
+            events = events_of(schema)
+            row = tuple(self._of_row(self.columns))
+            readings = readings_by_type(events, row, self.binary) if is_envelope(events.payload) else {}
+        except ValueError as error:
+            refused = tuple((index, str(error)) for index in at.to_pylist())
+            return Decoded(self._no_rows, at[:0], refused)
+        return _without_nothing(
+            decode_block_or_halves(values, at, partial(self._decode_avro_block, events, readings))
+        )
+
+    def _decode_avro_block(
+        self, events: AvroEvents, readings: Mapping[str, Reading], values: "pa.BinaryArray"
+    ) -> "pa.RecordBatch":
+        """Return the rows as _rows() does; for a single value, the ValueError says what the value is."""
+        if len(values) == 0:
+            return self._no_rows
+        decoded = events.decode(values)
+
+        def read(columns: Sequence[Column]) -> "pa.RecordBatch":
+            return self._rows(
+                avro_images(decoded, readings, self._source_of(columns)),
+                readings,
+                columns,
+                self._version_of(columns),
+            )
+
+        try:
+            if not is_envelope(events.payload):
+                raise ValueError("the event has no op, before or after")
+            return read(self.columns)
+        except ValueError as error:
+            if len(values) > 1:
+                raise
+            event = decoded[0]
+            if reason := self._special(event):
+                raise ValueError(reason) from None
+            for column in self.columns if readings else ():
+                try:
+                    read([column])
+                except ValueError as of_column:
+                    if str(of_column) == str(error):
+                        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+            raise
+
+    def _special(self, event: dict[str, Any]) -> str | None:
+        """Return the reason to reject an event, or the mark of one that changes no row; None for a change."""
+        if changes_nothing(event):
+            return _NOTHING
+        if reason := truncated(event):
+            return reason
+        row = event.get("before" if event.get("op") == _DELETE else "after")
+        for column in self._of_row(self.columns):
+            if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
+                return self._left_out_of(event, column.name)
+        return None
+
+    def _version_of(self, columns: Sequence[Column]) -> Sequence[str]:
+        names = [column.name for column in columns]
+        return [field for field in self._version_fields if field in names]
+
+    def _source_of(self, columns: Sequence[Column]) -> "Mapping[str, pa.DataType]":
+        """Return the fields of the source that the versions among some columns are made of."""
+        fields = self._version_of(columns)
+        return {field: written_as(field) for field in (*fields, *(["scn"] if "commit_scn" in fields else []))}
 
     def _readings(self, schema: bytes | None) -> Mapping[str, Reading]:
         """Return how each column of the row is read from events with a schema, or without one."""
         row = tuple(self._of_row(self.columns))
         if schema is not None:
-            return _readings_by(schema, row, self.binary)
-        return _readings_of(
+            return readings_by(schema, row, self.binary)
+        return readings_of(
             row, lambda column: declared_reading(column, self.epoch, self.times, self.decimals)
         )
 
@@ -195,15 +280,8 @@ class Debezium:
         except ValueError:
             if len(values) > 1:
                 raise
-            event = event_of(values[0].as_py())
-            if changes_nothing(event):
-                raise ValueError(_NOTHING) from None
-            if reason := truncated(event):
+            if reason := self._special(event_of(values[0].as_py())):
                 raise ValueError(reason) from None
-            row = event.get("before" if event.get("op") == _DELETE else "after")
-            for column in self._of_row(self.columns):
-                if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
-                    raise ValueError(self._left_out(values[0], column.name)) from None
             reason = why_refused(values, self.columns, read)
             if not has_schema:
                 for column in self.columns:
@@ -225,14 +303,12 @@ class Debezium:
             return pa.RecordBatch.from_pylist([], self._marked(read_columns))
         text = objects(values)
         of_row = self._of_row(read_columns)
-        version = [field for field in self._version_fields if field in [c.name for c in read_columns]]
-        source = {field: written_as(field) for field in version}
-        if "commit_scn" in source:
-            source["scn"] = written_as("scn")
-        images = json_images(text, {column.name: readings[column.name] for column in of_row}, source)
+        images = json_images(
+            text, {column.name: readings[column.name] for column in of_row}, self._source_of(read_columns)
+        )
         if not has_schema and self.decimals is None:
             refuse_ambiguous(text, of_row)
-        return self._rows(images, readings, read_columns, version)
+        return self._rows(images, readings, read_columns, self._version_of(read_columns))
 
     def _rows(
         self,
@@ -282,7 +358,7 @@ class Debezium:
                 values = pc.if_else(matches, pa.scalar(None, values.type), values)
                 of_writes = pc.and_(pc.and_not(matches, deleted), left_out.is_null())
                 left_out = pc.if_else(of_writes, column.name, left_out)
-            whole.append(self._bytes(values) if _is_bytea(column) else values)
+            whole.append(self._bytes(values) if is_bytea(column) else values)
         return whole, left_out
 
     def _in_declared_text(self, reading: Reading, values: "pa.Array") -> "pa.Array":
@@ -301,7 +377,10 @@ class Debezium:
             ) from None
 
     def _left_out(self, value: "pa.BinaryScalar", column: str) -> str:
-        table = table_of(event_of(value.as_py()))
+        return self._left_out_of(event_of(value.as_py()), column)
+
+    def _left_out_of(self, event: dict[str, Any], column: str) -> str:
+        table = table_of(event)
         return (
             f"column {column!r}: the source left the value out, and Debezium wrote {self.unavailable} instead. "
             f"For Postgres, run `alter table {table} replica identity full` at the source, or configure "
@@ -309,42 +388,10 @@ class Debezium:
         )
 
 
-@lru_cache(maxsize=_MOST_READINGS)
-def _readings_by(schema: bytes, row: tuple[Column, ...], binary: BinaryText | None) -> Mapping[str, Reading]:
-    """Return how columns are read from events with a schema; raise ValueError if a field does not suit its column."""
-    payload = from_json(schema)
-    return _readings_of(row, lambda column: written_reading(column, payload, binary))
-
-
-def _readings_of(row: Sequence[Column], reading: Callable[[Column], Reading]) -> Mapping[str, Reading]:
-    readings = {}
-    for column in row:
-        try:
-            readings[column.name] = reading(column)
-        except ValueError as error:
-            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
-    return readings
-
-
-def written_reading(column: Column, payload: ConnectType, binary: BinaryText | None) -> Reading:
-    """Return how a column is read from events of a type; a field that they lack is null.
-
-    Raises ValueError for a field that does not suit the column, and for bytes in text whose encoding is not declared.
-    """
-    images = (payload.field("after"), payload.field("before"))
-    written = next((image.field(column.name) for image in images if image is not None), None)
-    if written is None:
-        return plain(column)
-    if (
-        _is_bytea(column)
-        and binary is None
-        and "string" in (written.type, written.element and written.element.type)
-    ):
-        raise ValueError(
-            "the connector writes bytes as text, in an encoding that the event does not say: declare binary='base64', "
-            "'base64-url-safe' or 'hex', the connector's binary.handling.mode"
-        )
-    return reading_of(column, written)
+def _without_nothing(decoded: Decoded) -> Decoded:
+    """Return what was decoded; events that change no row are tombstones and no rejects."""
+    rejects = tuple(reject for reject in decoded.rejects if reject[1] != _NOTHING)
+    return replace(decoded, rejects=rejects, tombstones=len(decoded.rejects) - len(rejects))
 
 
 def _converted(reading: Reading, values: "pa.Array") -> "pa.Array":
@@ -361,7 +408,3 @@ def _deletes(op: "pa.StringArray") -> "pa.BooleanArray":
         unknown = op.filter(pc.invert(known))[0].as_py()
         raise ValueError(f"expected op c, u, r or d, found {'none' if unknown is None else repr(unknown)}")
     return pc.equal(op, _DELETE)
-
-
-def _is_bytea(column: Column) -> bool:
-    return (column.element or column.type) == "bytea"

@@ -54,13 +54,17 @@ def may_change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) ->
     import pyarrow.compute as pc
 
     if payload is not None:
-        is_change = "op" in payload.fields and ("after" in payload.fields or "before" in payload.fields)
-        return pa.repeat(pa.scalar(not is_change), len(values))
+        return pa.repeat(pa.scalar(not is_envelope(payload)), len(values))
     suspect = pc.invert(pc.starts_with(values, _ENVELOPE))
     if not pc.any(suspect, min_count=0).as_py():
         return suspect
     has_op = pc.match_substring(values, '"op"')
     return pc.and_(suspect, pc.or_(pc.invert(has_op), pc.match_substring_regex(values, _MESSAGE)))
+
+
+def is_envelope(payload: ConnectType) -> bool:
+    """True for the type of events that tell of a row."""
+    return "op" in payload.fields and ("after" in payload.fields or "before" in payload.fields)
 
 
 def truncated(event: dict[str, Any]) -> str | None:
