@@ -237,11 +237,18 @@ def test_debezium_in_one_line(world, make_topic, make_pipeline):
     event("u", 2, "newer", 12, partition=1)
     event("u", 2, "__debezium_unavailable_value", 13)
     event("t", 0, "", 14)
+    for nothing in (
+        {"op": "m", "message": {"prefix": "p", "content": "Yg=="}},
+        {"ts_ms": 1},
+        {"status": "END", "id": "571", "ts_ms": 1},
+        {"source": {}, "ddl": "create table t (id int)"},
+    ):
+        topic.produce(json.dumps(nothing).encode(), partition=1)
     sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
     value = Debezium("id int, name text, photo bytea", version="lsn")
     pipeline = make_pipeline(topic, value=value, sink=sink, max_rejects=2)
     batch = world.run(pipeline).batch
-    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (8, 5, 2, 1)
+    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (12, 5, 2, 5)
     assert state(world, pipeline) == {2: "newer"}
     assert world.rows(f"select convert_from(photo, 'UTF8') from public.\"{topic.name}\"") == [("newer",)]
     left_out, truncated = world.rows('select reason from exactbatch.rejected_record order by "offset"')

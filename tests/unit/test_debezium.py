@@ -17,6 +17,28 @@ def event(op: str | None, before: Any, after: Any, lsn: Any = 7, **more: Any) ->
     return {"before": before, "after": after, "op": op, "source": {"lsn": lsn, "table": "t"}, **more}
 
 
+def envelope_schema(**columns: Any) -> dict[str, Any]:
+    """The schema that Connect's JSON converter writes for an envelope, with the schemas of its row's columns."""
+    fields = [{"optional": True, **schema, "field": name} for name, schema in columns.items()]
+    row = {"type": "struct", "fields": fields, "optional": True, "name": "shop.public.t.Value"}
+    return {
+        "type": "struct",
+        "fields": [
+            {**row, "field": "before"},
+            {**row, "field": "after"},
+            {"type": "struct", "fields": [], "optional": False, "field": "source"},
+            {"type": "string", "optional": False, "field": "op"},
+        ],
+        "optional": False,
+        "name": "shop.public.t.Envelope",
+    }
+
+
+def compact(value: Any) -> bytes:
+    """JSON as Connect's converter writes it."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 def decode(*events: Any, form: Debezium = FORMAT) -> Any:
     values = [
         None if each is None else each if isinstance(each, bytes) else json.dumps(each).encode()
@@ -39,7 +61,7 @@ def test_creates_updates_reads_and_deletes():
 
 def test_with_a_schema_beside_it():
     inner = event("c", None, {"id": 2, "name": "x"})
-    decoded = decode({"schema": {"type": "struct", "fields": [{"field": "op"}]}, "payload": inner}, inner)
+    decoded = decode({"schema": envelope_schema(), "payload": inner}, inner)
     assert decoded.rows.column("id").to_pylist() == [2, 2]
     assert decoded.rejects == ()
     deleted = decode({"schema": None, "payload": event("d", {"id": 3}, None)}, inner)
@@ -188,19 +210,60 @@ def test_bytea_is_decoded_as_the_connector_writes_it(binary, written):
         ),
         ({"op": "t", "source": {"db": "shop", "table": "c"}}, "op 't': shop.c was truncated"),
         ({"op": "t"}, "op 't': the table was truncated"),
-        ({"op": "m", "message": {"prefix": "p", "content": "Yg=="}}, "message (pg_logical_emit_message)"),
-        ({"ts_ms": 1}, "a heartbeat"),
-        ({"status": "BEGIN", "id": "571:1", "event_count": None, "ts_ms": 1}, "transaction metadata (BEGIN)"),
-        ({"source": {}, "databaseName": "d", "ddl": "create table", "tableChanges": []}, "a schema change"),
     ],
 )
-def test_event_that_is_no_change_of_row_is_named_for_what_it_is(value, said):
+def test_a_truncate_is_a_reject_that_names_its_table(value, said):
     good = event("c", None, {"id": 5})
-    decoded = decode(good, value, {"schema": {}, "payload": value}, good)
+    decoded = decode(good, value, {"schema": envelope_schema(), "payload": value}, good)
     assert decoded.kept.to_pylist() == [0, 3]
     assert [at for at, _ in decoded.rejects] == [1, 2]
     for _, reason in decoded.rejects:
         assert said in reason
+
+
+NOTHING: list[tuple[dict[str, Any], list[str]]] = [
+    ({"op": "m", "message": {"prefix": "p", "content": "Yg=="}}, ["op", "ts_ms", "source", "message"]),
+    ({"ts_ms": 1}, ["ts_ms"]),
+    (
+        {"status": "BEGIN", "id": "571:1", "event_count": None, "ts_ms": 1},
+        ["status", "id", "event_count", "data_collections", "ts_ms"],
+    ),
+    ({"status": "END", "id": "571:1", "event_count": 2, "ts_ms": 1}, ["status", "id"]),
+    (
+        {"source": {}, "databaseName": "d", "ddl": "create table", "tableChanges": []},
+        ["source", "ts_ms", "databaseName", "schemaName", "ddl", "tableChanges"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "fields"), NOTHING)
+def test_event_that_tells_of_no_row_is_counted(value, fields):
+    good = event("c", None, {"id": 5})
+    schema = {"type": "struct", "fields": [{"type": "string", "field": name} for name in fields]}
+    wrapped = {"schema": schema, "payload": value}
+    decoded = decode(good, value, wrapped, None, compact(wrapped), compact(value), good)
+    assert decoded.kept.to_pylist() == [0, 6]
+    assert decoded.rejects == ()
+    assert decoded.tombstones == 5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"op": "m"},
+        {"op": "m", "message": "p"},
+        {"ts_us": 1},
+        {},
+        {"ts_ms": 1, "id": 2},
+        {"status": "BEGIN"},
+        {"status": "PAID", "id": "1"},
+        {"ddl": "create table"},
+    ],
+)
+def test_a_value_that_only_resembles_such_an_event_is_a_reject(value):
+    decoded = decode(value, {"schema": envelope_schema(), "payload": value})
+    assert [at for at, _ in decoded.rejects] == [0, 1]
+    assert decoded.tombstones == 0
 
 
 @pytest.mark.parametrize(
@@ -212,7 +275,11 @@ def test_event_that_is_no_change_of_row_is_named_for_what_it_is(value, said):
         ("ts_ms", "a clock"),
         ("txId", "a transaction number"),
         ("event_serial_no", "a position inside a transaction"),
-        ("change_lsn", "not an integer"),
+        ("change_lsn", "only a part of a change's position"),
+        ("gtid", "of several servers"),
+        (("file", "pos"), "position inside a binlog file"),
+        (("lsn", "id"), "not the position of a connector"),
+        ((), "found none"),
     ],
 )
 def test_a_version_that_does_not_order_changes_is_refused(version, said):

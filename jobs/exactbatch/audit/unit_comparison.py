@@ -11,6 +11,7 @@ from exactbatch.audit.covering import Covering
 from exactbatch.audit.log_windows import LogWindows, Read
 from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, Rules, compare
 from exactbatch.audit.report import SHOWN, Compared, Finding, PartitionAudit
+from exactbatch.audit.rowless import rowless_of
 from exactbatch.audit.rows import LocatedRows
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import WINDOW, Slice, Unit, windows_of
@@ -81,6 +82,7 @@ class _UnitComparison:
             snapshot, audited.pipeline, unit, audited.sharing, is_shared=audited.is_shared
         )
         self._coverings = {slice_: self._located.covering(slice_) for slice_ in unit.slices}
+        self._rowless = rowless_of(audited.pipeline.value, audited.settings.kafka)
         self._rows_of_batches: Counter[int] = Counter()
         self._results = {
             slice_: PartitionAudit(unit.topic, slice_.partition, slice_.start, slice_.end)
@@ -142,6 +144,9 @@ class _UnitComparison:
         for block in log.window(part.end):
             is_record[block.offsets - part.start] = True
             nulls.append(block.nulls)
+            if self._rowless is not None and block.records is not None:
+                without_row = ~found.is_found[block.offsets - part.start]
+                nulls.append(self._rowless.among(block.offsets, block.records, without_row))
             if self._expected is not None:
                 batches = covering.at(block.offsets)
                 assert block.records is not None  # because they are read with their values
@@ -161,8 +166,14 @@ class _UnitComparison:
             slice_.start,
             slice_.end,
             audited.cluster_id,
-            read=Read.OFFSETS if self._expected is None else self._expected.reads,
+            read=self._reads,
         )
+
+    @property
+    def _reads(self) -> Read:
+        if self._expected is not None:
+            return self._expected.reads
+        return Read.OFFSETS if self._rowless is None else Read.VALUES
 
     def _rules(self, slice_: Slice) -> Rules:
         return self._audited.rules((self._unit.topic, slice_.partition))

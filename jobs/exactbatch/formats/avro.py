@@ -2,7 +2,6 @@
 
 import io
 import json
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -12,29 +11,24 @@ from operator import itemgetter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.avro_logical import InvalidAvro, register
+from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies, by_header, schema_after
+from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import AvroField, checked, fields_of
 from exactbatch.formats.epoch import from_epoch
-from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, positions
+from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
 from exactbatch.formats.json import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.raw_json_fields import json_texts
-from exactbatch.formats.schema_registry import writer_schema
+from exactbatch.formats.schema_registry import check_address
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Confluent's wire format: a byte 0, the schema's id in 4 bytes, big-endian, then the body.
-_MAGIC: Final = 0
-_HEADER: Final = 5  # bytes
-_TOKEN: Final = 16  # bytes
 _VALUE: Final = "value"  # the field, and column, of a schema other than a record
-_ENDS_ELSEWHERE: Final = "the body does not end with the last field of its schema"
 _REASON_LENGTH: Final = 500  # characters
 
 
@@ -69,11 +63,7 @@ class Avro:
         check_types(self)
         if (self.schema is None) == (self.registry is None):
             raise ConfigurationError("Avro: expected either a schema or a registry, found both or neither")
-        if "@" in urlsplit(self.registry or "").netloc:
-            raise ConfigurationError(
-                "The address of the schema registry contains a user and password, which errors and pages would show. "
-                "Set schema.registry.basic.auth.user.info in the Kafka connection instead."
-            )
+        check_address(self.registry)
         if self.schema is None and self.columns is None:
             raise ConfigurationError(
                 f"Avro with the registry {self.registry} needs the columns to take from its values: write them as "
@@ -108,50 +98,31 @@ class Avro:
 
     def _decode_with_ids(self, values: "pa.BinaryArray") -> Decoded:
         import pyarrow as pa
-        import pyarrow.compute as pc
 
         present = positions(values).filter(values.is_valid())
-        written = values.drop_null()
-        headers = pc.binary_slice(written, 0, _HEADER)
         empty = pa.RecordBatch.from_pylist([], stored_schema(self.columns))
-        parts, rejects = [Decoded(empty, present[:0])], []
-        for header in headers.unique().to_pylist():
-            matches = pc.equal(headers, pa.scalar(header, pa.binary()))
-            body = self._body_after(header)
-            if isinstance(body, str):
-                rejects += [(index, body) for index in present.filter(matches).to_pylist()]
+        parts = [Decoded(empty, present[:0])]
+        for header, bodies, at in by_header(values.drop_null(), present):
+            try:
+                body = self._body_after(header)
+            except ValueError as error:
+                refused = tuple((index, str(error)) for index in at.to_pylist())
+                parts.append(Decoded(empty, at[:0], refused))
             else:
-                parts.append(
-                    decode_block_or_halves(written.filter(matches), present.filter(matches), body.decode)
-                )
-        kept = pa.concat_arrays([part.kept for part in parts])
-        rows = pa.concat_batches([part.rows for part in parts])
-        rejects += [reject for part in parts for reject in part.rejects]
-        if len(parts) > 2:  # values of several schemas: back to the order of the values
-            order = pc.sort_indices(kept)
-            kept, rows = kept.take(order), rows.take(order)
-        return Decoded(rows, kept, tuple(sorted(rejects)), values.null_count)
+                parts.append(decode_block_or_halves(bodies, at, body.decode))
+        return in_order(parts, values.null_count)
 
-    def _body_after(self, header: bytes) -> "_Body | str":
-        """Return the decoder of the bodies after a header, or the reason to reject them."""
-        if len(header) < _HEADER or header[0] != _MAGIC:
-            return f"expected byte 0 and the 4 bytes of a schema ID, found {header.hex(' ') or 'nothing'}"
-        schema_id = int.from_bytes(header[1:], "big")
-        schema = writer_schema(str(self.registry), schema_id, self.properties)
-        if schema is None:
-            return f"the registry has no schema with the ID {schema_id}"
+    def _body_after(self, header: bytes) -> "_Body":
+        """Return the decoder of the bodies after a header, or raise ValueError with the reason to reject them."""
+        schema_id, schema = schema_after(header, str(self.registry), self.properties)
         try:
-            return _body_of(schema, self.columns, header=_HEADER)
+            return _body_of(schema, self.columns, header=HEADER)
         except ValueError as error:
-            return f"schema {schema_id}: {error}"
+            raise ValueError(f"schema {schema_id}: {error}") from None
 
 
 class _Body:
-    """Decodes bodies of one schema, each after a header of `header` bytes.
-
-    A body does not contain its length. All bodies are decoded at once, as an Avro array of bodies, each followed by a
-    random token: if every token is in its place, every body ended with its last field.
-    """
+    """Decodes bodies of one schema, each after a header of `header` bytes, into columns."""
 
     def __init__(self, schema: str, columns: tuple[Column, ...], header: int) -> None:
         self._columns = columns
@@ -166,7 +137,7 @@ class _Body:
                 )
         self._header = header
         self._value = _value_of(parsed, fields.values())
-        self._schema = _array_of(self._value, header)
+        self._bodies = Bodies(self._value, header, self._reason)
 
     def decode(self, bodies: "pa.BinaryArray") -> "pa.RecordBatch":
         """Return one row for each body, or raise ValueError."""
@@ -174,7 +145,7 @@ class _Body:
 
         if len(bodies) == 0:
             return pa.RecordBatch.from_pylist([], stored_schema(self._columns))
-        values = self._decode(bodies)
+        values = self._bodies.decode(bodies)
         arrays = []
         for column, own in zip(self._columns, self._fields, strict=True):
             if own is None:
@@ -190,29 +161,6 @@ class _Body:
         check_rows(rows, self._columns)
         return rows
 
-    def _decode(self, bodies: "pa.BinaryArray") -> list[Any]:
-        import fastavro
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        # A single body needs no random token; a fixed one gives the same reason each time.
-        token = secrets.token_bytes(_TOKEN) if len(bodies) > 1 else bytes(_TOKEN)
-        joined = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), token)[0].as_buffer()
-        block = b"".join((_long(len(bodies)), memoryview(joined), token, _long(0)))
-        stream = io.BytesIO(block)
-        try:
-            decoded: Any = fastavro.schemaless_reader(stream, self._schema, None)
-        except EOFError:
-            raise ValueError(_ENDS_ELSEWHERE) from None
-        except MemoryError:
-            raise
-        except Exception:  # fastavro raises errors of many types for broken bytes
-            raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None
-        tokens = list(map(itemgetter("token"), decoded))
-        if tokens != [token] * len(bodies) or stream.tell() != len(block):
-            raise ValueError(_ENDS_ELSEWHERE)
-        return list(map(itemgetter("value"), decoded))
-
     def _reason(self, body: bytes) -> str:
         """Return why a body is refused, and the first field that cannot be decoded."""
         import fastavro
@@ -226,7 +174,7 @@ class _Body:
             except Exception as error:
                 place = f"column {name!r}, {types[name]}" if name in types else f"field {name!r}"
                 return f"{place}: {_reason_from(error)}"
-        return _ENDS_ELSEWHERE
+        return ENDS_ELSEWHERE
 
     @cached_property
     def _first_fields(self) -> list[tuple[str, Any]]:
@@ -316,34 +264,6 @@ def _value_of(parsed: Any, fields: Iterable[AvroField]) -> Any:
     return checked(
         {**parsed, "fields": [{**field, "type": schemas[field["name"]]} for field in parsed["fields"]]}
     )
-
-
-def _array_of(value: Any, header: int) -> Any:
-    """Return the schema of an array of bodies, each between a header of `header` bytes and a token."""
-    import fastavro
-
-    framed = [
-        *([{"name": "header", "type": _fixed("ExactbatchHeader", header)}] if header else []),
-        {"name": "value", "type": value},
-        {"name": "token", "type": _fixed("ExactbatchToken", _TOKEN)},
-    ]
-    register()
-    return fastavro.parse_schema(
-        {"type": "array", "items": {"type": "record", "name": "ExactbatchBody", "fields": framed}}
-    )
-
-
-def _fixed(name: str, size: int) -> dict[str, Any]:
-    return {"type": "fixed", "name": name, "size": size}
-
-
-def _long(number: int) -> bytes:
-    """Encode a number of 0 or more as an Avro long: zigzag, 7 bits a byte, lowest first."""
-    rest, written = number << 1, bytearray()
-    while rest > 0x7F:
-        written.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    return bytes([*written, rest])
 
 
 def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":

@@ -42,3 +42,14 @@ def decoded_text(values: "pa.Array", encoding: BinaryText) -> "pa.Array":
         return decoded
 
     return pa.array(list(map(one, values.to_pylist())), pa.binary())
+
+
+def encoded_text(values: "pa.Array", encoding: BinaryText) -> "pa.Array":
+    """Return bytes as text; lists element by element."""
+    import pyarrow as pa
+
+    if pa.types.is_list(values.type):
+        elements = encoded_text(values.values, encoding)
+        return pa.ListArray.from_arrays(values.offsets, elements, mask=values.is_null())
+    _, encode = _CODECS[encoding]
+    return pa.array([None if each is None else encode(each) for each in values.to_pylist()], pa.string())

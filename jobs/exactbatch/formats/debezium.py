@@ -1,17 +1,41 @@
-"""The format Debezium: change events as JSON, with or without their schema."""
+"""The format Debezium: change events as JSON, with or without their schema, or as Avro with a registry."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.binary_text import BinaryText, decoded_text
-from exactbatch.formats.debezium_event import event_of, other_event, table_of
+from exactbatch.formats.avro_bodies import by_header, schema_after
+from exactbatch.formats.binary_text import BinaryText, decoded_text, encoded_text
+from exactbatch.formats.connect_schema import from_json
+from exactbatch.formats.connect_values import Reading
+from exactbatch.formats.debezium_avro import AvroEvents, avro_images, events_of
+from exactbatch.formats.debezium_declared import (
+    Decimals,
+    Times,
+    check_epoch,
+    declared_reading,
+    hint_for,
+    refuse_ambiguous,
+)
+from exactbatch.formats.debezium_event import (
+    changes_nothing,
+    event_of,
+    is_envelope,
+    may_change_nothing,
+    table_of,
+    truncated,
+)
+from exactbatch.formats.debezium_groups import Group, by_schema
+from exactbatch.formats.debezium_images import Images, json_images
 from exactbatch.formats.debezium_placeholder import Placeholder
-from exactbatch.formats.format import Decoded, decode_present
-from exactbatch.formats.json import as_stored, objects, read_objects, readable, stored_schema, why_refused
+from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
+from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
+from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
+from exactbatch.formats.json import as_stored, objects, stored_schema, why_refused
+from exactbatch.formats.schema_registry import check_address
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -20,94 +44,100 @@ if TYPE_CHECKING:
 # Debezium's documentation, "Change event values": create, update, delete, and read (of a snapshot).
 _WRITES: Final = ("c", "u", "r")
 _DELETE: Final = "d"
-_NO_ORDER: Final = (
-    "give Debezium and the Upsert no version: all changes of a key are in one partition by default"
+_SNAPSHOT: Final = "r"
+_NOTHING: Final = (
+    "the event changes no row"  # a mark for events that are counted, and no reason that anybody sees
 )
-# Fields of `source` that do not order the changes, and why.
-_POSITION: Final = "a position inside a binlog file, which starts again with each new file"
-_CLOCK: Final = "a clock, which can repeat a time and go back"
-_TRANSACTION: Final = "a transaction number, and transactions do not commit in the order of their numbers"
-_TEXT: Final = "not an integer"
-_NO_VERSION: Final = {
-    **dict.fromkeys(("pos", "row", "file", "gtid", "server_id", "thread"), _POSITION),
-    **dict.fromkeys(("ts_ms", "ts_us", "ts_ns", "ts_sec", "ts_usec"), _CLOCK),
-    **dict.fromkeys(("txId", "xmin"), _TRANSACTION),
-    **dict.fromkeys(("event_serial_no", "ssn", "ord"), "a position inside a transaction or second"),
-    **dict.fromkeys(("change_lsn", "commit_lsn", "scn", "commit_scn", "sequence", "vgtid"), _TEXT),
-}
 
 
 @dataclass(frozen=True)
 class Debezium:
-    """Values are Debezium's envelopes {before, after, op, source}, bare or as the payload next to their schema.
+    """Values are Debezium's envelopes {before, after, op, source}: JSON, bare or as the payload next to their schema,
+    or Avro.
 
     schema       the columns of the row, as for Json
-    version      an integer field of `source` that orders the changes, which becomes a column of that name:
-                 "lsn" for Postgres. Other connectors have no such field: omit the option
+    version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
+                 sqlserver, oracle, mongodb), its fields of `source`, such as ("file", "pos", "row"), or another
+                 integer field of `source`
     unavailable  the connector's unavailable.value.placeholder: an event that has it in a column, because the
                  source left the value out, is a reject
-    binary       how the connector encodes bytea: "base64" (binary.handling.mode=bytes, its default, and base64),
-                 "base64-url-safe" or "hex"
+    binary       how the connector writes bytes into text (binary.handling.mode): "base64", "base64-url-safe" or "hex".
+                 Bytes of its default setting, bytes, need no declaration
+    registry     the address of a Confluent schema registry, such as "http://host:8081": values then are Avro bodies
+                 that begin with byte 0 and the ID of their schema
+
+    The following are for events without a schema; a schema says it itself:
+
+    epoch        what numbers count since 1970 or midnight, as in `{"created": "us"}`: ms, us or ns, or d for a date
+    times        the connector's time.precision.mode
+    decimals     the connector's decimal.handling.mode; with "precise", a numeric column has the scale of its source
 
     A row is `after`, or for a delete `before`, which needs only the key. The tombstone that follows a delete is
-    counted and has no further effect. An event that is not a change of a row, such as a truncate, is a reject.
+    counted and has no further effect, and so are events that tell of no row: logical decoding messages, heartbeats,
+    transaction metadata and schema changes. A truncate is a reject.
 
-    Configure the connector to write times as ISO text and decimals as text or numbers: time.precision.mode=isostring,
-    decimal.handling.mode=string or double.
-
-    Raises ConfigurationError for a version that does not order changes, or is a column of the row.
+    Raises ConfigurationError for a version that does not order changes, or is a column of the row, and for
+    declarations that do not suit their columns; decode() raises RegistryUnavailable if the registry cannot be reached.
     """
 
     null_is_tombstone: ClassVar[bool] = True
     tombstone_deletes: ClassVar[bool] = False
 
     schema: str
-    version: str | None = None
+    version: str | tuple[str, ...] | None = None
     unavailable: str = field(default="__debezium_unavailable_value", kw_only=True)
-    binary: BinaryText = field(default="base64", kw_only=True)
+    binary: BinaryText | None = field(default=None, kw_only=True)
+    epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    times: Times | None = field(default=None, kw_only=True)
+    decimals: Decimals | None = field(default=None, kw_only=True)
+    registry: str | None = field(default=None, kw_only=True)
+    properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_types(self)
         row = parse_columns(self.schema)
-        if self.version in [column.name for column in row]:
-            raise ConfigurationError(
-                f"version={self.version!r}, a field of source, is also a column of the row: rename the column"
-            )
-        if self.version in _NO_VERSION:
-            raise ConfigurationError(
-                f"version={self.version!r}: source.{self.version} is {_NO_VERSION[self.version]}, so that "
-                f"newer changes could count as older ones. For Postgres use version='lsn'; otherwise {_NO_ORDER}."
-            )
+        versions = version_columns(version_fields(self.version))
+        for column in versions:
+            if column.name in [of_row.name for of_row in row]:
+                raise ConfigurationError(
+                    f"version={self.version!r}: {column.name!r}, a field of source, is also a column of the row: "
+                    f"rename the column"
+                )
         if not self.unavailable:
             raise ConfigurationError(
                 "unavailable='': expected the connector's unavailable.value.placeholder, which is not empty"
             )
-        version = () if self.version is None else (Column(self.version, "bigint"),)
-        object.__setattr__(self, "columns", (*row, *version))
+        check_epoch(self.epoch, self.times, row)
+        check_address(self.registry)
+        if self.registry is not None and (self.epoch or self.times or self.decimals):
+            raise ConfigurationError(
+                "Debezium with a registry: the schemas say what epoch, times and decimals would declare. Remove them."
+            )
+        object.__setattr__(self, "columns", (*row, *versions))
+
+    @cached_property
+    def _version_fields(self) -> tuple[str, ...]:
+        return version_fields(self.version)
 
     def _of_row(self, columns: Sequence[Column]) -> Sequence[Column]:
-        return [column for column in columns if column.name != self.version]
-
-    def _envelope(self, columns: Sequence[Column]) -> "pa.Schema":
-        """The schema by which a value is read for some columns; a payload repeats the same fields."""
-        import pyarrow as pa
-
-        row = pa.struct([pa.field(column.name, _written_as(column)) for column in self._of_row(columns)])
-        fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
-        if self.version in [column.name for column in columns]:
-            fields.append(pa.field("source", pa.struct([pa.field(self.version, pa.int64())])))
-        return pa.schema([*fields, pa.field("payload", pa.struct(fields))])
+        return [column for column in columns if column.name not in self._version_fields]
 
     @cached_property
     def _placeholder(self) -> Placeholder:
         return Placeholder(self.unavailable)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block if all of them are envelopes."""
+        """Decode n values, in one block for each schema that their connector gives them."""
         import pyarrow.compute as pc
 
-        decoded = decode_present(values, self._decode_block)
+        present = positions(values).filter(values.is_valid())
+        parts = [Decoded(self._no_rows, present[:0])]
+        if self.registry is None:
+            parts += [self._decode_group(group) for group in by_schema(values.drop_null(), present)]
+        else:
+            parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
+        decoded = in_order(parts, values.null_count)
         *names, deleted, left_out = decoded.rows.schema.names
         rows, kept, rejects = decoded.rows, decoded.kept, decoded.rejects
         if rows.column(left_out).null_count < len(rows):
@@ -120,60 +150,197 @@ class Debezium:
             decoded, rows=rows.select(names), kept=kept, rejects=rejects, deleted=rows.column(deleted)
         )
 
-    def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
-        """Return the rows as _read() does; for a single value, the ValueError says what the value is."""
-        try:
-            return self._read(values, self.columns)
-        except ValueError:
-            if len(values) > 1:
-                raise
-            event = event_of(values[0].as_py())
-            if other := other_event(event):
-                raise ValueError(other) from None
-            row = event.get("before" if event.get("op") == _DELETE else "after")
-            for column in self._of_row(self.columns):
-                if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
-                    raise ValueError(self._left_out(values[0], column.name)) from None
-            raise ValueError(why_refused(values, self.columns, partial(self._read, values))) from None
+    @cached_property
+    def _no_rows(self) -> "pa.RecordBatch":
+        import pyarrow as pa
 
-    def _read(self, values: "pa.BinaryArray", read_columns: Sequence[Column]) -> "pa.RecordBatch":
-        """Return the columns of a row, then whether it is a delete, then a column for which a write has no value."""
+        return pa.RecordBatch.from_pylist([], self._marked(self.columns))
+
+    def _marked(self, columns: Sequence[Column]) -> "pa.Schema":
+        """The columns of a row, then whether it is a delete, then a column for which a write has no value."""
+        import pyarrow as pa
+
+        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
+        return pa.schema([*stored_schema(columns), *marks])
+
+    def _decode_group(self, group: Group) -> Decoded:
+        """Decode events of one schema; count those that change nothing as tombstones."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        stored = stored_schema(read_columns)
-        row_columns = self._of_row(read_columns)
-        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
-        with_marks = pa.schema([*stored, *marks])
-        if len(values) == 0:
-            return pa.RecordBatch.from_pylist([], with_marks)
-        read = read_objects(objects(values), self._envelope(read_columns)).combine_chunks().to_batches()[0]
-        has_payload = pc.is_valid(read.column("payload"))
-
-        def of(*path: str) -> "pa.Array":
-            """A field of the envelope, bare or in the payload."""
-            bare = pc.struct_field(read.column(path[0]), path[1:]) if path[1:] else read.column(path[0])
-            return pc.if_else(has_payload, pc.struct_field(read.column("payload"), path), bare)
-
-        deleted = _deletes(of("op"))
-        for name, its in (("before", deleted), ("after", pc.invert(deleted))):
-            there = pc.if_else(
-                has_payload,
-                pc.is_valid(pc.struct_field(read.column("payload"), [name])),
-                pc.is_valid(read.column(name)),
+        try:
+            payload = None if group.schema is None else from_json(group.schema)
+            suspect = may_change_nothing(group.values, payload)
+            values, at, nothing = group.values, group.at, 0
+            if pc.any(suspect, min_count=0).as_py():
+                is_nothing = pa.array(
+                    [
+                        each.as_py() and changes_nothing(event_of(value.as_py()))
+                        for each, value in zip(suspect, values, strict=True)
+                    ]
+                )
+                nothing = is_nothing.true_count
+                values, at = values.filter(pc.invert(is_nothing)), at.filter(pc.invert(is_nothing))
+            readings = self._readings(group.schema) if len(values) else {}
+        except ValueError as error:
+            refused = tuple((index, str(error)) for index in group.at.to_pylist())
+            return Decoded(self._no_rows, group.at[:0], refused)
+        decoded = _without_nothing(
+            decode_block_or_halves(
+                values, at, partial(self._decode_block, readings, group.schema is not None)
             )
-            if pc.any(pc.and_not(its, there)).as_py():
+        )
+        return replace(decoded, tombstones=decoded.tombstones + nothing)
+
+    def _decode_avro(self, header: bytes, values: "pa.BinaryArray", at: "pa.Int64Array") -> Decoded:
+        """Decode events whose values begin with the same header; count those that change nothing as tombstones."""
+        try:
+            schema = schema_after(header, str(self.registry), self.properties)[1]
+            events = events_of(schema)
+            row = tuple(self._of_row(self.columns))
+            readings = readings_by_type(events, row, self.binary) if is_envelope(events.payload) else {}
+        except ValueError as error:
+            refused = tuple((index, str(error)) for index in at.to_pylist())
+            return Decoded(self._no_rows, at[:0], refused)
+        return _without_nothing(
+            decode_block_or_halves(values, at, partial(self._decode_avro_block, events, readings))
+        )
+
+    def _decode_avro_block(
+        self, events: AvroEvents, readings: Mapping[str, Reading], values: "pa.BinaryArray"
+    ) -> "pa.RecordBatch":
+        """Return the rows as _rows() does; for a single value, the ValueError says what the value is."""
+        if len(values) == 0:
+            return self._no_rows
+        decoded = events.decode(values)
+
+        def read(columns: Sequence[Column]) -> "pa.RecordBatch":
+            return self._rows(
+                avro_images(decoded, readings, self._source_of(columns)),
+                readings,
+                columns,
+                self._version_of(columns),
+            )
+
+        try:
+            if not is_envelope(events.payload):
+                raise ValueError("the event has no op, before or after")
+            return read(self.columns)
+        except ValueError as error:
+            if len(values) > 1:
+                raise
+            event = decoded[0]
+            if reason := self._special(event):
+                raise ValueError(reason) from None
+            for column in self.columns if readings else ():
+                try:
+                    read([column])
+                except ValueError as of_column:
+                    if str(of_column) == str(error):
+                        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+            raise
+
+    def _special(self, event: dict[str, Any]) -> str | None:
+        """Return the reason to reject an event, or the mark of one that changes no row; None for a change."""
+        if changes_nothing(event):
+            return _NOTHING
+        if reason := truncated(event):
+            return reason
+        row = event.get("before" if event.get("op") == _DELETE else "after")
+        for column in self._of_row(self.columns):
+            if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
+                return self._left_out_of(event, column.name)
+        return None
+
+    def _version_of(self, columns: Sequence[Column]) -> Sequence[str]:
+        names = [column.name for column in columns]
+        return [field for field in self._version_fields if field in names]
+
+    def _source_of(self, columns: Sequence[Column]) -> "Mapping[str, pa.DataType]":
+        """Return the fields of the source that the versions among some columns are made of."""
+        fields = self._version_of(columns)
+        return {field: written_as(field) for field in (*fields, *(["scn"] if "commit_scn" in fields else []))}
+
+    def _readings(self, schema: bytes | None) -> Mapping[str, Reading]:
+        """Return how each column of the row is read from events with a schema, or without one."""
+        row = tuple(self._of_row(self.columns))
+        if schema is not None:
+            return readings_by(schema, row, self.binary)
+        return readings_of(
+            row, lambda column: declared_reading(column, self.epoch, self.times, self.decimals)
+        )
+
+    def _decode_block(
+        self, readings: Mapping[str, Reading], has_schema: bool, values: "pa.BinaryArray"
+    ) -> "pa.RecordBatch":
+        """Return the rows as _read() does; for a single value, the ValueError says what the value is."""
+        read = partial(self._read, readings, has_schema, values)
+        try:
+            return read(self.columns)
+        except ValueError:
+            if len(values) > 1:
+                raise
+            if reason := self._special(event_of(values[0].as_py())):
+                raise ValueError(reason) from None
+            reason = why_refused(values, self.columns, read)
+            if not has_schema:
+                for column in self.columns:
+                    if reason.startswith(f"column {column.name!r}, "):
+                        reason = hint_for(column, reason)
+            raise ValueError(reason) from None
+
+    def _read(
+        self,
+        readings: Mapping[str, Reading],
+        has_schema: bool,
+        values: "pa.BinaryArray",
+        read_columns: Sequence[Column],
+    ) -> "pa.RecordBatch":
+        """Return rows of some columns with their marks."""
+        import pyarrow as pa
+
+        if len(values) == 0:
+            return pa.RecordBatch.from_pylist([], self._marked(read_columns))
+        text = objects(values)
+        of_row = self._of_row(read_columns)
+        images = json_images(
+            text, {column.name: readings[column.name] for column in of_row}, self._source_of(read_columns)
+        )
+        if not has_schema and self.decimals is None:
+            refuse_ambiguous(text, of_row)
+        return self._rows(images, readings, read_columns, self._version_of(read_columns))
+
+    def _rows(
+        self,
+        images: Images,
+        readings: Mapping[str, Reading],
+        read_columns: Sequence[Column],
+        version: Sequence[str],
+    ) -> "pa.RecordBatch":
+        """Return the rows of events for some columns, with their marks."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        row_columns = self._of_row(read_columns)
+        deleted = _deletes(images.op)
+        for name, its in (("before", deleted), ("after", pc.invert(deleted))):
+            if pc.any(pc.and_not(its, images.has(name))).as_py():
                 raise ValueError(f"the event has no {name!r}, which would hold its row")
         columns = [
-            pc.if_else(deleted, of("before", column.name), of("after", column.name)) for column in row_columns
+            pc.if_else(deleted, images.field("before", column.name), images.field("after", column.name))
+            for column in row_columns
+        ]
+        columns = [
+            self._in_declared_text(readings[c.name], v) for c, v in zip(row_columns, columns, strict=True)
         ]
         columns, left_out = self._without_placeholders(row_columns, columns, deleted)
-        if self.version is not None and self.version in stored.names:
-            columns.append(of("source", self.version))
-            if columns[-1].null_count:
-                raise ValueError(f"the event has no source.{self.version}, which orders the changes")
-        table = pa.Table.from_arrays([*columns, deleted, left_out], with_marks.names)
-        return as_stored(table, with_marks).combine_chunks().to_batches()[0]
+        columns = [
+            _converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
+        ]
+        columns += versions_of(version, images.source, pc.equal(images.op, _SNAPSHOT))
+        schema = self._marked(read_columns)
+        table = pa.Table.from_arrays([*columns, deleted, left_out], schema.names)
+        return as_stored(table, schema).combine_chunks().to_batches()[0]
 
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
@@ -191,24 +358,44 @@ class Debezium:
                 values = pc.if_else(matches, pa.scalar(None, values.type), values)
                 of_writes = pc.and_(pc.and_not(matches, deleted), left_out.is_null())
                 left_out = pc.if_else(of_writes, column.name, left_out)
-            whole.append(self._bytes(values) if _is_bytea(column) else values)
+            whole.append(self._bytes(values) if is_bytea(column) else values)
         return whole, left_out
 
+    def _in_declared_text(self, reading: Reading, values: "pa.Array") -> "pa.Array":
+        """Return bytes in the text that the pipeline declares, as _bytes() expects them."""
+        if not reading.is_base64 or self.binary in (None, "base64"):
+            return values
+        return encoded_text(decoded_text(values, "base64"), self.binary)
+
     def _bytes(self, values: "pa.Array") -> "pa.Array":
+        encoding = self.binary or "base64"
         try:
-            return decoded_text(values, self.binary)
+            return decoded_text(values, encoding)
         except ValueError as error:
             raise ValueError(
-                f"{error}. Does the connector's binary.handling.mode match binary={self.binary!r}?"
+                f"{error}. Does the connector's binary.handling.mode match binary={encoding!r}?"
             ) from None
 
     def _left_out(self, value: "pa.BinaryScalar", column: str) -> str:
-        table = table_of(event_of(value.as_py()))
+        return self._left_out_of(event_of(value.as_py()), column)
+
+    def _left_out_of(self, event: dict[str, Any], column: str) -> str:
+        table = table_of(event)
         return (
             f"column {column!r}: the source left the value out, and Debezium wrote {self.unavailable} instead. "
             f"For Postgres, run `alter table {table} replica identity full` at the source, or configure "
             f"the connector's ReselectColumnsPostProcessor to read such values"
         )
+
+
+def _without_nothing(decoded: Decoded) -> Decoded:
+    """Return what was decoded; events that change no row are tombstones and no rejects."""
+    rejects = tuple(reject for reject in decoded.rejects if reject[1] != _NOTHING)
+    return replace(decoded, rejects=rejects, tombstones=len(decoded.rejects) - len(rejects))
+
+
+def _converted(reading: Reading, values: "pa.Array") -> "pa.Array":
+    return values if reading.convert is None else reading.convert(values)
 
 
 def _deletes(op: "pa.StringArray") -> "pa.BooleanArray":
@@ -221,16 +408,3 @@ def _deletes(op: "pa.StringArray") -> "pa.BooleanArray":
         unknown = op.filter(pc.invert(known))[0].as_py()
         raise ValueError(f"expected op c, u, r or d, found {'none' if unknown is None else repr(unknown)}")
     return pc.equal(op, _DELETE)
-
-
-def _is_bytea(column: Column) -> bool:
-    return (column.element or column.type) == "bytea"
-
-
-def _written_as(column: Column) -> "pa.DataType":
-    """Return the type in which a column's values are read; bytea is text until placeholders are removed."""
-    import pyarrow as pa
-
-    if _is_bytea(column):
-        return pa.list_(pa.string()) if column.element else pa.string()
-    return readable(column.arrow_type)

@@ -1,9 +1,16 @@
-"""Describe a single value from a Debezium topic, for the reasons of rejects."""
+"""Tell apart what a Debezium topic holds besides changes of rows."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-_NO_EVENT = "Send such events to another topic, or allow for them with max_rejects."
+from exactbatch.formats.connect_schema import ConnectType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CLOCKS: Final = {"ts_ms", "ts_us", "ts_ns"}
+_ENVELOPE: Final = '{"before":'  # how Debezium's JSON begins
+_MESSAGE: Final = r'"op"\s*:\s*"m"'
 
 
 def event_of(value: bytes) -> dict[str, Any]:
@@ -25,31 +32,47 @@ def table_of(event: dict[str, Any]) -> str:
     return ".".join(str(part) for part in (source.get("schema") or source.get("db"), source["table"]) if part)
 
 
-def other_event(event: dict[str, Any]) -> str | None:
-    """Describe an event that is not a change of a row; None for an event that may be one.
+def changes_nothing(event: dict[str, Any]) -> bool:
+    """True for an event that tells of no row: a logical decoding message (op m), a heartbeat, the begin or end of a
+    transaction, and a schema change.
 
-    The shapes are those of Debezium's documentation: "truncate events", "message events", "Transaction metadata",
-    "Schema change topic", and heartbeat.interval.ms.
+    The shapes are those of Debezium's documentation: "message events", heartbeat.interval.ms, "Transaction metadata",
+    and "Schema change topic".
     """
-    if event.get("op") == "t":
-        return (
-            f"op 't': {table_of(event)} was truncated at its source. No row can represent that, so the target keeps "
-            f"its rows. Delete them by hand, or load the topic under a new pipeline name, and allow for this "
-            f"record with max_rejects; skipped.operations=t, the connector's default, omits such events."
-        )
-    if event.get("op") == "m":
-        message = event.get("message")
-        prefix = message.get("prefix") if isinstance(message, dict) else None
-        return (
-            f"op 'm': a logical decoding message (pg_logical_emit_message) with the prefix {prefix!r}, which is "
-            f"not a change of a row. {_NO_EVENT}"
-        )
     if "op" in event:
+        return event["op"] == "m" and isinstance(event.get("message"), dict)
+    if event.keys() <= _CLOCKS:
+        return "ts_ms" in event
+    if event.get("status") in ("BEGIN", "END"):
+        return isinstance(event.get("id"), str)
+    return isinstance(event.get("source"), dict) and ("ddl" in event or "tableChanges" in event)
+
+
+def may_change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+    """Return false for events that tell of a row; `payload` is their type, if they have a schema."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if payload is not None:
+        return pa.repeat(pa.scalar(not is_envelope(payload)), len(values))
+    suspect = pc.invert(pc.starts_with(values, _ENVELOPE))
+    if not pc.any(suspect, min_count=0).as_py():
+        return suspect
+    has_op = pc.match_substring(values, '"op"')
+    return pc.and_(suspect, pc.or_(pc.invert(has_op), pc.match_substring_regex(values, _MESSAGE)))
+
+
+def is_envelope(payload: ConnectType) -> bool:
+    """True for the type of events that tell of a row."""
+    return "op" in payload.fields and ("after" in payload.fields or "before" in payload.fields)
+
+
+def truncated(event: dict[str, Any]) -> str | None:
+    """Return the reason to reject a truncate; None for any other event."""
+    if event.get("op") != "t":
         return None
-    if event.keys() <= {"ts_ms", "ts_us", "ts_ns"} and event:
-        return f"a heartbeat of the connector, which is not a change of a row. {_NO_EVENT}"
-    if event.get("status") in ("BEGIN", "END") and "id" in event:
-        return f"transaction metadata ({event['status']}), which is not a change of a row. {_NO_EVENT}"
-    if "ddl" in event or "tableChanges" in event:
-        return f"a schema change, which is not a change of a row. {_NO_EVENT}"
-    return None
+    return (
+        f"op 't': {table_of(event)} was truncated at its source. No row can represent that, so the target keeps "
+        f"its rows. Delete them by hand, or load the topic under a new pipeline name, and allow for this "
+        f"record with max_rejects; skipped.operations=t, the connector's default, omits such events."
+    )

@@ -1,6 +1,6 @@
 """The protocol of a value format, and the block decoder that formats share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -67,6 +67,20 @@ def decode_present(values: "pa.BinaryArray", decode: "Callable[[pa.BinaryArray],
         present = pc.filter(present, values.is_valid())
         values = values.drop_null()
     return replace(decode_block_or_halves(values, present, decode), tombstones=tombstones)
+
+
+def in_order(parts: "Sequence[Decoded]", tombstones: int) -> Decoded:
+    """Join parts of one block of values, with further tombstones; none of the parts says which rows are deletes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept = pa.concat_arrays([part.kept for part in parts])
+    rows = pa.concat_batches([part.rows for part in parts])
+    if sum(len(part.kept) > 0 for part in parts) > 1:
+        order = pc.sort_indices(kept)
+        kept, rows = kept.take(order), rows.take(order)
+    rejects = tuple(sorted(reject for part in parts for reject in part.rejects))
+    return Decoded(rows, kept, rejects, tombstones + sum(part.tombstones for part in parts))
 
 
 def decode_block_or_halves(

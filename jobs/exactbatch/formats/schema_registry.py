@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from exactbatch.errors import ConfigurationError, RegistryUnavailable
 
@@ -46,6 +47,15 @@ _TIMEOUT: Final = 10.0  # seconds for each request
 _UNKNOWN_SCHEMA: Final = 40403  # the registry answers, and has no schema with this id
 _CUSTOM: Final = "CUSTOM"  # takes the token from a Python function
 _WHOLE: Final = "exactbatch:schema"  # Avro does not allow this name, so that no reference has it
+
+
+def check_address(registry: str | None) -> None:
+    """Raise ConfigurationError for a registry's address that contains a password."""
+    if "@" in urlsplit(registry or "").netloc:
+        raise ConfigurationError(
+            "The address of the schema registry contains a user and password, which errors and pages would show. "
+            "Set schema.registry.basic.auth.user.info in the Kafka connection instead."
+        )
 
 
 def registry_properties(properties: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from exactbatch.formats.avro import Avro
+from exactbatch.formats.debezium import Debezium
 from exactbatch.formats.format import Format
 from exactbatch.formats.message import WithMessage
 from exactbatch.formats.schema_registry import registry_properties
@@ -18,7 +19,7 @@ def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyForma
     Raises ConfigurationError for an unsupported property of the registry.
     """
     match format_:
-        case Avro():
+        case Avro() | Debezium():
             return replace(format_, properties=registry_properties(properties))
         case WithMessage():
             return replace(

@@ -1,0 +1,99 @@
+"""Find records that rightly give no row, although their value is not null: Debezium's events that tell of no row.
+
+The auditor tells them apart by rules of its own, and only among records that have no row.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from exactbatch.audit.log_records import LogRecords
+from exactbatch.audit.offset_sets import Flags
+from exactbatch.audit.report import Offsets
+from exactbatch.formats import Debezium, Format, WithMessage, with_registry
+from exactbatch.formats.schema_registry import writer_schema
+
+_TRANSACTION_BOUNDARY: Final = ("BEGIN", "END")  # transaction metadata
+_AVRO_HEADER: Final = 5  # bytes: 0 and the ID of a schema
+_HEARTBEAT: Final = frozenset({"ts_ms", "ts_us", "ts_ns"})
+
+
+class RowlessEvents:
+    """Knows the events of a Debezium pipeline that have no row."""
+
+    def __init__(self, registry: str | None, properties: Mapping[str, Any]) -> None:
+        """`registry` is the address of the schema registry of Avro values, and `properties` those of its client."""
+        self._registry, self._properties = registry, properties
+
+    def among(self, offsets: Offsets, records: LogRecords, without_row: Flags) -> Offsets:
+        """Return the offsets of those records without a row whose events tell of no row."""
+        at = np.flatnonzero(without_row)
+        if not len(at):
+            return offsets[:0]
+        values = records.values().take(pa.array(at))
+        is_rowless = np.fromiter((self._is_rowless(value.as_py()) for value in values), bool, len(at))
+        rowless: Offsets = offsets[at[is_rowless]]
+        return rowless
+
+    def _is_rowless(self, value: bytes | None) -> bool:
+        if value is None:
+            return False  # a tombstone, which is known already
+        document = _from_json(value) if self._registry is None else self._from_avro(value, self._registry)
+        match document:
+            case {"payload": dict() as payload}:
+                return describes_no_row(payload)
+            case dict():
+                return describes_no_row(document)
+            case _:
+                return False
+
+    def _from_avro(self, value: bytes, registry: str) -> Any:
+        """Return what a value in the wire format holds; None for any other."""
+        import fastavro
+
+        if len(value) <= _AVRO_HEADER or value[0]:
+            return None
+        schema = writer_schema(registry, int.from_bytes(value[1:_AVRO_HEADER], "big"), self._properties)
+        if schema is None:
+            return None
+        body = io.BytesIO(value[_AVRO_HEADER:])
+        try:
+            decoded: Any = fastavro.schemaless_reader(body, json.loads(schema), None)
+        except MemoryError:
+            raise
+        except Exception:  # fastavro raises errors of many types for broken bytes
+            return None
+        return None if body.read(1) else decoded
+
+
+def rowless_of(value: Format | WithMessage, kafka: Mapping[str, Any]) -> RowlessEvents | None:
+    """Return what finds such records of a pipeline; None if its format has none. `kafka` are the properties of Kafka's
+    connection."""
+    format_ = with_registry(value.value if isinstance(value, WithMessage) else value, kafka)
+    return RowlessEvents(format_.registry, format_.properties) if isinstance(format_, Debezium) else None
+
+
+def _from_json(value: bytes) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+
+
+def describes_no_row(event: Mapping[str, Any]) -> bool:
+    """True for a logical decoding message, the boundary of a transaction, a schema change, and a heartbeat."""
+    match event:
+        case {"op": operation}:
+            return operation == "m" and isinstance(event.get("message"), dict)
+        case {"status": status, "id": str()} if status in _TRANSACTION_BOUNDARY:
+            return True
+        case {"source": dict(), "ddl": _} | {"source": dict(), "tableChanges": _}:
+            return event.get("status") not in _TRANSACTION_BOUNDARY
+        case {"ts_ms": _}:
+            return event.keys() <= _HEARTBEAT
+        case _:
+            return False

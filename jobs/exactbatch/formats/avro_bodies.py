@@ -1,0 +1,108 @@
+"""Avro bodies, one for each record, and the header of Confluent's wire format before them."""
+
+import io
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.formats.avro_logical import register
+from exactbatch.formats.schema_registry import writer_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Confluent's wire format: a byte 0, the schema's id in 4 bytes, big-endian, then the body.
+HEADER: Final = 5  # bytes
+_MAGIC: Final = 0
+_TOKEN: Final = 16  # bytes
+ENDS_ELSEWHERE: Final = "the body does not end with the last field of its schema"
+
+
+def by_header(
+    values: "pa.BinaryArray", at: "pa.Int64Array"
+) -> "Iterator[tuple[bytes, pa.BinaryArray, pa.Int64Array]]":
+    """Yield each header, the values that begin with it, and their positions, which `at` has for all values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    headers = pc.binary_slice(values, 0, HEADER)
+    for header in headers.unique().to_pylist():
+        matches = pc.equal(headers, pa.scalar(header, pa.binary()))
+        yield header, values.filter(matches), at.filter(matches)
+
+
+def schema_after(header: bytes, registry: str, properties: Mapping[str, Any]) -> tuple[int, str]:
+    """Return the ID and the schema of the bodies after a header, or raise ValueError with the reason to reject them."""
+    if len(header) < HEADER or header[0] != _MAGIC:
+        found = header.hex(" ") or "nothing"
+        raise ValueError(f"expected byte 0 and the 4 bytes of a schema ID, found {found}")
+    schema_id = int.from_bytes(header[1:], "big")
+    schema = writer_schema(registry, schema_id, properties)
+    if schema is None:
+        raise ValueError(f"the registry has no schema with the ID {schema_id}")
+    return schema_id, schema
+
+
+class Bodies:
+    """Decodes bodies of one schema, each after a header of `header` bytes.
+
+    A body does not contain its length. All bodies are decoded at once, as an Avro array of bodies, each followed by a
+    random token: if every token is in its place, every body ended with its last field.
+    """
+
+    def __init__(self, value: Any, header: int, reason: Callable[[bytes], str]) -> None:
+        """`value` is the schema of a body, and `reason` returns why a body cannot be decoded."""
+        self._schema, self._reason = _array_of(value, header), reason
+
+    def decode(self, bodies: "pa.BinaryArray") -> list[Any]:
+        """Return the value of each body, or raise ValueError."""
+        import fastavro
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        # A single body needs no random token; a fixed one gives the same reason each time.
+        token = secrets.token_bytes(_TOKEN) if len(bodies) > 1 else bytes(_TOKEN)
+        joined = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), token)[0].as_buffer()
+        block = b"".join((_long(len(bodies)), memoryview(joined), token, _long(0)))
+        stream = io.BytesIO(block)
+        try:
+            decoded: Any = fastavro.schemaless_reader(stream, self._schema, None)
+        except EOFError:
+            raise ValueError(ENDS_ELSEWHERE) from None
+        except MemoryError:
+            raise
+        except Exception:  # fastavro raises errors of many types for broken bytes
+            raise ValueError(self._reason(bodies[0].as_py()) if len(bodies) == 1 else "") from None
+        tokens = list(map(itemgetter("token"), decoded))
+        if tokens != [token] * len(bodies) or stream.tell() != len(block):
+            raise ValueError(ENDS_ELSEWHERE)
+        return list(map(itemgetter("value"), decoded))
+
+
+def _array_of(value: Any, header: int) -> Any:
+    """Return the schema of an array of bodies, each between a header of `header` bytes and a token."""
+    import fastavro
+
+    framed = [
+        *([{"name": "header", "type": _fixed("ExactbatchHeader", header)}] if header else []),
+        {"name": "value", "type": value},
+        {"name": "token", "type": _fixed("ExactbatchToken", _TOKEN)},
+    ]
+    register()
+    return fastavro.parse_schema(
+        {"type": "array", "items": {"type": "record", "name": "ExactbatchBody", "fields": framed}}
+    )
+
+
+def _fixed(name: str, size: int) -> dict[str, Any]:
+    return {"type": "fixed", "name": name, "size": size}
+
+
+def _long(number: int) -> bytes:
+    """Encode a number of 0 or more as an Avro long: zigzag, 7 bits a byte, lowest first."""
+    rest, written = number << 1, bytearray()
+    while rest > 0x7F:
+        written.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes([*written, rest])

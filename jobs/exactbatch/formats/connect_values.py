@@ -1,0 +1,309 @@
+"""How the values of a field become those of a column: by the schema that Kafka Connect gives the field."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.columns import Column
+from exactbatch.formats.connect_decimals import decimals_from_base64, decimals_with_scales
+from exactbatch.formats.connect_schema import DECIMAL, ConnectType
+from exactbatch.formats.connect_structs import text_for
+from exactbatch.formats.connect_times import (
+    Unit,
+    clock_from_iso,
+    dates_from_iso,
+    moments_from_numbers,
+    times_of_day,
+    timestamps_from_iso,
+)
+from exactbatch.formats.json import readable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_TIME: Final = "io.debezium.time."
+_DATA: Final = "io.debezium.data."
+_CONNECT: Final = "org.apache.kafka.connect.data."
+MOMENTS: Final[dict[str, Unit]] = {
+    f"{_TIME}Date": "d",
+    f"{_TIME}Timestamp": "ms",
+    f"{_TIME}MicroTimestamp": "us",
+    f"{_TIME}NanoTimestamp": "ns",
+    f"{_CONNECT}Date": "d",
+    f"{_CONNECT}Timestamp": "ms",
+}
+CLOCKS: Final[dict[str, Unit]] = {
+    f"{_TIME}Time": "ms",
+    f"{_TIME}MicroTime": "us",
+    f"{_TIME}NanoTime": "ns",
+    f"{_CONNECT}Time": "ms",
+}
+_ISO_MOMENTS: Final = (f"{_TIME}ZonedTimestamp", f"{_TIME}IsoTimestamp", f"{_TIME}IsoDate")
+_ISO_CLOCKS: Final = (f"{_TIME}ZonedTime", f"{_TIME}IsoTime")
+_DURATIONS: Final = (f"{_TIME}MicroDuration", f"{_TIME}NanoDuration")
+INTERVAL: Final = f"{_TIME}Interval"
+VARIABLE_SCALE: Final = f"{_DATA}VariableScaleDecimal"
+_BITS: Final = f"{_DATA}Bits"
+
+_INTEGERS: Final = ("smallint", "integer", "bigint")
+_FLOATS: Final = ("real", "double precision")
+_TIMESTAMPS: Final = ("timestamp with time zone", "timestamp without time zone")
+_TIMES: Final = ("time without time zone", "time with time zone")
+_JSON: Final = ("json", "jsonb")
+_INTEGER_TYPES: Final = ("int8", "int16", "int32", "int64")
+_FLOAT_TYPES: Final = ("float", "double", "float32", "float64")
+_NESTED: Final = ("struct", "map", "array", "union")
+_SHORT_FLOATS: Final = ("float", "float32")
+_SUITABLE: Final = {True: "numeric, or an integer type", False: "boolean"}
+# SpecialValueDecimal.toString() → Postgres's spelling.
+_SPECIAL_DECIMALS: Final = {
+    "NAN": "NaN",
+    "POSITIVE_INFINITY": "Infinity",
+    "NEGATIVE_INFINITY": "-Infinity",
+}
+
+Convert = Callable[["pa.Array"], "pa.Array"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a column is read: the Arrow type of the values as they are written (None for the JSON text of any value),
+    and how they become values of the column, which raises ValueError for those that cannot; None leaves them as
+    they are. `is_base64` is true for bytes that are read as base64, whatever the pipeline declares."""
+
+    read: "pa.DataType | None"
+    convert: Convert | None = None
+    is_base64: bool = False
+
+
+def plain(column: Column) -> Reading:
+    """Read values that are written in the column's own way; bytea as text."""
+    import pyarrow as pa
+
+    if (column.element or column.type) == "bytea":
+        return Reading(pa.list_(pa.string()) if column.element else pa.string())
+    return Reading(readable(column.arrow_type))
+
+
+def reading_of(column: Column, written: ConnectType) -> Reading:
+    """Return how a column takes a field of a type; raise ValueError if it cannot.
+
+    Bytes are read as base64 text.
+    """
+    if column.element is not None:
+        if written.element is None:
+            raise _misfit(written, "array")
+        return _of_lists(reading_of(Column(column.name, column.element), written.element), written)
+    if column.type in _JSON and written.type != "string":
+        return Reading(None)
+    if written.name in MOMENTS:
+        return _moment(column, written, MOMENTS[written.name])
+    if written.name in CLOCKS:
+        return _clock(column, written, CLOCKS[written.name])
+    if written.name in _ISO_MOMENTS or written.name in _ISO_CLOCKS:
+        return _iso(column, written)
+    if written.name in _DURATIONS:
+        return _duration(column, written)
+    if written.name in (DECIMAL, VARIABLE_SCALE):
+        return _decimal(column, written)
+    if written.name == _BITS:
+        return _bits(column, written)
+    if written.type in _NESTED:
+        return _nested(column, written)
+    return _simple(column, written)
+
+
+def _is_text(column: Column) -> bool:
+    return column.type == "text" or column.type.startswith("character")
+
+
+def _is_own(column: Column) -> bool:
+    return "." in column.type
+
+
+def _is_number(column: Column) -> bool:
+    return column.type in _INTEGERS or column.type.startswith("numeric")
+
+
+def _misfit(written: ConnectType, *suitable: str) -> ValueError:
+    kind = f"{written.type}, {written.name}" if written.name else written.type
+    return ValueError(
+        f"the connector writes this field as {kind}: declare the column as {' or '.join(suitable)}"
+    )
+
+
+def _number(column: Column) -> Reading:
+    """Take integers as they are."""
+    import pyarrow as pa
+
+    if column.staged_type != "text":
+        return plain(column)
+    return Reading(pa.int64(), lambda numbers: numbers.cast(pa.string()))
+
+
+def _moment(column: Column, written: ConnectType, unit: Unit) -> Reading:
+    import pyarrow as pa
+
+    if _is_number(column):
+        return _number(column)
+    staged = _is_text(column) or _is_own(column)
+    if not staged and column.type not in (*_TIMESTAMPS, "date"):
+        raise _misfit(written, "date" if unit == "d" else "timestamp")
+    return Reading(
+        pa.int64(),
+        partial(
+            moments_from_numbers, unit=unit, type_=column.arrow_type, staged=staged, parsed=_is_own(column)
+        ),
+    )
+
+
+def _clock(column: Column, written: ConnectType, unit: Unit) -> Reading:
+    import pyarrow as pa
+
+    if _is_number(column):
+        return _number(column)
+    if column.type not in ("time without time zone", "interval") and not _is_text(column):
+        raise _misfit(written, "time", "interval")
+    within = column.type == "time without time zone"
+    return Reading(pa.int64(), partial(times_of_day, unit=unit, within_a_day=within))
+
+
+def _iso(column: Column, written: ConnectType) -> Reading:
+    import pyarrow as pa
+
+    if _is_text(column):
+        return Reading(pa.string())
+    if written.name in _ISO_CLOCKS:
+        if column.type not in _TIMES:
+            raise _misfit(written, "timetz" if written.name.endswith("ZonedTime") else "time")
+        return Reading(pa.string(), partial(clock_from_iso, zoned=column.type == "time with time zone"))
+    if _is_own(column):
+        return Reading(pa.string(), partial(clock_from_iso, zoned=True))
+    if written.name.endswith("IsoDate") and column.type == "date":
+        return Reading(pa.string(), dates_from_iso)
+    if not written.name.endswith("IsoDate") and column.type in _TIMESTAMPS:
+        return Reading(pa.string(), partial(timestamps_from_iso, type_=column.arrow_type))
+    raise _misfit(written, "date" if written.name.endswith("IsoDate") else "timestamptz")
+
+
+def _duration(column: Column, written: ConnectType) -> Reading:
+    if _is_number(column) or column.type in _FLOATS:
+        return _simple(column, ConnectType(written.type))
+    raise ValueError(
+        f"the connector writes an interval as an approximate number ({written.name}), in which a month has 30.4375 "
+        f"days: configure interval.handling.mode=string, or declare the column as bigint to keep the number"
+    )
+
+
+def _decimal(column: Column, written: ConnectType) -> Reading:
+    import pyarrow as pa
+
+    if not (_is_number(column) or _is_text(column) or column.type in _FLOATS):
+        raise _misfit(written, "numeric")
+    type_ = column.arrow_type
+    if written.name == VARIABLE_SCALE:
+        fields = pa.struct([("scale", pa.int32()), ("value", pa.string())])
+        return Reading(fields, partial(decimals_with_scales, type_=type_))
+    try:
+        scale = int(written.parameters["scale"])
+    except (KeyError, ValueError):
+        raise ValueError(f"the event's schema gives no scale for {DECIMAL}") from None
+    return Reading(pa.string(), partial(decimals_from_base64, scale=scale, type_=type_))
+
+
+def _bits(column: Column, written: ConnectType) -> Reading:
+    import pyarrow as pa
+
+    if column.type == "bytea":
+        return Reading(pa.string(), is_base64=True)
+    if _is_number(column):
+        return Reading(pa.string(), partial(_unsigned, type_=column.arrow_type))
+    raise _misfit(written, "bytea (its bytes, the lowest first)", "numeric (its number)")
+
+
+def _unsigned(text: "pa.Array", type_: "pa.DataType") -> "pa.Array":
+    """Return the number that bits are, whose lowest byte comes first."""
+    import pyarrow as pa
+
+    from exactbatch.formats.binary_text import decoded_text
+
+    numbers = [
+        None if each is None else str(int.from_bytes(each, "little"))
+        for each in decoded_text(text, "base64").to_pylist()
+    ]
+    return pa.array(numbers, pa.string()).cast(type_)
+
+
+def _nested(column: Column, written: ConnectType) -> Reading:
+    write = text_for(column.type, written.name, written.type) if _is_own(column) else None
+    if write is None:
+        raise _misfit(written, "jsonb")
+
+    def convert(texts: "pa.Array") -> "pa.Array":
+        import pyarrow as pa
+
+        return pa.array(
+            [None if text is None else _text_of(json.loads(text), write) for text in texts.to_pylist()]
+        )
+
+    return Reading(None, convert)
+
+
+def _text_of(value: Any, write: Callable[[Any], str]) -> str:
+    try:
+        return write(value)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"not a value of its schema: {type(error).__name__}: {error}") from None
+
+
+def _simple(column: Column, written: ConnectType) -> Reading:
+    """Read a value whose type says all: a number, text, bytes or a boolean."""
+    import pyarrow as pa
+
+    is_number = written.type in (*_INTEGER_TYPES, *_FLOAT_TYPES)
+    if is_number and column.type in (*_TIMESTAMPS, *_TIMES, "date"):
+        raise ValueError(
+            f"the event's schema does not say what its {written.type} counts: declare the column as bigint"
+        )
+    suitable = {
+        "boolean": column.type == "boolean",
+        "bytes": column.type == "bytea" or _is_text(column),
+        "string": column.type not in (*_INTEGERS, *_FLOATS, "boolean"),
+    }
+    if not suitable.get(written.type, _is_number(column) or column.type in _FLOATS):
+        raise _misfit(written, {"bytes": "bytea", "string": "text"}.get(written.type, _SUITABLE[is_number]))
+    if column.type.startswith("numeric") and column.staged_type == "text":
+        if written.type in _INTEGER_TYPES:
+            return _number(column)
+        if written.type in _FLOAT_TYPES:
+            floats = pa.float32() if written.type in _SHORT_FLOATS else pa.float64()
+            return Reading(floats, lambda numbers: numbers.cast(pa.string()))
+        return Reading(pa.string(), special_decimals)
+    return replace(plain(column), is_base64=column.type == "bytea" and written.type == "bytes")
+
+
+def special_decimals(text: "pa.Array") -> "pa.Array":
+    """Return decimals as text, with NaN and infinity as Postgres spells them."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for written, spelled in _SPECIAL_DECIMALS.items():
+        text = pc.if_else(pc.equal(text, written), pa.scalar(spelled), text)
+    return text
+
+
+def _of_lists(element: Reading, written: ConnectType) -> Reading:
+    import pyarrow as pa
+
+    if element.read is None:
+        raise _misfit(written, "jsonb")
+    convert = element.convert
+    if convert is None:
+        return Reading(pa.list_(element.read), is_base64=element.is_base64)
+
+    def of_lists(lists: "pa.Array") -> "pa.Array":
+        return pa.ListArray.from_arrays(lists.offsets, convert(lists.values), mask=lists.is_null())
+
+    return Reading(pa.list_(element.read), of_lists)

@@ -1,0 +1,143 @@
+"""Read Debezium's events from Avro bodies after the header of Confluent's wire format."""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies
+from exactbatch.formats.connect_schema import ConnectType, from_avro
+from exactbatch.formats.connect_values import Reading
+from exactbatch.formats.debezium_images import Images
+from exactbatch.formats.decimals import decimals_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MOST_SCHEMAS: Final = 256  # that a process keeps
+_SHOWN: Final = 200  # characters of a schema
+
+
+class AvroEvents:
+    """Events of one Avro schema. `payload` is their type."""
+
+    def __init__(self, schema: str) -> None:
+        """Raise ValueError for an invalid schema."""
+        import fastavro
+
+        try:
+            named: dict[str, Any] = {}
+            parsed: Any = fastavro.parse_schema(json.loads(schema), named)
+            self.payload: ConnectType = from_avro(parsed, named)
+        except Exception as error:  # fastavro's errors about a schema have no common base
+            raise ValueError(
+                f"invalid Avro schema {schema[:_SHOWN]!r}: {type(error).__name__}: {error}"
+            ) from None
+        self._bodies = Bodies(_bare(parsed), HEADER, lambda _body: ENDS_ELSEWHERE)
+
+    def decode(self, values: "pa.BinaryArray") -> list[dict[str, Any]]:
+        """Return the events, with bytes as base64 text, as in JSON; raise ValueError for a body that is none."""
+        events = self._bodies.decode(values)
+        if not all(isinstance(event, dict) for event in events):
+            raise ValueError("expected a record, found another value")
+        return events
+
+
+@lru_cache(maxsize=_MOST_SCHEMAS)
+def events_of(schema: str) -> AvroEvents:
+    """Return what decodes events of a schema; raise ValueError for an invalid one."""
+    return AvroEvents(schema)
+
+
+def _bare(schema: Any) -> Any:
+    """Return a parsed schema without logical types: numbers and bytes stay what they are, exactly."""
+    match schema:
+        case list():
+            return [_bare(branch) for branch in schema]
+        case dict():
+            kept = {
+                key: value
+                for key, value in schema.items()
+                if key in ("type", "name", "size", "symbols") or key in _INNER
+            }
+            return {key: _bare_part(key, value) for key, value in kept.items()}
+        case _:
+            return schema
+
+
+_INNER: Final = ("items", "values", "fields", "type")
+
+
+def _bare_part(key: str, value: Any) -> Any:
+    if key == "fields":
+        return [{"name": field["name"], "type": _bare(field["type"])} for field in value]
+    return _bare(value) if key in _INNER else value
+
+
+def avro_images(
+    events: Sequence[Mapping[str, Any]], readings: Mapping[str, Reading], source: "Mapping[str, pa.DataType]"
+) -> Images:
+    """Return what events say, in the arrays that JSON would give. Raises ValueError for a field of another type."""
+    import msgspec
+    import pyarrow as pa
+
+    encode = msgspec.json.Encoder(decimal_format="number").encode
+    images = {name: [_part(event, name) for event in events] for name in ("before", "after", "source")}
+
+    def has(image: str) -> "pa.BooleanArray":
+        return pa.array([row is not None for row in images[image]], pa.bool_())
+
+    def field(image: str, name: str) -> "pa.Array":
+        values = [None if row is None else row.get(name) for row in images[image]]
+        reading = readings[name]
+        if reading.read is None:
+            texts = [None if value is None else encode(value).decode() for value in values]
+            return pa.array(texts, pa.string())
+        return _array([_as_in_json(value) for value in values], reading.read)
+
+    def of_source(name: str) -> "pa.Array":
+        values = [None if row is None else row.get(name) for row in images["source"]]
+        return _array(values, source[name])
+
+    op = _array([event.get("op") for event in events], pa.string())
+    return Images(op, has, field, of_source)
+
+
+def _part(event: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    part = event.get(name)
+    if part is not None and not isinstance(part, dict):
+        raise ValueError(f"{name}: expected a record, found {type(part).__name__}")
+    return part
+
+
+def _as_in_json(value: Any) -> Any:
+    """Return a value with all bytes in base64."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode()
+        case list():
+            return [_as_in_json(element) for element in value]
+        case dict():
+            return {key: _as_in_json(member) for key, member in value.items()}
+        case _:
+            return value
+
+
+def _array(values: list[Any], type_: "pa.DataType") -> "pa.Array":
+    import pyarrow as pa
+
+    try:
+        if pa.types.is_decimal(type_):
+            return decimals_of(
+                pa.chunked_array([pa.array(_numbers(values), pa.string())]), type_
+            ).combine_chunks()
+        return pa.array(values, type_)
+    except (TypeError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _numbers(values: list[Any]) -> list[str | None]:
+    if any(isinstance(value, bool) for value in values):
+        raise ValueError("expected a number, found a boolean")
+    return [None if value is None else str(value) for value in values]

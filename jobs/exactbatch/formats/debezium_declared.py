@@ -1,0 +1,145 @@
+"""What a pipeline declares about events without a schema: units of times, decimals, and bytes in text."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats.connect_schema import DECIMAL, ConnectType
+from exactbatch.formats.connect_times import dates_from_iso
+from exactbatch.formats.connect_values import (
+    CLOCKS,
+    MOMENTS,
+    VARIABLE_SCALE,
+    Reading,
+    plain,
+    reading_of,
+    special_decimals,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Times = Literal[
+    "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
+]
+Decimals = Literal["precise", "double", "string"]
+
+_TIMESTAMP: Final = "timestamp without time zone"
+_MOMENTS: Final = (_TIMESTAMP, "timestamp with time zone")
+_TIME: Final = "time without time zone"
+_TEMPORAL: Final = (*_MOMENTS, "date", _TIME, "time with time zone")
+_MOMENT_OF: Final[Mapping[str, str]] = {unit: name for name, unit in reversed(MOMENTS.items())}
+_CLOCK_OF: Final[Mapping[str, str]] = {unit: name for name, unit in reversed(CLOCKS.items())}
+# The unit that a mode gives all timestamps, and all times of day; adaptive modes give each column its own.
+_UNITS: Final[Mapping[str, tuple[str | None, str | None]]] = {
+    "connect": ("ms", "ms"),
+    "microseconds": ("us", "us"),
+    "nanoseconds": ("ns", "ns"),
+    "adaptive": (None, None),
+    "adaptive_time_microseconds": (None, "us"),
+}
+_ISO: Final = {
+    "date": "io.debezium.time.IsoDate",
+    _TIMESTAMP: "io.debezium.time.IsoTimestamp",
+    _TIME: "io.debezium.time.IsoTime",
+}
+# Text that is a number, and base64 as well: it may be the bytes of another number.
+_EITHER: Final = "(?:[0-9eE+]{4})+"
+_EITHER_PATTERN: Final = re.compile(_EITHER)
+
+
+def check_epoch(epoch: Mapping[str, str], times: str | None, columns: Sequence[Column]) -> None:
+    """Raise ConfigurationError for a unit that does not suit its column, and for a column that the mode gives none."""
+    types = {column.name: column.type for column in columns}
+    for name, unit in epoch.items():
+        type_ = types.get(name, "which is not a column")
+        units = ("d",) if type_ == "date" else ("ms", "us", "ns") if type_ in (*_MOMENTS, _TIME) else ()
+        if unit not in units:
+            raise ConfigurationError(
+                f"epoch: expected one of the units ms, us and ns for a column of type timestamp or time, or d for a "
+                f"date, found {unit!r} for {name!r}, {type_}"
+            )
+    if times not in ("adaptive", "adaptive_time_microseconds"):
+        return
+    of_moments, of_clocks = _UNITS[times]
+    for name, type_ in types.items():
+        lacks = (type_ == _TIMESTAMP and of_moments is None) or (type_ == _TIME and of_clocks is None)
+        if lacks and name not in epoch:
+            raise ConfigurationError(
+                f"times={times!r}: the unit of column {name!r} depends on its precision at the source, which an event "
+                f"without a schema does not say. Add it to epoch: ms for a precision of 0 to 3 digits, us for 4 to 6, "
+                f"ns for 7 to 9, as in epoch={{{name!r}: 'us'}}. Events with a schema need neither option."
+            )
+
+
+def declared_reading(
+    column: Column, epoch: Mapping[str, str], times: str | None, decimals: str | None
+) -> Reading:
+    """Return how a column of events without a schema is read; raise ValueError if its declarations do not suit it."""
+    unit = epoch.get(column.name)
+    if unit is None and times is not None and times in _UNITS:
+        of_moments, of_clocks = _UNITS[times]
+        unit = {_TIMESTAMP: of_moments, _TIME: of_clocks, "date": "d"}.get(column.type)
+    if unit is not None:
+        names = _CLOCK_OF if column.type == _TIME else _MOMENT_OF
+        return reading_of(column, ConnectType("int64", names[unit]))
+    if times == "isostring" and column.type in _ISO:
+        return reading_of(column, ConnectType("string", _ISO[column.type]))
+    if column.type == "date":
+        return Reading(plain(column).read, dates_from_iso)
+    if column.type.startswith("numeric") and decimals == "precise":
+        return _precise(column)
+    if column.type == "numeric":
+        return Reading(plain(column).read, special_decimals)
+    return plain(column)
+
+
+def _precise(column: Column) -> Reading:
+    if column.type == "numeric":
+        return reading_of(column, ConnectType("struct", VARIABLE_SCALE))
+    scale = column.type.removesuffix(")").rpartition(",")[2]
+    return reading_of(column, ConnectType("bytes", DECIMAL, {"scale": scale}))
+
+
+def refuse_ambiguous(text: "pa.StringArray", columns: Sequence[Column]) -> None:
+    """Raise ValueError for decimals in text, such as "1234", that base64 may also write for another number.
+
+    For events without a schema whose pipeline does not declare `decimals`.
+    """
+    import pyarrow.compute as pc
+
+    for column in columns:
+        if not column.type.startswith("numeric"):
+            continue
+        field = rf'{re.escape(json.dumps(column.name, ensure_ascii=False))}\s*:\s*"{_EITHER}"'
+        suspect = pc.match_substring_regex(text, field)
+        if not pc.any(suspect, min_count=0).as_py():
+            continue
+        for each in text.filter(suspect).to_pylist():
+            _refuse_ambiguous(column.name, json.loads(each, parse_float=str, parse_int=int))
+
+
+def _refuse_ambiguous(name: str, event: Any) -> None:
+    event = event.get("payload") or event
+    for image in ("before", "after"):
+        row = event.get(image)
+        value = row.get(name) if isinstance(row, dict) else None
+        if isinstance(value, str) and _EITHER_PATTERN.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is a number as text, or the bytes of another number in base64: declare decimals='string' "
+                f"or decimals='precise', the connector's decimal.handling.mode, or let it send schemas"
+            )
+
+
+def hint_for(column: Column, reason: str) -> str:
+    """Return the reason why a value without a schema is refused, with the option that may help."""
+    found_number = "found number" in reason
+    if column.type in _TEMPORAL and found_number:
+        return (
+            f"{reason}: the event has no schema that says what the number counts. Declare epoch={{{column.name!r}: "
+            f"'us'}} with its unit, or times=, the connector's time.precision.mode"
+        )
+    return reason

@@ -1,0 +1,93 @@
+"""Group Debezium's JSON events by their schema, which Connect's JSON converter writes before each payload."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SCHEMA: Final = b'{"schema":'
+_PAYLOAD: Final = b',"payload":'
+# An object whose first field is a schema or payload, in any spacing.
+_WRAPPED: Final = r'^\s*\{\s*"(?:schema|payload)"\s*:'
+# Values are searched for so many schemas at once; those of further ones are parsed one by one.
+_MOST_HEADS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Events with the same schema, as its JSON text; None for events without one, whose values are unchanged.
+
+    `values` are the payloads, and `at` their positions.
+    """
+
+    schema: bytes | None
+    values: "pa.BinaryArray"
+    at: "pa.Int64Array"
+
+
+def by_schema(values: "pa.BinaryArray", at: "pa.Int64Array") -> Iterator[Group]:
+    """Yield the groups of events. `at` has the position of each value, none of which is null.
+
+    All values of a group start with the same bytes, up to their payload: only these are compared, and the schema is
+    parsed once.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for _ in range(_MOST_HEADS):
+        if not len(values):
+            return
+        first = values[0].as_py()
+        schema = _schema_of(first)
+        if schema is None:
+            break
+        head = _SCHEMA + schema + _PAYLOAD
+        matches = pc.and_(pc.starts_with(values, head), pc.ends_with(values, "}"))
+        if not matches[0].as_py():
+            break
+        found = values.filter(matches)
+        yield Group(schema, pc.binary_slice(found, len(head), -1), at.filter(matches))
+        rest = pc.invert(matches)
+        values, at = values.filter(rest), at.filter(rest)
+    is_wrapped = pc.match_substring_regex(values, _WRAPPED)
+    bare = pc.invert(is_wrapped)
+    if pc.any(bare).as_py():
+        yield Group(None, values.filter(bare), at.filter(bare))
+    wrapped: dict[bytes | None, tuple[list[bytes], list[int]]] = {}
+    values, at = values.filter(is_wrapped), at.filter(is_wrapped)
+    for value, index in zip(values.to_pylist(), at.to_pylist(), strict=True):
+        schema, payload = _parts_of(value)
+        payloads, indexes = wrapped.setdefault(schema, ([], []))
+        payloads.append(payload)
+        indexes.append(index)
+    for schema, (payloads, indexes) in wrapped.items():
+        yield Group(schema, pa.array(payloads, pa.binary()), pa.array(indexes, pa.int64()))
+
+
+def _schema_of(value: bytes) -> bytes | None:
+    return _parts_of(value)[0] if value.startswith(_SCHEMA) else None
+
+
+def _parts_of(value: bytes) -> tuple[bytes | None, bytes]:
+    """Return the schema and the payload; no schema and the value itself if it is anything else."""
+    import msgspec
+
+    try:
+        wrapped = _decoder().decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, value
+    schema = bytes(wrapped.schema)
+    payload = bytes(wrapped.payload)
+    return (schema, payload) if schema.startswith(b"{") and payload.startswith(b"{") else (None, value)
+
+
+@cache
+def _decoder() -> Any:
+    import msgspec
+
+    null = msgspec.Raw(b"null")
+    fields: list[tuple[str, Any, Any]] = [(name, msgspec.Raw, null) for name in ("schema", "payload")]
+    return msgspec.json.Decoder(msgspec.defstruct("Wrapped", fields, gc=False))

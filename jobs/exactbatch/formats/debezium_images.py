@@ -1,0 +1,96 @@
+"""What Debezium's events say, in arrays: the operation, the row before and after, and fields of the source."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exactbatch.formats.connect_values import Reading
+from exactbatch.formats.json import read_objects
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What n events say.
+
+    `op` is null for an event without it. `has` says for "before" and "after" whether an event has this image of its
+    row, and `field` returns a column of an image, in the Arrow type of its reading. `source` returns a field of the
+    source.
+    """
+
+    op: "pa.StringArray"
+    has: "Callable[[str], pa.BooleanArray]"
+    field: "Callable[[str, str], pa.Array]"
+    source: "Callable[[str], pa.Array]"
+
+
+def json_images(
+    text: "pa.StringArray", readings: Mapping[str, Reading], source: "Mapping[str, pa.DataType]"
+) -> Images:
+    """Read events that are JSON objects, bare or as the payload of an object.
+
+    `readings` are those of the columns, and `source` the types of fields of the source. Raises ValueError for text
+    that is not such an object, and for a field of another type.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    parsed = [(name, reading.read) for name, reading in readings.items() if reading.read is not None]
+    row = pa.struct([pa.field(name, type_) for name, type_ in parsed])
+    fields = [pa.field("before", row), pa.field("after", row), pa.field("op", pa.string())]
+    if source:
+        fields.append(pa.field("source", pa.struct([pa.field(*each) for each in source.items()])))
+    schema = pa.schema([*fields, pa.field("payload", pa.struct(fields))])
+    read = read_objects(text, schema).combine_chunks().to_batches()[0]
+    has_payload = pc.is_valid(read.column("payload"))
+    raw = [name for name, reading in readings.items() if reading.read is None]
+    texts = _raw_fields(text, raw) if raw else {}
+
+    def of(*path: str) -> "pa.Array":
+        """A field of the envelope, bare or in the payload."""
+        bare = pc.struct_field(read.column(path[0]), path[1:]) if path[1:] else read.column(path[0])
+        return pc.if_else(has_payload, pc.struct_field(read.column("payload"), path), bare)
+
+    def has(image: str) -> "pa.BooleanArray":
+        inside = pc.is_valid(pc.struct_field(read.column("payload"), [image]))
+        return pc.if_else(has_payload, inside, pc.is_valid(read.column(image)))
+
+    def field(image: str, name: str) -> "pa.Array":
+        return texts[image, name] if name in raw else of(image, name)
+
+    return Images(of("op"), has, field, lambda name: of("source", name))
+
+
+def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str, str], pa.Array]":
+    """Return fields of both images as JSON text; null for a missing field and for JSON's null.
+
+    The objects are known to be JSON. Raises ValueError for an escaped U+0000 and for deep nesting.
+    """
+    import msgspec
+    import pyarrow as pa
+
+    from exactbatch.formats.raw_json_fields import json_texts
+
+    null = msgspec.Raw(b"null")
+    attributes = {f"field_{index}": name for index, name in enumerate(names)}
+    row: Any = msgspec.defstruct(
+        "Row", [(attribute, msgspec.Raw, null) for attribute in attributes], rename=attributes, gc=False
+    )
+    images: list[tuple[str, Any, Any]] = [("before", row | None, None), ("after", row | None, None)]
+    payload: Any = msgspec.defstruct("Payload", images, gc=False)
+    event: Any = msgspec.defstruct("Event", [*images, ("payload", payload | None, None)], gc=False)
+    decode = msgspec.json.Decoder(event).decode
+    try:
+        events = [decode(each) for each in text.to_pylist()]
+    except RecursionError:
+        raise ValueError("expected fewer than 900 levels of nesting, found more") from None
+    events = [each if each.payload is None else each.payload for each in events]
+    found = {}
+    for image in ("before", "after"):
+        rows = [getattr(each, image) for each in events]
+        for attribute, name in attributes.items():
+            values = [b"null" if each is None else bytes(getattr(each, attribute)) for each in rows]
+            found[image, name] = json_texts(pa.array(values, pa.binary()))
+    return found

@@ -1,0 +1,62 @@
+"""How the columns of a row are read from Debezium's events, by the schema of their envelope."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from exactbatch.columns import Column
+from exactbatch.formats.binary_text import BinaryText
+from exactbatch.formats.connect_schema import ConnectType, from_json
+from exactbatch.formats.connect_values import Reading, plain, reading_of
+from exactbatch.formats.debezium_avro import AvroEvents
+
+_MOST_READINGS: Final = 1024  # of schemas that a process keeps
+
+
+def is_bytea(column: Column) -> bool:
+    return (column.element or column.type) == "bytea"
+
+
+@lru_cache(maxsize=_MOST_READINGS)
+def readings_by_type(
+    events: AvroEvents, row: tuple[Column, ...], binary: BinaryText | None
+) -> Mapping[str, Reading]:
+    return readings_of(row, lambda column: _written_reading(column, events.payload, binary))
+
+
+@lru_cache(maxsize=_MOST_READINGS)
+def readings_by(schema: bytes, row: tuple[Column, ...], binary: BinaryText | None) -> Mapping[str, Reading]:
+    """Return how columns are read from events with a schema; raise ValueError if a field does not suit its column."""
+    payload = from_json(schema)
+    return readings_of(row, lambda column: _written_reading(column, payload, binary))
+
+
+def readings_of(row: Sequence[Column], reading: Callable[[Column], Reading]) -> Mapping[str, Reading]:
+    readings = {}
+    for column in row:
+        try:
+            readings[column.name] = reading(column)
+        except ValueError as error:
+            raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None
+    return readings
+
+
+def _written_reading(column: Column, payload: ConnectType, binary: BinaryText | None) -> Reading:
+    """Return how a column is read from events of a type; a field that they lack is null.
+
+    Raises ValueError for a field that does not suit the column, and for bytes in text whose encoding is not declared.
+    """
+    images = (payload.field("after"), payload.field("before"))
+    written = next((image.field(column.name) for image in images if image is not None), None)
+    if written is None:
+        return plain(column)
+    if (
+        is_bytea(column)
+        and binary is None
+        and "string" in (written.type, written.element and written.element.type)
+    ):
+        raise ValueError(
+            "the connector writes bytes as text, in an encoding that the event does not say: declare binary='base64', "
+            "'base64-url-safe' or 'hex', the connector's binary.handling.mode"
+        )
+    return reading_of(column, written)
