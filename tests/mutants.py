@@ -571,6 +571,22 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "only the first of several versions finds earlier changes that are later",
+        "sinks/upsert/latest_changes.py",
+        "        for name, staged in reversed([*zip(self.version, self._staged_version, strict=True)]):\n",
+        "        for name, staged in [*zip(self.version, self._staged_version, strict=True)][:1]:\n",
+        (
+            "tests/integration/test_latest_changes.py::test_of_several_versions_the_first_that_differs_decides",
+        ),
+    ),
+    Mutant(
+        "several versions are registered like one",
+        "sinks/upsert/sink.py",
+        "        version = versions[0] if len(versions) == 1 else ",
+        "        version = versions[0] if len(versions) else ",
+        ("tests/unit/test_sinks.py::test_the_ledger_registers_one_version_by_its_name_and_several_quoted",),
+    ),
+    Mutant(
         "versions are compared by an operator that the login finds",
         "sinks/upsert/latest_changes.py",
         "            and self._is_comparable(cursor)\n",
