@@ -14,6 +14,8 @@ EXAMPLES: tuple[Sink, ...] = (
     Upsert("public.t", key=("id",)),
     Upsert("public.t", key=("id",), version="at"),
     Upsert("public.t", key=("id",), version=("at", "n")),
+    Upsert("public.t", key=("id",), version="at", history=False),
+    Upsert("public.t", key=("id",), history=False),
     Aggregate("public.t", ("id",), {"n": Count()}),
     Aggregate("public.t", ("id", Window("at", "1 hour")), {"n": Count()}, allowed_lateness="1 day"),
 )
@@ -33,7 +35,7 @@ def test_a_sink_satisfies_the_protocol(sink):
     assert sink.lineage_table.table in sink.tables
     assert (sink.lineage_table.table == sink.tables[-1]) is not sink.is_derived
     assert sink.lineage_table.lineage == sink.lineage
-    assert bool(sink.key_columns) is sink.is_derived
+    assert bool(sink.key_columns) is (sink.is_derived or not sink.keeps_every_row)
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)

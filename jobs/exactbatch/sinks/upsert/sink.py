@@ -1,15 +1,15 @@
 """Upsert: the latest state of each key, derived from all of its changes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import Comparison, SinkIdentity
+from exactbatch.sinks.base import Compactor, Comparison, SinkIdentity
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import create_affected_keys, retract_affecting
@@ -41,6 +41,9 @@ class Upsert(SinkDefaults):
     several, such as ("file", "pos", "row"), of which a later one decides where the earlier ones are equal. Null is
     less than any value. Among equal versions, or without a version, the change at the greatest offset is the
     latest. Without a version, all changes of a key must be in one partition: otherwise their order is unknown.
+
+    With history=False only the target is kept, whose rows then carry the lineage of their latest change. A replay
+    applies its records again, and cannot retract anything (UpsertWithoutHistory).
     """
 
     kind: ClassVar[str] = "upsert"
@@ -55,6 +58,16 @@ class Upsert(SinkDefaults):
     target: str
     key: tuple[str, ...]
     version: str | tuple[str, ...] | None = None
+    history: bool = field(default=True, kw_only=True)
+
+    def __new__(cls, *_: Any, **options: Any) -> "Upsert":
+        """Return an UpsertWithoutHistory for history=False."""
+        if options.get("history", True) is False:
+            # It is an Upsert itself.
+            from exactbatch.sinks.upsert.without_history import UpsertWithoutHistory
+
+            cls = UpsertWithoutHistory
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -118,7 +131,7 @@ class Upsert(SinkDefaults):
         return LatestChanges(self._target, self.lineage_table, self.key, self.version_columns)
 
     @property
-    def compactor(self) -> ChangeCompactor:
+    def compactor(self) -> Compactor:
         """Drops changes that later ones have superseded."""
         return ChangeCompactor(self.lineage_table, self.key, self.version_columns)
 
@@ -145,8 +158,8 @@ class Upsert(SinkDefaults):
             )
         if DELETED.name in names:
             raise ConfigurationError(
-                f"target {self.target}: the pipeline has a column {DELETED.name!r}, and the table of changes, "
-                f"{self.target}{_CHANGE}, uses that name for deletes. Rename the pipeline's column."
+                f"target {self.target}: the pipeline has a column {DELETED.name!r}, the name by which an Upsert marks "
+                f"deletes. Rename the pipeline's column."
             )
         self.lineage_table.check(columns)
 
@@ -225,7 +238,7 @@ class Upsert(SinkDefaults):
         columns: Sequence[Column] | None,
         target_types: Mapping[str, str],
         lineage_types: Mapping[str, str],
-    ) -> Comparison:
+    ) -> Comparison | None:
         """Compare each row of the target with the latest change of its key."""
         return compare_with_changes(
             self.table,
