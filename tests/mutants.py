@@ -362,7 +362,7 @@ MUTANTS: Final = (
     Mutant(
         "two Upserts that share a target do not wait for each other",
         "batch/publishing/fences.py",
-        "    if sink.is_derived:\n",
+        "    if sink.is_derived or not sink.keeps_every_row:\n",
         '    if sink.kind == "aggregate":\n',
         (f"{_WRITES}::test_two_upserts_that_share_a_target_see_each_other",),
     ),
@@ -571,6 +571,22 @@ MUTANTS: Final = (
             "tests/integration/test_latest_changes.py"
             "::test_a_key_on_two_partitions_is_refused_whichever_batches_its_changes_are_in",
         ),
+    ),
+    Mutant(
+        "only the first of several versions finds earlier changes that are later",
+        "sinks/upsert/latest_changes.py",
+        "        for name, staged in reversed([*zip(self.version, self._staged_version, strict=True)]):\n",
+        "        for name, staged in [*zip(self.version, self._staged_version, strict=True)][:1]:\n",
+        (
+            "tests/integration/test_latest_changes.py::test_of_several_versions_the_first_that_differs_decides",
+        ),
+    ),
+    Mutant(
+        "several versions are registered like one",
+        "sinks/upsert/sink.py",
+        "        version = versions[0] if len(versions) == 1 else ",
+        "        version = versions[0] if len(versions) else ",
+        ("tests/unit/test_sinks.py::test_the_ledger_registers_one_version_by_its_name_and_several_quoted",),
     ),
     Mutant(
         "versions are compared by an operator that the login finds",

@@ -13,6 +13,10 @@ from support.faults.victims import NotExact
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
     "upsert: SIGKILL at publish.after_retract, replay",
+    "upsert_latest: SIGKILL at publish.after_retract, replay",
+    "upsert_latest: SIGKILL at publish.after_insert",
+    "upsert_latest: SIGKILL at publish.before_commit",
+    "upsert_latest: SIGKILL at publish.after_commit, replay",
     "append: SIGKILL at job.after_stage",
     "append: SIGKILL at publish.after_insert",
     "append: SIGKILL at publish.before_commit",

@@ -17,7 +17,7 @@ from exactbatch.sinks import StagedRows
 from support.environment import LONG
 
 TOPIC, PARTITIONS, KEYS = "t", 3, 7
-COLUMNS = parse_columns("id int, name text, version int")
+COLUMNS = parse_columns("id int, name text, version int, minor int")
 HISTORIES = 50 if LONG else 8
 FOREIGN = 1  # the batch of another pipeline, which writes into the same target
 
@@ -27,7 +27,7 @@ class Change:
     """What the model knows of a change."""
 
     key: int
-    version: int | None
+    version: tuple[int | None, int | None] | None
     name: str | None
     topic: str
     partition: int
@@ -40,7 +40,8 @@ class Change:
     @property
     def order(self) -> tuple[Any, ...]:
         """The latest is the greatest; a change without a name is a delete."""
-        return self.version is not None, self.version or 0, *self.place
+        versions = self.version or ()
+        return *((each is not None, each or 0) for each in versions), *self.place
 
 
 @dataclass
@@ -70,12 +71,15 @@ class Model:
             key = self.chance.randrange(KEYS)
             if not self.versioned:  # then all changes of a key are in one partition
                 key = key * PARTITIONS + partition
-            version = self.chance.choice([None, *range(8)]) if self.versioned else None
+            version = self.version() if self.versioned else None
             name = None if self.chance.random() < 0.3 else f"{self.chance.randrange(10**6)}"
             written.append(Change(key, version, name, TOPIC, partition, offset))
         gone = {(TOPIC, partition, offset) for offset in range(from_offset, until_offset)}
         self.changes = [each for each in self.changes if each.place not in gone] + written
         return written
+
+    def version(self) -> tuple[int | None, int | None]:
+        return self.chance.choice([None, *range(4)]), self.chance.choice([None, 0, 1])
 
     def is_below(self, each: Change) -> bool:
         return each.topic == TOPIC and each.offset < self.horizons[each.partition]
@@ -93,7 +97,9 @@ class Target:
 
     def __init__(self, connection: Any, model: Model) -> None:
         self.connection, self.model = connection, model
-        self.sink = Upsert("public.target", key=("id",), version="version" if model.versioned else None)
+        self.sink = Upsert(
+            "public.target", key=("id",), version=("version", "minor") if model.versioned else None
+        )
         with transaction(connection) as cursor:
             cursor.execute("drop table if exists public.target, public.target_change")
             self.sink.prepare(cursor, COLUMNS)
@@ -111,7 +117,7 @@ class Target:
         """Changes of the same keys by another pipeline, of a topic before and of one behind this one's."""
         chance, model = self.model.chance, self.model
         written = [
-            Change(key, chance.randrange(8), chance.choice([None, "foreign"]), topic, 0, chance.randrange(9))
+            Change(key, model.version(), chance.choice([None, "foreign"]), topic, 0, chance.randrange(9))
             for key in chance.sample(range(KEYS), 2)
             for topic in ("a", "z")
         ]
@@ -127,9 +133,12 @@ class Target:
         )
         execute_values(
             cursor,
-            "insert into staged (id, name, version, deleted, kafka_topic, kafka_partition, kafka_offset, "
+            "insert into staged (id, name, version, minor, deleted, kafka_topic, kafka_partition, kafka_offset, "
             "task_attempt) values %s",
-            [(each.key, each.name, each.version, each.name is None, *each.place, 7) for each in written],
+            [
+                (each.key, each.name, *(each.version or (None, None)), each.name is None, *each.place, 7)
+                for each in written
+            ],
         )
 
     def compact(self) -> None:

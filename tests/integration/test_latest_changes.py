@@ -20,6 +20,7 @@ from support.staged_batches import Batches, Database
 COLUMNS = "id int, name text, version int"
 VERSIONED = Upsert("public.t", key=("id",), version="version")
 BY_OFFSET = Upsert("public.t", key=("id",))
+BY_POSITION = Upsert("public.t", key=("id",), version=("file", "version", "row"))
 STEPS = 300 if LONG else 30
 
 
@@ -107,6 +108,39 @@ def test_versions_of_a_type_whose_operators_the_login_does_not_find_are_ordered_
     made.run((1, "earlier", "B", False))
     made.run((1, "later", "a", False))
     assert state(db) == {1: "earlier"}
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "name"),
+    [
+        (("a", 900, 3), ("b", 4, 0), "later"),
+        (("b", 4, 0), ("a", 900, 3), "earlier"),
+        (("a", 4, 1), ("a", 5, 0), "later"),
+        (("a", 5, 0), ("a", 4, 1), "earlier"),
+        (("a", 5, 0), ("a", 5, 1), "later"),
+        (("a", 5, 1), ("a", 5, 0), "earlier"),
+        (("a", 5, 1), ("a", 5, 1), "later"),
+        ((None, 9, 9), ("a", 0, 0), "later"),
+        (("a", 0, 0), (None, 9, 9), "earlier"),
+        (("a", None, 9), ("a", 0, 0), "later"),
+        (("a", 0, 0), ("a", None, 9), "earlier"),
+        ((None, 3, None), (None, 3, 1), "later"),
+        ((None, 3, 1), (None, 3, None), "earlier"),
+        ((None, None, None), (None, None, None), "later"),
+    ],
+)
+@pytest.mark.parametrize("many", [1, latest_changes.MANY_KEYS])
+@pytest.mark.parametrize("together", [True, False])
+def test_of_several_versions_the_first_that_differs_decides(
+    db, batches, monkeypatch, earlier, later, name, many, together
+):
+    monkeypatch.setattr(latest_changes, "MANY_KEYS", many)
+    made = batches('id int, name text, file text, version int, "row" int', BY_POSITION)
+    changes = [(1, "earlier", *earlier, False), (1, "later", *later, False)]
+    for run in [changes] if together else [changes[:1], changes[1:]]:
+        made.run(*run)
+    assert state(db) == {1: name}
+    assert is_what_the_auditor_expects(made)
 
 
 def test_among_equal_versions_partition_and_offset_decide_whichever_batch_came_first(db, batches):
@@ -214,19 +248,23 @@ def test_a_small_batch_reads_only_the_changes_of_its_keys(db, batches, monkeypat
     assert db.rows("select name from t where id = 20") == [("n",)]
 
 
-@pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET], ids=["version", "offset"])
+@pytest.mark.parametrize("sink", [VERSIONED, BY_OFFSET, BY_POSITION], ids=["version", "offset", "position"])
 def test_any_history_ends_as_the_auditor_expects(db, batches, monkeypatch, sink):
     """Keys that come late, twice, with equal versions or none; deletes; replays that give other keys."""
     monkeypatch.setattr(latest_rows, "_is_cached", lambda *_: chance.random() < 0.5)
     chance = random.Random(5)
-    made = batches(COLUMNS, sink)
+    made = batches(
+        "id int, name text, version int, file text, row int" if sink is BY_POSITION else COLUMNS, sink
+    )
 
     def row(partition: int) -> tuple[Any, ...]:
         number = chance.randrange(12)
         if sink.version is None:  # a key stays in its partition
             number = 2 * number + partition
-        version = chance.choice([None, *range(8)])
-        return number, f"{chance.random()}", version, chance.random() < 0.2
+        version: tuple[Any, ...] = (chance.choice([None, *range(8)]),)
+        if sink is BY_POSITION:
+            version = (*version, chance.choice([None, "a", "b"]), chance.choice([None, 1, 2]))
+        return number, f"{chance.random()}", *version, chance.random() < 0.2
 
     many = latest_changes.MANY_KEYS
     for step in range(STEPS):

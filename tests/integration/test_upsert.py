@@ -159,7 +159,7 @@ def test_a_target_without_the_key_as_a_constraint_is_refused(world, make_topic, 
         (lambda: Upsert("t", key=()), "expected the key of t as a tuple"),
         (lambda: Upsert("t", key=("nix",)), "expected the key of t among the pipeline's columns"),
         (lambda: Upsert("t", key=("id",), version="nix"), "expected the version of t among"),
-        (lambda: Upsert("t", key=("id",), version="id"), "is the version and part of the key"),
+        (lambda: Upsert("t", key=("id",), version="id"), "is a version and part of the key"),
     ],
 )
 def test_a_key_that_cannot_be_one_is_told(sink, said):

@@ -13,6 +13,9 @@ EXAMPLES: tuple[Sink, ...] = (
     Append("public.t", layout="by_batch"),
     Upsert("public.t", key=("id",)),
     Upsert("public.t", key=("id",), version="at"),
+    Upsert("public.t", key=("id",), version=("at", "n")),
+    Upsert("public.t", key=("id",), version="at", history=False),
+    Upsert("public.t", key=("id",), history=False),
     Aggregate("public.t", ("id",), {"n": Count()}),
     Aggregate("public.t", ("id", Window("at", "1 hour")), {"n": Count()}, allowed_lateness="1 day"),
 )
@@ -32,12 +35,12 @@ def test_a_sink_satisfies_the_protocol(sink):
     assert sink.lineage_table.table in sink.tables
     assert (sink.lineage_table.table == sink.tables[-1]) is not sink.is_derived
     assert sink.lineage_table.lineage == sink.lineage
-    assert bool(sink.key_columns) is sink.is_derived
+    assert bool(sink.key_columns) is (sink.is_derived or not sink.keeps_every_row)
 
 
 @pytest.mark.parametrize("sink", EXAMPLES, ids=str)
 def test_the_ledger_knows_all_tables_of_a_sink(sink):
-    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz"), sink=sink)
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int, at timestamptz, n int"), sink=sink)
     assert {table.name for table in sink.tables} <= definition_of(pipeline).tables
 
 
@@ -58,3 +61,32 @@ def test_a_target_that_is_partitioned_by_batch_takes_whole_batches():
 def test_a_class_is_no_sink():
     with pytest.raises(ConfigurationError, match="expected sink to be Sink"):
         Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append)  # type: ignore[arg-type]
+
+
+def test_the_ledger_registers_one_version_by_its_name_and_several_quoted():
+    def version(of: str | tuple[str, ...] | None) -> str:
+        return Upsert("public.t", key=("id",), version=of).identity.version
+
+    assert (version(None), version("lsn"), version(("lsn",))) == ("", "lsn", "lsn")
+    assert version(("file", "pos", "row")) == '"file", "pos", "row"'
+    assert version(("a, b", "c")) != version(("a", "b, c"))
+
+
+@pytest.mark.parametrize("version", [(), ("a", "a"), ('a", "b',), 'a"b'])
+def test_a_version_is_one_column_or_several_different_ones(version):
+    with pytest.raises(ConfigurationError, match=r"one or|several different ones|double quote in its name"):
+        Upsert("public.t", key=("id",), version=version)
+
+
+def test_every_column_of_a_version_is_one_of_the_pipeline():
+    def pipeline(columns: str, version: tuple[str, ...]) -> Pipeline:
+        sink = Upsert("public.t", key=("id",), version=version)
+        return Pipeline(name="p", topics=("t",), value=Json(columns), sink=sink)
+
+    assert pipeline("id int, file text, pos bigint", ("file", "pos")).sink.needs_last_records_only is False
+    with pytest.raises(ConfigurationError, match="the version of public.t among .*found 'pos'"):
+        pipeline("id int, file text", ("file", "pos"))
+    with pytest.raises(ConfigurationError, match="'id' is a version and part of the key"):
+        pipeline("id int, file text", ("file", "id"))
+    with pytest.raises(ConfigurationError, match="must be comparable, and pos is json"):
+        pipeline("id int, file text, pos json", ("file", "pos"))

@@ -15,6 +15,7 @@ from psycopg2 import sql
 from exactbatch.audit.access import check_visible, lock_tables, tables_of, unsafe_tables
 from exactbatch.audit.batches import compare_batches, whole_batches
 from exactbatch.audit.derived import stale_rows
+from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
 from exactbatch.audit.report import AuditReport, Compared, PartitionAudit, TargetAudit
 from exactbatch.audit.rows import has_other_incarnations
@@ -86,7 +87,10 @@ def audit(
         if not topics:  # none has joined by the pipeline's pattern
             return AuditReport([], TargetAudit())
         sharing = sharing_pipelines(snapshot, pipeline)
-        expected = ExpectedValues(snapshot, pipeline, settings.kafka) if values else None
+        expected = None
+        if values:
+            of_sink = ExpectedValues if pipeline.sink.keeps_every_row else LatestValues
+            expected = of_sink(snapshot, pipeline, settings.kafka)
         heads = {offset.topic_partition: offset.next_offset for offset in stored}
         # The log is queried after the ledger, so that it has every stored offset of the snapshot.
         partitions = {
@@ -136,6 +140,16 @@ def audit(
             compare_batches(snapshot, pipeline, report.partitions)
         if pipeline.sink.is_derived:
             report.target.stale = stale_rows(snapshot, pipeline)
+        if isinstance(expected, LatestValues):
+            earliest = {key: partition.earliest for key, partition in partitions.items()}
+            report.target.stale, report.target.undecided = expected.compare(
+                report.partitions, earliest, audited.horizons, audited.compacted
+            )
+            if report.target.undecided:
+                report.target.notes.append(
+                    f"{report.target.undecided} keys: the log no longer holds the record of their row, so that nothing "
+                    f"proves or disproves it"
+                )
         if expected is not None and pipeline.sink.lineage == "batch":
             whole = whole_batches(snapshot, pipeline, list(partitions.values()), audited.compacted)
             report.target.changed = expected.differing_batches(whole)
@@ -162,8 +176,10 @@ def _compare(
         done += offsets
         progress(done, total)
 
-    # Partial results are compared when all of their records are in one temporary table.
-    is_together = expected is not None and audited.pipeline.sink.lineage == "batch"
+    # Partial results are compared when all of their records are in one temporary table, and the latest changes when
+    # all of the log is folded in one.
+    sink = audited.pipeline.sink
+    is_together = expected is not None and (sink.lineage == "batch" or not sink.keeps_every_row)
     if spark is not None and slices and not is_together:
         units = units_of(slices, spark_parts(spark, audited.pipeline, total))
         return compare_on_executors(

@@ -100,7 +100,8 @@ class TargetAudit:
     """The findings about the target and the ledger as a whole.
 
     changed        partial results that differ from what their records give; compared with `values` only
-    stale          rows of a derived target that differ from what its changes or partial results give
+    stale          rows of a derived target that differ from what its changes or partial results give; with `values`,
+                   rows of an Upsert without history that are not the latest change in the log
     misplaced      rows, rejects and event times that claim a topic, partition or offset at which their batch
                    cannot have put them, or a batch that has not written to this target
     miscounted     batches that now have a different number of rows or rejects than when they were committed
@@ -109,6 +110,8 @@ class TargetAudit:
                    registered with --share-topics
     unsafe         tables that can lose committed rows or commit outside of the transaction: unlogged and
                    foreign ones
+    undecided      keys of a target that keeps only latest changes, whose record the log no longer holds, so that
+                   nothing proves or disproves their row; counted with `values` only. They are not a difference
     not_ours       rows that exactbatch has not written: they name no batch and none of the pipeline's topics.
                    They are not a difference
     notes          the first of these, in words
@@ -121,6 +124,7 @@ class TargetAudit:
     contradictory: int = 0
     doubled: int = 0
     unsafe: int = 0
+    undecided: int = 0
     not_ours: int = 0
     notes: list[str] = field(default_factory=list)
 

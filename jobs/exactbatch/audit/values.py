@@ -30,12 +30,13 @@ from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.values.null_safe_groups import column_list
 
-_TABLE: Final = "exactbatch_expected"  # a temporary table
-_EXPECTED: Final = sql.Identifier("pg_temp", _TABLE)
+EXPECTED_TABLE: Final = "exactbatch_expected"  # a temporary table
+EXPECTED: Final = sql.Identifier("pg_temp", EXPECTED_TABLE)
 _TIMESTAMP: Final = next(column for column in LINEAGE if column.name == "kafka_timestamp")
 _BATCH: Final = "exactbatch batch"  # the column for the batch that covers a record
+BATCH: Final = sql.Identifier(_BATCH)
 # A condition for records e that are not rejects.
-_NOT_REJECTED: Final = sql.SQL(
+NOT_REJECTED: Final = sql.SQL(
     "not exists (select from exactbatch.rejected_record r where r.pipeline = $1 and r.topic = e.kafka_topic "
     'and r.partition = e.kafka_partition and r."offset" = e.kafka_offset)'
 )
@@ -100,7 +101,7 @@ class ExpectedValues:
         is_one_row = sink.lineage == "record" and not sink.keeps_deletes
         if self._is_plain and is_one_row and can_be_written(self._value, self._columns):
             self._row_texts = RowTexts(snapshot, pipeline, self._columns, self._row_batch)
-        snapshot.create_temporary(_TABLE, self._schema)
+        snapshot.create_temporary(EXPECTED_TABLE, self._schema)
 
     @property
     def is_full(self) -> bool:
@@ -157,7 +158,7 @@ class ExpectedValues:
         ]
         rows = pa.RecordBatch.from_arrays([*lineage, *decoded.rows.columns], schema=self._schema)
         if self._pipeline.sink.lineage == "batch":
-            self._snapshot.append_temporary(_TABLE, rows)  # differing_batches() needs all of them
+            self._snapshot.append_temporary(EXPECTED_TABLE, rows)  # differing_batches() needs all of them
         else:
             self._decoded.append(rows)
 
@@ -189,9 +190,9 @@ class ExpectedValues:
             suspects = suspects.filter(self._is_unequal(suspects, self._window))
         found = Finding()
         if len(suspects) or self._refused:
-            self._snapshot.append_temporary(_TABLE, suspects)
+            self._snapshot.append_temporary(EXPECTED_TABLE, suspects)
             rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
-            self._snapshot.execute(sql.SQL("truncate {}").format(_EXPECTED))
+            self._snapshot.execute(sql.SQL("truncate {}").format(EXPECTED))
             found = Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
         self._decoded.clear()
         self._refused.clear()
@@ -230,8 +231,8 @@ class ExpectedValues:
         ).format(
             is_unstorable=self._is_unstorable,
             unstorable=sql.Identifier("exactbatch unstorable"),
-            expected=_EXPECTED,
-            not_rejected=_NOT_REJECTED,
+            expected=EXPECTED,
+            not_rejected=NOT_REJECTED,
             lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
             row_batch=self._row_batch,
@@ -264,10 +265,10 @@ class ExpectedValues:
             "with e as materialized (select e.* from {records} e where e.{batch} = any({batch_ids}) "
             "and {not_rejected}), expected as ({expected}), actual as ({actual}) {difference}"
         ).format(
-            records=_EXPECTED,
+            records=EXPECTED,
             batch=batch,
             batch_ids=batch_ids,
-            not_rejected=_NOT_REJECTED,
+            not_rejected=NOT_REJECTED,
             expected=comparison.expected,
             actual=comparison.actual,
             difference=difference(comparison),

@@ -90,6 +90,11 @@ def replay_notes(preview: "Preview") -> list[str]:
         f"{widened.range}: added, because batch {widened.batch_id} can only be replayed as a whole (lineage='batch')"
         for widened in preview.plan.widened
     ]
+    if not preview.retracts:
+        notes.append(
+            "without a history, a replay applies its records again and retracts no rows: a row that its records do not "
+            "give any more stays"
+        )
     if preview.missing_index is not None:
         notes.append(index_note(preview.missing_index))
     return notes

@@ -1,7 +1,8 @@
 """Preview a replay from the ledger and the log, where the pipeline's own module must not be imported."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Raw
@@ -12,8 +13,9 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.planning.freeze_replay import Preview, count_retracted, plan_observed
 from exactbatch.planning.request import ReplayRequest
 from exactbatch.planning.situation import observe
-from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.sinks import SINKS, Append
+from exactbatch.sinks.tables.lineage_table import Part
 from exactbatch.sinks.tables.target import TargetTable
 
 
@@ -58,14 +60,25 @@ def stand_in(definition: Definition) -> Pipeline:
             f"exactbatch, so its tables are not known here. Run `exactbatch replay {definition.name} --dry-run` where "
             f"the pipeline's module can be imported."
         )
+    kind = SINKS[definition.sink]
     table = TargetTable(definition.target)
     # The first companion of a derived sink is the table whose rows carry lineage.
-    if suffixes := SINKS[definition.sink].companion_suffixes:
+    if (suffixes := kind.companion_suffixes) and kind.keeps_every_row:
         table = table.sibling(suffixes[0])
     lineage: Literal["record", "batch"] = "batch" if definition.lineage == "batch" else "record"
     return Pipeline(
         name=definition.name,
         topics=tuple(definition.topics) or ("unknown",),
         value=Raw(),
-        sink=Append(table.spec, lineage=lineage),
+        sink=(Append if kind.keeps_every_row else _Unretractable)(table.spec, lineage=lineage),
     )
+
+
+class _Unretractable(Append):
+    """A table of which a replay retracts nothing."""
+
+    keeps_every_row: ClassVar[bool] = False
+
+    def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:  # noqa: ARG002
+        """Return 0 for each part."""
+        return [0] * len(parts)

@@ -40,13 +40,15 @@ class Retracted:
 class Preview:
     """The preview of a replay; `rows` is the total number of rows that it would retract.
 
-    `missing_index` is the statement that creates an index for replays, None if the target has one.
+    `missing_index` is the statement that creates an index for replays, None if the target has one. `retracts` is False
+    if the sink keeps only latest changes: the replay applies its records again, and no row is retracted.
     """
 
     plan: ReplayPlan
     retracted: tuple[Retracted, ...]
     rows: int
     missing_index: str | None = None
+    retracts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,10 @@ class FrozenReplay:
 
 
 def missing_index(cursor: Cursor, pipeline: Pipeline) -> str | None:
-    """Return the statement that creates an index for replays; None if the table has one or does not exist yet."""
+    """Return the statement that creates an index for replays; None if the table has one, does not exist yet, or needs
+    none."""
+    if not pipeline.sink.keeps_every_row:
+        return None  # a replay does not look for what it replaces
     return pipeline.sink.lineage_table.table.missing_index(cursor)
 
 
@@ -96,7 +101,9 @@ def count_retracted(ledger: Ledger, cursor: Cursor, pipeline: Pipeline, planned:
     # Rows that do not carry their offsets are only counted over all ranges at once.
     by_range = pipeline.sink.lineage == "record"
     rows = sum(count or 0 for count in counts) if by_range else pipeline.sink.count_retracted(cursor, parts)
-    return Preview(planned, retracted, rows, missing_index(cursor, pipeline))
+    return Preview(
+        planned, retracted, rows, missing_index(cursor, pipeline), retracts=pipeline.sink.keeps_every_row
+    )
 
 
 def freeze_replay(

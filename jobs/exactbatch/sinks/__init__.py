@@ -10,10 +10,13 @@ from exactbatch.sinks.append import Append
 from exactbatch.sinks.base import Sink
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.upsert.sink import Upsert
+from exactbatch.sinks.upsert.without_history import UpsertWithoutHistory
 from exactbatch.sinks.values.cast import RejectRule
 
 # The sinks by the name under which the ledger registers them.
-SINKS: Final[Mapping[str, type[Sink]]] = {sink.kind: sink for sink in (Append, Upsert, Aggregate)}
+SINKS: Final[Mapping[str, type[Sink]]] = {
+    sink.kind: sink for sink in (Append, Upsert, UpsertWithoutHistory, Aggregate)
+}
 
 __all__ = [
     "SINKS",
@@ -27,5 +30,6 @@ __all__ = [
     "StagedRows",
     "Sum",
     "Upsert",
+    "UpsertWithoutHistory",
     "Window",
 ]

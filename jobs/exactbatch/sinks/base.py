@@ -62,6 +62,19 @@ class Comparison:
     also_wrong: sql.Composable | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KeptLatest:
+    """A target that keeps the latest change of each key alone: what says which one that is.
+
+    `markers` is the table with the columns of `key`, `version` and lineage of each deleted key. The latest change has
+    the greatest `version`, compared column by column, null being less than any value, and then the greatest place.
+    """
+
+    markers: sql.Composable
+    key: Sequence[str]
+    version: Sequence[str]
+
+
 # How many rows of the lineage table compaction drops and keeps, by (topic, partition).
 CompactedRows = Mapping[tuple[str, int], tuple[int, int]]
 
@@ -152,6 +165,10 @@ class Sink(Protocol):
     """The name under which the ledger registers this kind of sink: its key in exactbatch.sinks.SINKS."""
     companion_suffixes: ClassVar[tuple[str, ...]]
     """Suffixes of the target's name that may name its other tables, whether or not each exists."""
+    keeps_every_row: ClassVar[bool]
+    """True if the lineage table keeps the rows of every record until they are retracted or compacted; otherwise only
+    those of the latest record of each key. Then nothing can be retracted, and retract() lets the staged rows replace
+    those of the ranges."""
 
     @property
     def target(self) -> str:
@@ -343,6 +360,11 @@ class Sink(Protocol):
         the two tables. This must not share code with what derives the target. Raises TargetMismatch if the
         target lacks a column.
         """
+        ...
+
+    @property
+    def kept_latest(self) -> KeptLatest | None:
+        """How an audit finds what the target must hold if it keeps only latest changes; None if it keeps all."""
         ...
 
     def compare_batches(

@@ -8,7 +8,7 @@ from psycopg2 import sql
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, Merger
+from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, KeptLatest, Merger
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
@@ -22,6 +22,7 @@ class SinkDefaults:
     companion_suffixes: ClassVar[tuple[str, ...]] = ()
     is_derived: ClassVar[bool] = False
     keeps_deletes: ClassVar[bool] = False
+    keeps_every_row: ClassVar[bool] = True
 
     @property
     def _target(self) -> TargetTable:
@@ -135,6 +136,11 @@ class SinkDefaults:
         lineage_types: Mapping[str, str],  # noqa: ARG002
     ) -> Comparison | None:
         """Return None: the target is the lineage table."""
+        return None
+
+    @property
+    def kept_latest(self) -> KeptLatest | None:
+        """None: every row is kept."""
         return None
 
     def compare_batches(

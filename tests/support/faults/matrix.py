@@ -14,7 +14,15 @@ from support.faults.proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpe
 Place = Literal["planner", "driver", "worker", "publish", "postgres", "kafka"]
 
 # Sinks whose program is the same until publish: Append stands for them where they are not named.
-BATCH_SINKS: Final = ("append", "upsert", "aggregate", "transform", "by_batch", "open_partition")
+BATCH_SINKS: Final = (
+    "append",
+    "upsert",
+    "upsert_latest",
+    "aggregate",
+    "transform",
+    "by_batch",
+    "open_partition",
+)
 # Those whose programs differ while they read and stage; "shuffle" is a transform that Spark runs in other tasks than
 # those that read.
 STAGED_SINKS: Final = ("append", "transform", "shuffle", "by_batch")

@@ -195,6 +195,26 @@ def check_operators(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> N
         )
 
 
+def check_own_types(cursor: Cursor, table: TargetTable, names: Sequence[str]) -> None:
+    """Raise TargetMismatch if the type of a column is not one of Postgres's own.
+
+    The login's search_path decides what `>` means for the values of another type.
+    """
+    cursor.execute(
+        "select a.attname::text, format_type(t.oid, null) from pg_attribute a join pg_type t on t.oid = a.atttypid "
+        "where a.attrelid = %s::regclass and a.attname = any(%s) "
+        "and (t.typtype <> 'b' or t.typnamespace <> 'pg_catalog'::regnamespace) order by a.attnum",
+        (table.identifier.as_string(cursor), list(names)),
+    )
+    if (row := cursor.fetchone()) is not None:
+        column, type_ = row
+        raise TargetMismatch(
+            f"target {table.spec}, column {column}: without a history, a version must have a type of Postgres itself, "
+            f"found {type_}. Nothing was written. Give the column such a type, or keep the history.",
+            column=column,
+        )
+
+
 def check_unique(
     cursor: Cursor, table: TargetTable, key: Sequence[str], *, nulls_equal: bool = False
 ) -> None:

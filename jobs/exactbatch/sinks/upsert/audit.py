@@ -21,7 +21,7 @@ def compare_with_changes(
     target: sql.Composable,
     changes: sql.Composable,
     key: Sequence[str],
-    version: str | None,
+    version: Sequence[str],
     *,
     columns: Sequence[Column] | None,
     target_types: Mapping[str, str],
@@ -44,8 +44,8 @@ def compare_with_changes(
         if (loss := lost(sql.Identifier(name), change_types[name], type_)) is not None
     ]
     expected = sql.SQL(
-        "select {values} from (select {names}, deleted, row_number() over (partition by {key} order by "
-        "{version} is null, {version} desc, kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
+        "select {values} from (select {names}, deleted, row_number() over (partition by {key} order by {version}"
+        "kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
         "from {changes}) ranked where rank = 1 and not deleted"
     ).format(
         # The target's types may be narrower than those of the changes.
@@ -60,7 +60,9 @@ def compare_with_changes(
         ),
         names=column_list(types),
         key=column_list(key),
-        version=sql.SQL("null::int") if version is None else sql.Identifier(version),
+        version=sql.Composed(
+            [sql.SQL("{0} is null, {0} desc, ").format(sql.Identifier(name)) for name in version]
+        ),
         changes=changes,
     )
     return Comparison(

@@ -18,7 +18,7 @@ class ChangeCompactor:
 
     changes: LineageTable
     key: Sequence[str]
-    version: str | None
+    version: Sequence[str]
 
     def first_since(self, cursor: Cursor, parts: Sequence[Part], at: datetime) -> dict[tuple[str, int], int]:
         """Return the offset of the first change in each (topic, partition) that is not from before a time.
@@ -100,7 +100,7 @@ class ChangeCompactor:
                 ),
                 below=below,
             )
-            if self.version is None
+            if not self.version
             else sql.SQL("false")
         )
         return sql.SQL(

@@ -43,7 +43,7 @@ class LatestChanges:
     target: TargetTable
     changes: LineageTable
     key: Sequence[str]
-    version: str | None
+    version: Sequence[str]
 
     def find(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> bool:
         """Find the latest change of each affected key, before the staged changes are inserted.
@@ -61,7 +61,7 @@ class LatestChanges:
             and self._is_any_known(cursor)
         )
         has_earlier = self._find_earlier(cursor, with_retracted=has_retracted, later_only=later_only)
-        if self.version is None:
+        if not self.version:
             self._check_partitions(cursor)
         kept = self._keep_latest(cursor) if has_earlier else 0
         # Read as a whole now: what is not the latest may be compacted while this transaction goes on.
@@ -85,7 +85,7 @@ class LatestChanges:
 
     def check_one_per_record(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
-        ordered = [*self.key, *([] if self.version is None else [self.version])]
+        ordered = self._ordered
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
         # The first branch gives the types and collations by which the changes are compared.
         cursor.execute(
@@ -147,13 +147,11 @@ class LatestChanges:
     def _is_comparable(self, cursor: Cursor) -> bool:
         """True if `>` compares versions as `order by` does: for other types than Postgres's own, the login's search
         path decides what `>` means."""
-        if self.version is None:
-            return True
         cursor.execute(
-            "select t.typtype = 'b' and t.typnamespace = 'pg_catalog'::regnamespace "
+            "select coalesce(bool_and(t.typtype = 'b' and t.typnamespace = 'pg_catalog'::regnamespace), true) "
             "from pg_attribute a join pg_type t on t.oid = a.atttypid "
-            "where a.attrelid = %s::regclass and a.attname = %s",
-            (self.changes.identifier.as_string(cursor), self.version),
+            "where a.attrelid = %s::regclass and a.attname = any(%s)",
+            (self.changes.identifier.as_string(cursor), list(self.version)),
         )
         return bool(cursor.fetchone()[0])
 
@@ -214,31 +212,44 @@ class LatestChanges:
     @property
     def _staged_versions(self) -> sql.Composable:
         """A query for the keys of the latest staged changes, their versions and places."""
-        version = sql.SQL("null::int") if self.version is None else sql.Identifier(self.version)
+        versions = [
+            sql.SQL("{} as {}, ").format(sql.Identifier(name), staged)
+            for name, staged in zip(self.version, self._staged_version, strict=True)
+        ]
         return sql.SQL(
-            "select {key}, {version} as exactbatch_version, kafka_topic as exactbatch_topic, "
+            "select {key}, {versions} kafka_topic as exactbatch_topic, "
             "kafka_partition as exactbatch_partition, kafka_offset as exactbatch_offset from {staged}"
-        ).format(**self._names, version=version)
+        ).format(**self._names, versions=sql.Composed(versions))
 
     @property
     def _is_not_followed(self) -> sql.Composable:
         """The condition of an earlier change `c` that is later than the staged change, or in another partition if only
         the offset orders changes."""
-        if self.version is None:
+        if not self.version:
             return sql.SQL(
                 "(c.kafka_topic, c.kafka_partition) <> (exactbatch_topic, exactbatch_partition) "
                 "or c.kafka_offset >= exactbatch_offset"
             )
-        return sql.SQL(
-            "c.{version} > exactbatch_version or c.{version} is not null and exactbatch_version is null "
-            "or c.{version} is not distinct from exactbatch_version and (c.kafka_topic, c.kafka_partition, "
-            "c.kafka_offset) >= (exactbatch_topic, exactbatch_partition, exactbatch_offset)"
-        ).format(version=sql.Identifier(self.version))
+        later: sql.Composable = sql.SQL(
+            "(c.kafka_topic, c.kafka_partition, c.kafka_offset) >= "
+            "(exactbatch_topic, exactbatch_partition, exactbatch_offset)"
+        )
+        for name, staged in reversed([*zip(self.version, self._staged_version, strict=True)]):
+            later = sql.SQL(
+                "(c.{version} > {staged} or c.{version} is not null and {staged} is null "
+                "or c.{version} is not distinct from {staged} and {later})"
+            ).format(version=sql.Identifier(name), staged=staged, later=later)
+        return later
+
+    @property
+    def _staged_version(self) -> list[sql.Identifier]:
+        """The names of the version of a staged change, next to those of an earlier one."""
+        return [sql.Identifier(f"exactbatch_version_{number}") for number, _ in enumerate(self.version)]
 
     @property
     def _ordered(self) -> list[str]:
         """The columns that order the changes of all keys, before their places."""
-        return [*self.key, *([] if self.version is None else [self.version])]
+        return [*self.key, *self.version]
 
     @property
     def _names(self) -> dict[str, sql.Composable]:
@@ -251,7 +262,7 @@ class LatestChanges:
             "key": column_list(self.key),
             "ordered": column_list(self._ordered),
             "place": column_list(_PLACE),
-            "group": column_list(self.key if self.version is not None else [*self.key, *_PLACE[:2]]),
+            "group": column_list(self.key if self.version else [*self.key, *_PLACE[:2]]),
             "order": sql.SQL(", ").join([*map(sql.Identifier, self.key), latest_first(self.version)]),
             "same_key": sql.SQL(" and ").join(
                 sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
@@ -283,8 +294,8 @@ class LatestChanges:
             )
 
 
-def latest_first(version: str | None) -> sql.Composable:
+def latest_first(version: Sequence[str]) -> sql.Composable:
     """Return the order of a key's changes, the latest first."""
-    by_version = [] if version is None else [sql.SQL("{} desc nulls last").format(sql.Identifier(version))]
+    by_version = [sql.SQL("{} desc nulls last").format(sql.Identifier(name)) for name in version]
     place = ("kafka_topic", "kafka_partition", "kafka_offset")
     return sql.SQL(", ").join([*by_version, *(sql.SQL("{} desc").format(sql.Identifier(n)) for n in place)])

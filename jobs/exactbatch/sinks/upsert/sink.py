@@ -1,15 +1,15 @@
 """Upsert: the latest state of each key, derived from all of its changes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.options import check_types
 from exactbatch.postgres.connection import Cursor
-from exactbatch.sinks.base import Comparison, SinkIdentity
+from exactbatch.sinks.base import Compactor, Comparison, SinkIdentity
 from exactbatch.sinks.sink_defaults import SinkDefaults
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import create_affected_keys, retract_affecting
@@ -37,9 +37,13 @@ class Upsert(SinkDefaults):
     the keys that it changes are computed from them. So a replay, which retracts changes, is exact, also for a
     delete or for a row under a wrong key. `exactbatch compact` drops old changes.
 
-    The latest change is the one with the greatest `version` (a column, such as a log sequence number or a time),
-    and among equal versions, or without a version, the one at the greatest offset. Without a version, all changes
-    of a key must be in one partition: otherwise their order is unknown.
+    The latest change is the one with the greatest `version`: a column, such as a log sequence number or a time, or
+    several, such as ("file", "pos", "row"), of which a later one decides where the earlier ones are equal. Null is
+    less than any value. Among equal versions, or without a version, the change at the greatest offset is the
+    latest. Without a version, all changes of a key must be in one partition: otherwise their order is unknown.
+
+    With history=False only the target is kept, whose rows then carry the lineage of their latest change. A replay
+    applies its records again, and cannot retract anything (UpsertWithoutHistory).
     """
 
     kind: ClassVar[str] = "upsert"
@@ -53,7 +57,17 @@ class Upsert(SinkDefaults):
 
     target: str
     key: tuple[str, ...]
-    version: str | None = None
+    version: str | tuple[str, ...] | None = None
+    history: bool = field(default=True, kw_only=True)
+
+    def __new__(cls, *_: Any, **options: Any) -> "Upsert":
+        """Return an UpsertWithoutHistory for history=False."""
+        if options.get("history", True) is False:
+            # It is an Upsert itself.
+            from exactbatch.sinks.upsert.without_history import UpsertWithoutHistory
+
+            cls = UpsertWithoutHistory
+        return object.__new__(cls)
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -62,16 +76,36 @@ class Upsert(SinkDefaults):
             raise ConfigurationError(
                 f'expected the key of {self.target} as a tuple of columns, key=("id",), found {self.key!r}'
             )
+        versions = self.version_columns
+        if self.version is not None and (not versions or len(set(versions)) < len(versions)):
+            raise ConfigurationError(
+                f"expected the version of {self.target} as a column or as several different ones, "
+                f'version=("file", "pos", "row"), found {self.version!r}'
+            )
+        if quoted := [name for name in versions if '"' in name]:
+            raise ConfigurationError(
+                f"target {self.target}: the version {quoted[0]!r} has a double quote in its name. Rename the column."
+            )
 
     @property
     def identity(self) -> SinkIdentity:
         """The part of the sink that the ledger registers."""
-        return SinkIdentity(self.target, self.kind, tuple(self.key), self.version or "", self.lineage)
+        versions = self.version_columns
+        # No name of a version contains a double quote, so that several names cannot be taken for one.
+        version = versions[0] if len(versions) == 1 else ", ".join(f'"{name}"' for name in versions)
+        return SinkIdentity(self.target, self.kind, tuple(self.key), version, self.lineage)
+
+    @property
+    def version_columns(self) -> tuple[str, ...]:
+        """The columns that order the changes of a key; () if their offsets do."""
+        if self.version is None:
+            return ()
+        return (self.version,) if isinstance(self.version, str) else tuple(self.version)
 
     @property
     def needs_last_records_only(self) -> bool:
         """True without a version: the last record of a key decides; otherwise an older one may be greater."""
-        return self.version is None
+        return not self.version_columns
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -94,28 +128,29 @@ class Upsert(SinkDefaults):
 
     @property
     def _latest_changes(self) -> LatestChanges:
-        return LatestChanges(self._target, self.lineage_table, self.key, self.version)
+        return LatestChanges(self._target, self.lineage_table, self.key, self.version_columns)
 
     @property
-    def compactor(self) -> ChangeCompactor:
+    def compactor(self) -> Compactor:
         """Drops changes that later ones have superseded."""
-        return ChangeCompactor(self.lineage_table, self.key, self.version)
+        return ChangeCompactor(self.lineage_table, self.key, self.version_columns)
 
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError if key or version is not a column, or a column's name is reserved."""
         names = [column.name for column in columns]
-        for role, name in [*(("key", name) for name in self.key), ("version", self.version)]:
-            if name is not None and name not in names:
+        roles = [*(("key", name) for name in self.key), *(("version", name) for name in self.version_columns)]
+        for role, name in roles:
+            if name not in names:
                 raise ConfigurationError(
                     f"expected the {role} of {self.target} among the pipeline's columns, {', '.join(names)}, "
                     f"found {name!r}"
                 )
-        if self.version in self.key:
+        if both := [name for name in self.version_columns if name in self.key]:
             raise ConfigurationError(
-                f"target {self.target}: {self.version!r} is the version and part of the key. Choose a version "
+                f"target {self.target}: {both[0]!r} is a version and part of the key. Choose a version "
                 f"that is not part of the key."
             )
-        ordered = [*self.key, *([] if self.version is None else [self.version])]
+        ordered = [*self.key, *self.version_columns]
         if plain := [c.name for c in columns if c.name in ordered and (c.element or c.type) == "json"]:
             raise ConfigurationError(
                 f"{self.target}: the values of key and version must be comparable, and {', '.join(plain)} "
@@ -123,8 +158,8 @@ class Upsert(SinkDefaults):
             )
         if DELETED.name in names:
             raise ConfigurationError(
-                f"target {self.target}: the pipeline has a column {DELETED.name!r}, and the table of changes, "
-                f"{self.target}{_CHANGE}, uses that name for deletes. Rename the pipeline's column."
+                f"target {self.target}: the pipeline has a column {DELETED.name!r}, the name by which an Upsert marks "
+                f"deletes. Rename the pipeline's column."
             )
         self.lineage_table.check(columns)
 
@@ -203,13 +238,13 @@ class Upsert(SinkDefaults):
         columns: Sequence[Column] | None,
         target_types: Mapping[str, str],
         lineage_types: Mapping[str, str],
-    ) -> Comparison:
+    ) -> Comparison | None:
         """Compare each row of the target with the latest change of its key."""
         return compare_with_changes(
             self.table,
             self.lineage_table.identifier,
             self.key,
-            self.version,
+            self.version_columns,
             columns=columns,
             target_types=target_types,
             change_types=lineage_types,

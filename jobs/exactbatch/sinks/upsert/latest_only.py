@@ -1,0 +1,327 @@
+"""Write the latest changes of a batch into the target of an Upsert that keeps no history.
+
+A row of the target carries the lineage of the change that it comes from. A deleted key has a marker instead, so that an
+older change that arrives late does not bring the row back. A staged change is applied if it is later than the row or
+marker of its key; what is not applied is counted, and must be older than what is there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, LiteralString
+
+from psycopg2 import sql
+
+from exactbatch.columns import Column
+from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.constraint_errors import candidates_of
+from exactbatch.sinks.tables.counted_writes import delete_rows, write_rows
+from exactbatch.sinks.tables.lineage_table import LINEAGE, Part
+from exactbatch.sinks.tables.target import TargetTable
+from exactbatch.sinks.upsert.latest_changes import latest_first
+from exactbatch.sinks.values.byte_equality import has_one_image
+from exactbatch.sinks.values.cast import Cast
+from exactbatch.sinks.values.null_safe_groups import column_list
+
+# The latest staged change of each key; without a version, of each key and partition.
+_STAGED: Final = sql.Identifier("exactbatch_latest")
+_ROW: Final = sql.Identifier("exactbatch_row")
+# The ranges that a replay processes again, and the batches whose rows and markers it may replace.
+_REPLAYED: Final = sql.Identifier("exactbatch_replayed")
+_LINEAGE: Final = [column.name for column in LINEAGE[:-1]]
+_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+_KEYS_SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class LatestOnly:
+    """The target and the markers of deleted keys."""
+
+    target: TargetTable
+    markers: TargetTable
+    key: Sequence[str]
+    version: Sequence[str]
+
+    def let_replace(self, cursor: Cursor, parts: Sequence[Part]) -> None:
+        """Let the next write() replace what these batches wrote for these ranges, even with an older change.
+
+        A record that is processed again may have another version now, and its former one no longer counts.
+        """
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {} (topic text, partition integer, first bigint, until bigint, "
+                "batch_ids bigint[]) on commit drop"
+            ).format(_REPLAYED)
+        )
+        for range_, batch_ids in parts:
+            cursor.execute(
+                sql.SQL("insert into {} values (%s, %s, %s, %s, %s)").format(_REPLAYED),
+                (range_.topic, range_.partition, range_.from_offset, range_.until_offset, list(batch_ids)),
+            )
+
+    def write(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> int:
+        """Apply the latest staged change of each key if it is later than what is there; return how many changes
+        were staged.
+
+        Raises KeyOnTwoPartitions if the order of a key's changes is unknown, and TargetMismatch if a table refuses,
+        alters or drops a row.
+        """
+        cursor.execute(sql.SQL("select count(*) from {} where {}").format(staged.table, staged.accepted))
+        count = int(cursor.fetchone()[0])
+        casts = self.target.casts(cursor, columns)
+        self._find_staged(cursor, staged, casts)
+        if not self.version:
+            self._check_partitions(cursor, self.markers)
+        cursor.execute("select to_regclass('pg_temp.exactbatch_replayed') is not null")
+        is_replay = bool(cursor.fetchone()[0])
+        later = self._is_later("l", is_replay=is_replay)
+        # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
+        cursor.execute("set local jit to off")
+        self._settle_markers(cursor, later)
+        self._delete(cursor, staged, later)
+        written = self._insert_or_update(
+            cursor, staged, casts, self._is_later("excluded", is_replay=is_replay)
+        )
+        self._check_written(cursor, staged, casts, later, written)
+        return count
+
+    def _find_staged(self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast]) -> None:
+        expressions = {cast.column.name: cast.expression for cast in casts}
+        # The first branch gives the types and collations by which the rows are compared.
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {staged} on commit drop as "
+                "select distinct on ({group}) {ordered}, {lineage}, deleted, {row} from ("
+                "select {ordered}, {lineage}, null::boolean as deleted, null::tid as {row} from {target} where false "
+                "union all select {values}, {lineage}, deleted, ctid from {staging} where {accepted}) change "
+                "order by {key}, {order}"
+            ).format(
+                **self._names,
+                values=sql.SQL(", ").join(expressions[name] for name in (*self.key, *self.version)),
+                staging=staged.table,
+                accepted=staged.accepted,
+            )
+        )
+        cursor.execute(sql.SQL("analyze {}").format(_STAGED))
+
+    def _settle_markers(self, cursor: Cursor, later: sql.Composable) -> None:
+        """Delete the markers that a staged change is later than, and forget staged changes that are older."""
+        cursor.execute(sql.SQL("select exists (select from {})").format(self.markers.identifier))
+        if not cursor.fetchone()[0]:
+            return
+        followed = sql.SQL("{markers} t using {staged} l where {same_key} and {later}").format(
+            **self._names, later=later
+        )
+        delete_rows(cursor, self.markers, sql.SQL("delete from {}").format(followed), remaining=None)
+        cursor.execute(
+            sql.SQL("delete from {staged} l using {markers} t where {same_key}").format(**self._names)
+        )
+
+    def _delete(self, cursor: Cursor, staged: StagedRows, later: sql.Composable) -> None:
+        """Delete the rows that a staged delete is later than, and leave a marker for each key without a row."""
+        if not self._count_staged(cursor, "deleted"):
+            return
+        if not self.version:
+            self._check_partitions(cursor, self.target)
+        deleted = sql.SQL("l.deleted and {same_key} and {later}").format(**self._names, later=later)
+        delete_rows(
+            cursor,
+            self.target,
+            sql.SQL("delete from {target} t using {staged} l where {deleted}").format(
+                **self._names, deleted=deleted
+            ),
+            # The check costs as much as the statement: only if something could have kept rows.
+            remaining=sql.SQL("select count(*) from {target} t, {staged} l where {deleted}").format(
+                **self._names, deleted=deleted
+            )
+            if self.target.triggers(cursor)
+            else None,
+        )
+        cursor.execute(
+            sql.SQL("delete from {staged} l using {target} t where l.deleted and {same_key}").format(
+                **self._names
+            )
+        )
+        expected = self._count_staged(cursor, "deleted")
+        written = write_rows(
+            cursor,
+            self.markers,
+            sql.SQL(
+                "insert into {markers} ({ordered}, {lineage}, batch_id) "
+                "select {ordered}, {lineage}, {batch_id} from {staged} where deleted order by {key}"
+            ).format(**self._names, batch_id=sql.Literal(staged.batch_id)),
+        )
+        if written != expected:
+            raise _missing(self.markers, expected - written)
+
+    def _insert_or_update(
+        self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast], later: sql.Composable
+    ) -> int:
+        """Insert the latest staged changes, or update the rows that they are later than; return how many.
+
+        They come in the order of their keys: two sessions that write the same rows so wait for each other instead of
+        deadlocking, and the pages of the key's index are written one after another.
+        """
+        names = [*(cast.column.name for cast in casts), *_LINEAGE, "batch_id"]
+        # Equal keys can look different: the row has the key as its latest change writes it.
+        alike = {
+            cast.column.name for cast in casts if cast.column.name in self.key and has_one_image(cast.type)
+        }
+        return write_rows(
+            cursor,
+            self.target,
+            sql.SQL(
+                "insert into {target} as t ({names}) select {values}, {lineage}, {batch_id} from ("
+                "select {row} from {staged} where not deleted order by {key} offset 0) l "
+                "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up "
+                "on conflict ({key}) do update set {update} where {later}"
+            ).format(
+                **self._names,
+                names=column_list(names),
+                values=sql.SQL(", ").join(cast.expression for cast in casts),
+                batch_id=sql.Literal(staged.batch_id),
+                staging=staged.table,
+                update=sql.SQL(", ").join(
+                    sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+                    for name in names
+                    if name not in alike
+                ),
+                later=later,
+            ),
+            candidates=sql.SQL("{} and not deleted").format(candidates_of(casts, staged)),
+        )
+
+    def _check_written(
+        self,
+        cursor: Cursor,
+        staged: StagedRows,
+        casts: Sequence[Cast],
+        later: sql.Composable,
+        written: int,
+    ) -> None:
+        """Check that each staged change is in the target, unchanged, or that the row of its key is later."""
+        expected = self._count_staged(cursor, "not deleted")
+        triggers = self.target.triggers(cursor)
+        if written == expected and not triggers:
+            return
+        if not self.version:
+            self._check_partitions(cursor, self.target)
+        names = [*(cast.column.name for cast in casts), *_LINEAGE]
+        cursor.execute(
+            sql.SQL(
+                "select count(*) filter (where t.tableoid is null) as missing, "
+                "count(*) filter (where t.batch_id is distinct from {batch_id} and {later}) as older, "
+                "count(*) filter (where t.batch_id = {batch_id} "
+                "and record_image_ne(row({stored}), row({computed}))) as altered, "
+                "count(*) filter (where t.batch_id = {batch_id}) as written "
+                "from {staged} l left join {target} t on {same_key} "
+                "cross join lateral (select {values}, {lineage} from {staging} where ctid = l.{row} offset 0) "
+                "computed ({names}) where not l.deleted"
+            ).format(
+                **self._names,
+                batch_id=sql.Literal(staged.batch_id),
+                later=later,
+                stored=column_list(names, of="t"),
+                computed=column_list(names, of="computed"),
+                values=sql.SQL(", ").join(cast.expression for cast in casts),
+                staging=staged.table,
+                names=column_list(names),
+            )
+        )
+        missing, older, altered, found = cursor.fetchone()
+        if missing or older or altered or found != written:
+            cause = triggers or "a rule or a policy of the table"
+            raise TargetMismatch(
+                f"target {self.target.spec}: of the latest changes of this batch {missing} did not arrive, {older} did "
+                f"not replace an older row, and {altered} are not stored as they were written: {cause} alters them. "
+                f"Nothing was written. Drop {cause}, or let it change only columns that the pipeline does not write."
+            )
+
+    def _count_staged(self, cursor: Cursor, condition: LiteralString) -> int:
+        cursor.execute(sql.SQL("select count(*) from {} where {}").format(_STAGED, sql.SQL(condition)))
+        return int(cursor.fetchone()[0])
+
+    def _is_later(self, change: str, *, is_replay: bool) -> sql.Composable:
+        """Return the condition that a staged change is later than the row or marker `t`, or of the same record.
+
+        In a replay, a row or marker of the replayed records is never later. An operator compares versions here as
+        `order by` does, because their types are Postgres's own.
+        """
+        # Rows that were there before the pipeline have no lineage. Without a version, offsets only order one partition.
+        later: sql.Composable = sql.SQL("coalesce(({}) >= ({}){}, true)").format(
+            column_list(_PLACE, of=change),
+            column_list(_PLACE, of="t"),
+            sql.SQL(
+                ""
+                if self.version
+                else " and ({0}.kafka_topic, {0}.kafka_partition) = (t.kafka_topic, t.kafka_partition)"
+            ).format(sql.Identifier(change)),
+        )
+        for name in reversed(self.version):
+            later = sql.SQL(
+                "coalesce({staged} > {stored}, {staged} is not null and {stored} is null) "
+                "or {staged} is not distinct from {stored} and ({later})"
+            ).format(staged=sql.Identifier(change, name), stored=sql.Identifier("t", name), later=later)
+        if not is_replay:
+            return sql.SQL("({})").format(later)
+        return sql.SQL(
+            "({later} or exists (select from {replayed} p where p.topic = t.kafka_topic "
+            "and p.partition = t.kafka_partition and t.kafka_offset >= p.first and t.kafka_offset < p.until "
+            "and t.batch_id = any(p.batch_ids)))"
+        ).format(later=later, replayed=_REPLAYED)
+
+    def _check_partitions(self, cursor: Cursor, table: TargetTable) -> None:
+        """Raise KeyOnTwoPartitions if changes of a key are in several partitions, staged ones or that of its row."""
+        # psycopg2's named tuples cannot have every column name that a key can have.
+        aliased = sql.SQL(", ").join(
+            sql.SQL("{} as {}").format(sql.Identifier(name), sql.Identifier(f"key_{index}"))
+            for index, name in enumerate(self.key)
+        )
+        cursor.execute(
+            sql.SQL(
+                "with staged as (select {key}, kafka_topic, kafka_partition from {staged}) "
+                "select {aliased}, array_agg(distinct kafka_topic || '[' || kafka_partition || ']') as partitions "
+                "from (select * from staged union all select t.* from (select {key}, kafka_topic, kafka_partition "
+                "from {table} where kafka_topic is not null) t where exists (select from staged l where {same_key})) c "
+                "group by {key} having count(distinct (kafka_topic, kafka_partition)) > 1 order by {key} limit {limit}"
+            ).format(
+                **self._names,
+                table=table.identifier,
+                aliased=aliased,
+                limit=sql.Literal(_KEYS_SHOWN),
+            )
+        )
+        if rows := cursor.fetchall():
+            shown = "; ".join(
+                f"({', '.join(map(repr, row[:-1]))}) in {' and '.join(row[-1])}" for row in rows
+            )
+            raise KeyOnTwoPartitions(
+                f"target {self.target.spec}: changes of one key are in several partitions, so that offsets do not "
+                f"give their order: ({', '.join(self.key)}) = {shown}. Nothing was written. Name the column that "
+                f"orders them, Upsert(…, version=…), or let producers send a key to one partition."
+            )
+
+    @property
+    def _names(self) -> dict[str, sql.Composable]:
+        return {
+            "target": self.target.identifier,
+            "markers": self.markers.identifier,
+            "staged": _STAGED,
+            "row": _ROW,
+            "key": column_list(self.key),
+            "ordered": column_list([*self.key, *self.version]),
+            "lineage": column_list(_LINEAGE),
+            "group": column_list(self.key if self.version else [*self.key, *_PLACE[:2]]),
+            "order": latest_first(self.version),
+            "same_key": sql.SQL(" and ").join(
+                sql.SQL("l.{0} = t.{0}").format(sql.Identifier(name)) for name in self.key
+            ),
+        }
+
+
+def _missing(table: TargetTable, rows: int) -> TargetMismatch:
+    return TargetMismatch(
+        f"table {table.spec}: {rows} rows did not arrive: a rule or a policy of the table drops them. Nothing was "
+        f"written. Let this login write them."
+    )
