@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
+from exactbatch.formats.format import gives_several_rows
 from exactbatch.model import Limits, OnLoss
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -138,6 +139,8 @@ class Pipeline:
             return self.sink.not_copyable
         if self.is_transformed:
             return "a transform, which sees the records of all ranges"
+        if gives_several_rows(self.value):
+            return "values that give any number of rows each"
         for column in self.value.columns:
             if column.staged_type != column.type:
                 return (
@@ -169,6 +172,11 @@ class Pipeline:
         return self.transform is not None or self.sql is not None
 
     @property
+    def has_row_per_record(self) -> bool:
+        """True if a record that is neither a reject nor a tombstone gives exactly one row."""
+        return not (self.is_transformed or gives_several_rows(self.value))
+
+    @property
     def replays_compacted(self) -> bool:
         """True if the records that compaction keeps, the last one of each message key, restore all rows.
 
@@ -179,7 +187,7 @@ class Pipeline:
             self.sink.needs_last_records_only
             and self.key is not None
             and self.value.tombstone_deletes
-            and not self.is_transformed
+            and self.has_row_per_record
         )
 
     def _check_transform(self) -> None:

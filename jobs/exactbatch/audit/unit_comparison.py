@@ -51,7 +51,7 @@ class AuditedLog:
             earliest=self.partitions[key].earliest,
             horizon=self.horizons.get(key, 0),
             is_compacted=key[0] in self.compacted,
-            has_row_per_record=sink.lineage == "record" and not self.pipeline.is_transformed,
+            has_row_per_record=sink.lineage == "record" and self.pipeline.has_row_per_record,
             null_is_tombstone=value.null_is_tombstone
             and not (value.tombstone_deletes and sink.keeps_deletes),
         )

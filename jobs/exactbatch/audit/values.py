@@ -17,14 +17,16 @@ from psycopg2 import sql
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
 from exactbatch.audit.folded import covering_batch, has_folded
+from exactbatch.audit.json_members import audited_format
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.log_windows import Read
 from exactbatch.audit.report import Finding, Offsets
+from exactbatch.audit.several_rows import UNSTORABLE, several_differ
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.undecoded import RowTexts, Undecoded, can_be_written
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
-from exactbatch.formats.format import Decoded
+from exactbatch.formats.format import Decoded, gives_several_rows
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -66,7 +68,9 @@ class ExpectedValues:
                 f"values follow from one record each. Audit it without --values."
             )
         self._snapshot, self._pipeline = snapshot, pipeline
-        self._value, self._key = with_registry(pipeline.value, kafka), with_registry(pipeline.key, kafka)
+        self._value = audited_format(with_registry(pipeline.value, kafka))
+        self._key = with_registry(pipeline.key, kafka)
+        self._gives_several = gives_several_rows(pipeline.value)
         self._columns = sink.staged_columns(pipeline.value.columns)
         self._window: _Window | None = None  # the records added since the last comparison
         self._schema = pa.schema(
@@ -81,6 +85,8 @@ class ExpectedValues:
         )
         # Offset and batch of records that are rejects, until they are compared.
         self._refused: list[tuple[int, int]] = []
+        # The same of records that give no row, where a record gives any number of them.
+        self._without_rows: list[tuple[int, int]] = []
         with transaction(snapshot.connection) as cursor:
             conditions = self._unstorable(cursor) if sink.lineage == "record" else []
         self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
@@ -90,7 +96,7 @@ class ExpectedValues:
         folded = has_folded(snapshot, [pipeline.name])
         self._row_batch = covering_batch(batch, pipeline.name) if folded else batch
         # True if every decoded value has the type of its column.
-        self._is_plain = not conditions and all(
+        self._is_plain = not (conditions or self._gives_several) and all(
             column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
             for column in (*self._columns, _TIMESTAMP)
         )
@@ -147,6 +153,10 @@ class ExpectedValues:
     def _keep(self, records: Undecoded, decoded: Decoded, window: "_Window") -> None:
         """Keep what records of the window were decoded to."""
         self._refused += [(int(records.offsets[at]), int(records.batches[at])) for at, _ in decoded.rejects]
+        if self._gives_several:
+            given = {*decoded.kept.to_pylist(), *(at for at, _ in decoded.rejects)}
+            lacking = [at for at in range(len(records.offsets)) if at not in given]
+            self._without_rows += [(int(records.offsets[at]), int(records.batches[at])) for at in lacking]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(window.partition, pa.int32()), n),
@@ -188,13 +198,14 @@ class ExpectedValues:
         if self._is_plain and len(suspects) > _FEW * undecoded:
             suspects = suspects.filter(self._is_unequal(suspects, self._window))
         found = Finding()
-        if len(suspects) or self._refused:
+        if len(suspects) or self._refused or self._without_rows:
             self._snapshot.append_temporary(_TABLE, suspects)
             rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
             self._snapshot.execute(sql.SQL("truncate {}").format(_EXPECTED))
             found = Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
         self._decoded.clear()
         self._refused.clear()
+        self._without_rows.clear()
         self._window = None
         return found
 
@@ -218,6 +229,32 @@ class ExpectedValues:
         lineage_table = self._pipeline.sink.lineage_table.in_snapshot
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
         types = self._types
+        expected_values = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
+        )
+        if self._gives_several:
+            may_lack = self._pipeline.sink.compactor is not None
+            differing = several_differ(
+                lineage_table,
+                in_window=window.has("t"),
+                row_batch=self._row_batch,
+                batch=sql.Identifier(_BATCH),
+                expected=expected_values,
+                actual=column_list(names, of="t"),
+                without_rows=self._without_rows,
+                may_lack_rows=may_lack,
+            )
+            return sql.SQL(
+                "with e as materialized (select *, {is_unstorable} as {unstorable} from {expected} e "
+                "where {not_rejected}) {differing} {refused}"
+            ).format(
+                is_unstorable=self._is_unstorable,
+                unstorable=UNSTORABLE,
+                expected=_EXPECTED,
+                not_rejected=_NOT_REJECTED,
+                differing=differing,
+                refused=self._rows_of_refused(lineage_table, window),
+            )
         return sql.SQL(
             # Materialized, because a cast of a rejected record's values may fail.
             "with e as materialized "
@@ -229,16 +266,14 @@ class ExpectedValues:
             "{refused}"
         ).format(
             is_unstorable=self._is_unstorable,
-            unstorable=sql.Identifier("exactbatch unstorable"),
+            unstorable=UNSTORABLE,
             expected=_EXPECTED,
             not_rejected=_NOT_REJECTED,
             lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
             row_batch=self._row_batch,
             in_window=window.has("t"),
-            expected_values=sql.SQL(", ").join(
-                sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
-            ),
+            expected_values=expected_values,
             actual_values=column_list(names, of="t"),
             refused=self._rows_of_refused(lineage_table, window),
         )

@@ -151,7 +151,7 @@ def _process(
                 pipeline.sink.check_replay(cursor)
             staging = (
                 None
-                if pipeline.is_transformed
+                if not pipeline.has_row_per_record
                 else pipeline.sink.direct_staging(
                     cursor, stager.columns, batch_id=batch.batch_id, offsets=sum(map(len, ranges))
                 )
