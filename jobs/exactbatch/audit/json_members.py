@@ -4,7 +4,10 @@ This finds the members of a record by itself, with the parsers of Python and msg
 batches: it writes the members of each row as an object of its own. Only what these simple objects mean is left to Json.
 """
 
+import binascii
+import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -40,6 +43,7 @@ class JsonMembers:
         self.columns: tuple[Column, ...] = value.columns
         self.gives_several_rows = value.gives_several_rows
         self._fields = value.fields
+        self._encodings, self._documents = value.encodings, value.documents
         schema = ", ".join(f'"{column.name}" {column.type}' for column in value.columns)
         self._flat = Json(schema, epoch=value.epoch)
 
@@ -52,8 +56,9 @@ class JsonMembers:
             if value is None:
                 continue
             try:
-                rows = list(self._rows(value))
-            except (ValueError, RecursionError) as error:
+                documents = _documents(_decoded(value, self._encodings), self._documents)
+                rows = [row for document in documents for row in self._rows(document)]
+            except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
                 reasons[index] = str(error)
                 continue
             objects += rows
@@ -88,6 +93,34 @@ class JsonMembers:
                 written = _written_default(each)
             if written is not None:
                 yield json.dumps(each.column.name).encode() + b":" + written
+
+
+def _decoded(value: bytes, encodings: Sequence[str]) -> bytes:
+    for encoding in encodings:
+        match encoding:
+            case "base64":
+                value = binascii.a2b_base64(value, strict_mode=True)
+            case "gzip":
+                value = gzip.decompress(value)
+            case _:
+                value = pa.input_stream(pa.BufferReader(value), compression=encoding).read()
+    return value
+
+
+def _documents(value: bytes, documents: str) -> list[bytes]:
+    match documents:
+        case "one":
+            return [value]
+        case "lines":
+            return [line for line in value.splitlines() if line.strip()]
+        case "array":
+            return _array(value.strip())
+    found, rest = [], value.decode().strip()
+    while rest:
+        end = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode(rest)[1]
+        found.append(rest[:end].encode())
+        rest = rest[end:].strip()
+    return found
 
 
 def _elements(places: _Places, arrays: Sequence[tuple[Step, ...]]) -> Iterator[_Places]:

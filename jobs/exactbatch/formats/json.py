@@ -17,6 +17,7 @@ from exactbatch.formats.json_blocks import why_refused as why_refused
 from exactbatch.formats.json_fields import check_arrays, gives_rows_of_elements
 from exactbatch.formats.json_members import default_of, read_members
 from exactbatch.formats.raw_json_fields import check_names, fields_as_text, is_kept_as_text
+from exactbatch.formats.wrapped import Documents, Encoding, decode_wrapped
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Json:
     """Values are JSON objects; `schema` names the fields to take, such as `"year int, carrier text"`.
+
+    A column takes another member with `from`, such as `"user_id bigint from 'user.id', sku text from 'items[0].sku'"`,
+    and `default` gives what a missing member counts as. Elements of an array become rows with `[]`, as in
+    `"id int, sku text from 'items[].sku'"`; one bad element makes the whole record a reject.
+
+    encoding   how the value is compressed or encoded: "gzip", "zstd", "base64", or several, the outermost first
+    documents  "one" object in each value; "lines" or "concatenated" objects, or an "array" of them. Each gives rows
 
     Decoding is strict: a number for a text column, a fraction for an integer, a number out of range, or a field
     given twice makes the record a reject. A missing field is null; fields that are not named are ignored. Only a
@@ -46,6 +54,8 @@ class Json:
 
     schema: str
     epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    encoding: Encoding | tuple[Encoding, ...] = field(default=(), kw_only=True)
+    documents: Documents = field(default="one", kw_only=True)
     columns: tuple[Column, ...] = field(init=False, repr=False)
     fields: tuple[Field, ...] = field(init=False, repr=False)
 
@@ -60,13 +70,24 @@ class Json:
 
     @property
     def is_plain(self) -> bool:
-        """True if each column takes the member of its own name, and an object gives one row."""
-        return all(each.is_plain for each in self.fields)
+        """True if a value is one object, and each column takes the member of its own name."""
+        return not self._is_wrapped and all(each.is_plain for each in self.fields)
+
+    @property
+    def encodings(self) -> tuple[Encoding, ...]:
+        """The encodings of a value, the outermost first."""
+        return (self.encoding,) if isinstance(self.encoding, str) else tuple(self.encoding)
+
+    @property
+    def _is_wrapped(self) -> bool:
+        return bool(self.encodings) or self.documents != "one"
 
     @property
     def own_members(self) -> Mapping[str, str] | None:
-        """The name of the member that each column takes, by column; None unless all take different members of the
-        object itself, and null for a missing one."""
+        """The name of the member that each column takes, by column; None unless a value is one object, and all take
+        different members of it itself, and null for a missing one."""
+        if self._is_wrapped:
+            return None
         members: dict[str, str] = {}
         for each in self.fields:
             match each.path.parts:
@@ -78,7 +99,7 @@ class Json:
     @property
     def gives_several_rows(self) -> bool:
         """True if a value gives any number of rows."""
-        return gives_rows_of_elements(self.fields)
+        return self.documents != "one" or gives_rows_of_elements(self.fields)
 
     @cached_property
     def _row_schema(self) -> "pa.Schema":
@@ -93,7 +114,12 @@ class Json:
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block if all of them are objects."""
-        if self.is_plain:
+        if self._is_wrapped:
+            return decode_wrapped(values, self.encodings, self.documents, self._decode_objects)
+        return self._decode_objects(values)
+
+    def _decode_objects(self, values: "pa.BinaryArray") -> Decoded:
+        if all(each.is_plain for each in self.fields):
             return decode_present(values, self._decode_block)
         return decode_several(values, self._decode_members)
 
