@@ -1,11 +1,12 @@
-"""Parse columns in the notation of Postgres: "year int, time_hour timestamptz"."""
+"""Parse columns in the notation of Postgres: "year int, time_hour timestamptz from 'time.hour'"."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from exactbatch.errors import ConfigurationError
+from exactbatch.member_paths import Path, parse_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +61,11 @@ _AS_TEXT = {
     "macaddr",
 }
 _WITH_LENGTH = {"character varying", "character"}
-_COLUMN = re.compile(r'\s*(?:"(?P<quoted>[^"]+)"|(?P<plain>[a-z_][a-z0-9_]*))\s+(?P<type>.+?)\s*')
+_QUOTED = r"'(?:[^']|'')*'"
+_COLUMN = re.compile(
+    r'\s*(?:"(?P<quoted>[^"]+)"|(?P<plain>[a-z_][a-z0-9_]*))\s+(?P<type>.+?)'
+    rf"(?:\s+(?i:from)\s+(?P<path>{_QUOTED}))?(?:\s+(?i:default)\s+(?P<default>{_QUOTED}|[-+.\w]+))?\s*"
+)
 _TYPE = re.compile(r"(?P<name>[a-z0-9 ]+?)\s*(?:\(\s*(?P<first>\d+)\s*(?:,\s*(?P<second>\d+)\s*)?\))?")
 # Your own type, such as an enum: always with its schema, so that a typo in the name of a built-in type is an error.
 _OWN_TYPE = re.compile(r'(?:"[^"]+"|[a-z_][a-z0-9_]*)\.(?:"[^"]+"|[a-z_][a-z0-9_]*)')
@@ -70,8 +75,8 @@ _MAX_NUMERIC = 1000  # digits that a numeric may declare
 MAX_NAME_BYTES = 63  # of a Postgres identifier
 # Every Postgres table already has these.
 _SYSTEM_COLUMNS = {"tableoid", "ctid", "xmin", "cmin", "xmax", "cmax"}
-# A comma that is neither between parentheses nor between double quotes.
-_BETWEEN = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)(?![^("]*\))')
+# A column: all up to a comma that is neither between parentheses nor between quotes.
+_PART = re.compile(r'(?>"[^"]*"|' + _QUOTED + r"|\([^()]*\)|[^,])*+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +137,93 @@ class Column:
         }.get(self.type, pa.string())
 
 
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A column, and the member of a value that it takes.
+
+    `path` is that of `from`; without it, the member has the column's name. `default` is what a missing member counts
+    as: text in quotes as it is written there, any other literal as JSON; None without a default.
+    """
+
+    column: Column
+    path: Path
+    default: "Default | None" = None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the column takes the member of its own name, and null for a missing one."""
+        return self.default is None and self.path.parts == ((self.column.name,),)
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """A literal: its text, without the quotes if it has some."""
+
+    text: str
+    is_quoted: bool
+
+
 def parse_columns(text: str) -> tuple[Column, ...]:
     """Parse `name type, name type, …`. Names that are not lower-case need double quotes.
 
-    Raises ConfigurationError for a malformed column, an unknown type, and a name given twice.
+    Raises ConfigurationError for a malformed column, an unknown type, a name given twice, and for `from` and
+    `default`, which only the formats have that call parse_fields().
     """
-    columns = tuple(_parse_column(part) for part in _BETWEEN.split(text))
-    names = [column.name for column in columns]
+    fields = parse_fields(text)
+    for field in fields:
+        if not field.is_plain:
+            raise ConfigurationError(
+                f"column {field.column.name!r}: this format takes neither from nor default, found "
+                f"{'default' if field.default is not None else 'from'} in {text!r}. Remove it."
+            )
+    return tuple(field.column for field in fields)
+
+
+def parse_fields(text: str) -> tuple[Field, ...]:
+    """Parse `name type from 'path' default literal, …`, of which `from` and `default` may be left out.
+
+    Raises ConfigurationError for a malformed column or path, an unknown type, and a name given twice.
+    """
+    fields = tuple(map(_parse_field, _parts(text)))
+    names = [field.column.name for field in fields]
     if repeated := {name for name in names if names.count(name) > 1}:
         raise ConfigurationError(
             f"columns {', '.join(map(repr, sorted(repeated)))} occur more than once in {text!r}. Remove or rename them."
         )
-    return columns
+    return fields
 
 
-def _parse_column(text: str) -> Column:
+def _parts(text: str) -> Iterator[str]:
+    at = 0
+    while True:
+        part = _PART.match(text, at)
+        assert part is not None  # it may be empty
+        yield part[0]
+        at = part.end() + 1
+        if at > len(text):
+            return
+
+
+def _parse_field(text: str) -> Field:
     match = _COLUMN.fullmatch(text)
     if match is None:
         raise ConfigurationError(
             f"expected a column as 'name type', found {text.strip()!r}. Names are lower-case, or in double "
             f"quotes: '\"tailNum\" text'."
         )
-    return Column(match["quoted"] or match["plain"], _parse_type(match["type"], column=text.strip()))
+    column = Column(match["quoted"] or match["plain"], _parse_type(match["type"], column=text.strip()))
+    path = Path(((column.name,),))
+    if match["path"] is not None:
+        path = parse_path(_unquoted(match["path"]), column=column.name)
+    default = None
+    if (literal := match["default"]) is not None:
+        is_quoted = literal.startswith("'")
+        default = Default(_unquoted(literal) if is_quoted else literal, is_quoted)
+    return Field(column, path, default)
+
+
+def _unquoted(literal: str) -> str:
+    return literal[1:-1].replace("''", "'")
 
 
 def _parse_type(text: str, *, column: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
+from exactbatch.formats.format import gives_several_rows
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -50,6 +51,8 @@ class Pipeline:
     sql            the same as a query over the view `records`
     allow_nondeterministic  names of Spark expressions that may return other results on a retry, and that the
                    transform may use nevertheless: ("now",)
+    checks         SQL expressions over the columns of a row, such as ("amount >= 0",): a record for which one is
+                   false is a reject, and null passes. With a transform, they see the rows that it makes
     evolve         if the target lacks columns of the pipeline: "refuse" the batch, or "add" the columns
     commit         "batch": a batch in one transaction; "partition": each range of an advance in its own
                    transaction, for large catch-ups into an Append
@@ -83,6 +86,7 @@ class Pipeline:
     transform: "Callable[[DataFrame], DataFrame] | None" = None
     sql: str | None = None
     allow_nondeterministic: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
     evolve: Evolve = "refuse"
     commit: Literal["batch", "partition"] = "batch"
     max_rejects: int | float = 0
@@ -121,6 +125,9 @@ class Pipeline:
                 f"launch_timeout is {self.launch_timeout:g} s. Make it {_LEAST_LAUNCH_TIMEOUT} or more: Spark "
                 f"reports up to 10 s late which tasks run."
             )
+        self._expect(
+            all(check.strip() for check in self.checks), "checks that are not empty", repr(self.checks)
+        )
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
         self._check_transform()
         if self.key is not None:
@@ -145,6 +152,10 @@ class Pipeline:
             return self.sink.not_copyable
         if self.is_transformed:
             return "a transform, which sees the records of all ranges"
+        if gives_several_rows(self.value):
+            return "values that give any number of rows each"
+        if self.checks:
+            return "checks, which Postgres evaluates before rows are in the target"
         for column in self.value.columns:
             if column.staged_type != column.type:
                 return (
@@ -189,6 +200,11 @@ class Pipeline:
         return self.transform is not None or self.sql is not None
 
     @property
+    def has_row_per_record(self) -> bool:
+        """True if a record that is neither a reject nor a tombstone gives exactly one row."""
+        return not (self.is_transformed or gives_several_rows(self.value))
+
+    @property
     def replays_compacted(self) -> bool:
         """True if the records that compaction keeps, the last one of each message key, restore all rows.
 
@@ -199,7 +215,7 @@ class Pipeline:
             self.sink.needs_last_records_only
             and self.key is not None
             and self.value.tombstone_deletes
-            and not self.is_transformed
+            and self.has_row_per_record
         )
 
     def _check_transform(self) -> None:

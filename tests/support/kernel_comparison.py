@@ -28,7 +28,7 @@ class Compared:
 
 def take(format_: Json, values: Sequence[bytes | None], required: Collection[str] = ()) -> TakenRows:
     """What the loop makes of values at the offsets 0, 3, 6, …, at as many milliseconds after 2000."""
-    kernel = JsonKernel(format_.columns, format_.epoch, _frame(format_), required)
+    kernel = JsonKernel(format_.columns, format_.epoch, _frame(format_), required, format_.own_members)
     sizes = np.array([len(value or b"") for value in values], np.uint64)
     ends = np.cumsum(sizes, dtype=np.uint64)
     offsets = np.arange(len(values)) * 3

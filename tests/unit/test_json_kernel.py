@@ -166,3 +166,26 @@ def test_every_type_of_the_other_fuzzer_but_arrays_is_read():
 def test_a_number_between_two_reals_is_declined_only_in_their_middle(written, is_certain):
     """The middle itself may be what a number was rounded to."""
     assert compare(_FORMAT, [b'{"r":%s}' % written.encode()], by_field=True).taken == is_certain
+
+
+def test_the_loop_takes_members_of_other_names():
+    format_ = Json("id int from 'userId', name text from 'id', \"é\" text from '\"a\"\"b\"'")
+    members = format_.own_members
+    assert members == {"id": "userId", "name": "id", "é": 'a"b'}
+    values = [
+        b'{"userId": 5, "id": "x", "name": 7}',
+        b'{"userId": 5, "a\\"b": "y"}',
+        b'{"id": "z"}',
+        b'{"userId": "7"}',
+    ]
+    assert compare(format_, values).taken == 2
+
+
+def test_the_loop_is_not_asked_for_paths_and_defaults():
+    for schema in (
+        "a int from 'x.y'",
+        "a int default 1",
+        "a int from 'x', b int from 'x'",
+        "a jsonb from '$'",
+    ):
+        assert Json(schema).own_members is None

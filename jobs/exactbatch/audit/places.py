@@ -138,7 +138,9 @@ def find_places(
 
 def pipeline_counts_batches(pipeline: Pipeline) -> bool:
     """True if numbers of rows are compared batch by batch, and not offset by offset."""
-    return pipeline.sink.keeps_every_row and (pipeline.sink.lineage == "batch" or pipeline.is_transformed)
+    return pipeline.sink.keeps_every_row and (
+        pipeline.sink.lineage == "batch" or not pipeline.has_row_per_record
+    )
 
 
 def sharing_pipelines(snapshot: Snapshot, pipeline: Pipeline) -> list[str]:

@@ -61,7 +61,12 @@ class Undecoded:
 
 def can_be_written(value: Format | WithMessage, columns: Sequence[Column]) -> bool:
     """True for a format and columns whose records may be the text of their rows."""
-    return type(value) is Json and not value.epoch and all(column.type in WRITTEN for column in columns)
+    return (
+        type(value) is Json
+        and value.is_plain
+        and not value.epoch
+        and all(column.type in WRITTEN for column in columns)
+    )
 
 
 class RowTexts:

@@ -54,7 +54,7 @@ class AuditedLog:
             is_compacted=key[0] in self.compacted,
             has_row_per_record=sink.lineage == "record"
             and sink.keeps_every_row
-            and not self.pipeline.is_transformed,
+            and self.pipeline.has_row_per_record,
             null_is_tombstone=value.null_is_tombstone
             and not (value.tombstone_deletes and sink.keeps_deletes),
         )

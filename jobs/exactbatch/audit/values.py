@@ -7,7 +7,6 @@ cast is needed, this process compares the values first, and Postgres only sees t
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,14 +16,18 @@ from psycopg2 import sql
 from exactbatch.audit.derived import difference
 from exactbatch.audit.equal_values import COMPARABLE, unequal_records
 from exactbatch.audit.folded import covering_batch, has_folded
+from exactbatch.audit.json_members import audited_format
 from exactbatch.audit.log_records import LogRecords
 from exactbatch.audit.log_windows import Read
 from exactbatch.audit.report import Finding, Offsets
+from exactbatch.audit.several_rows import UNSTORABLE, several_differ
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.undecoded import RowTexts, Undecoded, can_be_written
+from exactbatch.audit.violations import violations
+from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
-from exactbatch.formats.format import Decoded
+from exactbatch.formats.format import Decoded, gives_several_rows
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -67,9 +70,11 @@ class ExpectedValues:
                 f"values follow from one record each. Audit it without --values."
             )
         self._snapshot, self._pipeline = snapshot, pipeline
-        self._value, self._key = with_registry(pipeline.value, kafka), with_registry(pipeline.key, kafka)
+        self._value = audited_format(with_registry(pipeline.value, kafka))
+        self._key = with_registry(pipeline.key, kafka)
+        self._gives_several = gives_several_rows(pipeline.value)
         self._columns = sink.staged_columns(pipeline.value.columns)
-        self._window: _Window | None = None  # the records added since the last comparison
+        self._window: Window | None = None  # the records added since the last comparison
         self._schema = pa.schema(
             [
                 ("kafka_partition", pa.int32()),
@@ -82,8 +87,10 @@ class ExpectedValues:
         )
         # Offset and batch of records that are rejects, until they are compared.
         self._refused: list[tuple[int, int]] = []
+        # The same of records that give no row, where a record gives any number of them.
+        self._without_rows: list[tuple[int, int]] = []
         with transaction(snapshot.connection) as cursor:
-            conditions = self._unstorable(cursor) if sink.lineage == "record" else []
+            conditions = self._unstorable(cursor)
         self._is_unstorable = sql.SQL(" or ").join(conditions) if conditions else sql.SQL("false")
         self._decoded: list[pa.RecordBatch] = []  # of the window
         self._types = snapshot.types_of(sink.lineage_table.identifier)
@@ -91,7 +98,7 @@ class ExpectedValues:
         folded = has_folded(snapshot, [pipeline.name])
         self._row_batch = covering_batch(batch, pipeline.name) if folded else batch
         # True if every decoded value has the type of its column.
-        self._is_plain = not conditions and all(
+        self._is_plain = not (conditions or self._gives_several) and all(
             column.staged_type in COMPARABLE and self._types.get(column.name) == column.staged_type
             for column in (*self._columns, _TIMESTAMP)
         )
@@ -124,7 +131,7 @@ class ExpectedValues:
         first, last = int(offsets[0]), int(offsets[-1])
         if self._window is not None and (self._window.topic, self._window.partition) == (topic, partition):
             first = self._window.first
-        self._window = _Window(topic, partition, first, last)
+        self._window = Window(topic, partition, first, last)
         timestamps = records.timestamps().cast(_TIMESTAMP.arrow_type)
         if self._row_texts is not None:
             self._undecoded.append(Undecoded(offsets, records.values(), timestamps, batches))
@@ -145,9 +152,13 @@ class ExpectedValues:
             return self._value.decode(values, records)
         return self._value.decode(values)
 
-    def _keep(self, records: Undecoded, decoded: Decoded, window: "_Window") -> None:
+    def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:
         """Keep what records of the window were decoded to."""
         self._refused += [(int(records.offsets[at]), int(records.batches[at])) for at, _ in decoded.rejects]
+        if self._gives_several:
+            given = {*decoded.kept.to_pylist(), *(at for at, _ in decoded.rejects)}
+            lacking = [at for at in range(len(records.offsets)) if at not in given]
+            self._without_rows += [(int(records.offsets[at]), int(records.batches[at])) for at in lacking]
         n = len(decoded.rows)
         lineage = [
             pa.repeat(pa.scalar(window.partition, pa.int32()), n),
@@ -162,7 +173,7 @@ class ExpectedValues:
         else:
             self._decoded.append(rows)
 
-    def _decode_doubtful(self, row_texts: RowTexts, window: "_Window") -> None:
+    def _decode_doubtful(self, row_texts: RowTexts, window: "Window") -> None:
         """Decode the records of the window that are not the text of their rows."""
         records = Undecoded.joined(self._undecoded)
         self._undecoded.clear()
@@ -189,17 +200,18 @@ class ExpectedValues:
         if self._is_plain and len(suspects) > _FEW * undecoded:
             suspects = suspects.filter(self._is_unequal(suspects, self._window))
         found = Finding()
-        if len(suspects) or self._refused:
+        if len(suspects) or self._refused or self._without_rows:
             self._snapshot.append_temporary(EXPECTED_TABLE, suspects)
             rows = self._fetch(sql.SQL(_FIRST).format(self._differing(self._window)))
             self._snapshot.execute(sql.SQL("truncate {}").format(EXPECTED))
             found = Finding(rows[0][1] if rows else 0, [row[0] for row in rows])
         self._decoded.clear()
         self._refused.clear()
+        self._without_rows.clear()
         self._window = None
         return found
 
-    def _is_unequal(self, decoded: pa.Table, window: "_Window") -> pa.BooleanArray:
+    def _is_unequal(self, decoded: pa.Table, window: "Window") -> pa.BooleanArray:
         """Return which decoded records of the window may differ from their rows."""
         names = [column.name for column in (*self._columns, _TIMESTAMP)]
         query = sql.SQL("select t.kafka_offset::bigint, {}::bigint, {} from {} t where {}").format(
@@ -211,7 +223,7 @@ class ExpectedValues:
         actual = self._snapshot.table(query).rename_columns(["kafka_offset", _BATCH, *names])
         return unequal_records(decoded.select(actual.column_names), actual, by=("kafka_offset", _BATCH))
 
-    def _differing(self, window: "_Window") -> sql.Composable:
+    def _differing(self, window: "Window") -> sql.Composable:
         """Return a query for the offsets of rows that differ.
 
         The window's bounds let Postgres use an index, if there is one.
@@ -219,6 +231,32 @@ class ExpectedValues:
         lineage_table = self._pipeline.sink.lineage_table.in_snapshot
         names = (*(column.name for column in self._columns), _TIMESTAMP.name)
         types = self._types
+        expected_values = sql.SQL(", ").join(
+            sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
+        )
+        if self._gives_several:
+            may_lack = self._pipeline.sink.compactor is not None
+            differing = several_differ(
+                lineage_table,
+                in_window=window.has("t"),
+                row_batch=self._row_batch,
+                batch=sql.Identifier(_BATCH),
+                expected=expected_values,
+                actual=column_list(names, of="t"),
+                without_rows=self._without_rows,
+                may_lack_rows=may_lack,
+            )
+            return sql.SQL(
+                "with e as materialized (select *, {is_unstorable} as {unstorable} from {expected} e "
+                "where {not_rejected}) {differing} {refused}"
+            ).format(
+                is_unstorable=self._is_unstorable,
+                unstorable=UNSTORABLE,
+                expected=EXPECTED,
+                not_rejected=NOT_REJECTED,
+                differing=differing,
+                refused=self._rows_of_refused(lineage_table, window),
+            )
         return sql.SQL(
             # Materialized, because a cast of a rejected record's values may fail.
             "with e as materialized "
@@ -230,16 +268,14 @@ class ExpectedValues:
             "{refused}"
         ).format(
             is_unstorable=self._is_unstorable,
-            unstorable=sql.Identifier("exactbatch unstorable"),
+            unstorable=UNSTORABLE,
             expected=EXPECTED,
             not_rejected=NOT_REJECTED,
             lineage_table=lineage_table,
             batch=sql.Identifier(_BATCH),
             row_batch=self._row_batch,
             in_window=window.has("t"),
-            expected_values=sql.SQL(", ").join(
-                sql.SQL("{}::{}").format(sql.Identifier("e", name), sql.SQL(types[name])) for name in names
-            ),
+            expected_values=expected_values,
             actual_values=column_list(names, of="t"),
             refused=self._rows_of_refused(lineage_table, window),
         )
@@ -262,13 +298,17 @@ class ExpectedValues:
         if comparison is None:
             return 0
         query = sql.SQL(
-            "with e as materialized (select e.* from {records} e where e.{batch} = any({batch_ids}) "
-            "and {not_rejected}), expected as ({expected}), actual as ({actual}) {difference}"
+            "with seen as materialized (select e.*, {is_unstorable} as {unstorable} from {records} e "
+            "where e.{batch} = any({batch_ids}) and {not_rejected}), "
+            "e as materialized (select * from seen where not {unstorable}), expected as ({expected}), "
+            "actual as ({actual}) {difference}"
         ).format(
             records=EXPECTED,
             batch=batch,
             batch_ids=batch_ids,
             not_rejected=NOT_REJECTED,
+            is_unstorable=self._is_unstorable,
+            unstorable=UNSTORABLE,
             expected=comparison.expected,
             actual=comparison.actual,
             difference=difference(comparison),
@@ -278,10 +318,14 @@ class ExpectedValues:
     def _unstorable(self, cursor: Cursor) -> list[sql.Composable]:
         """Return conditions for records whose values the columns cannot hold unchanged."""
         columns = self._pipeline.value.columns
-        rules = self._pipeline.sink.reject_rules(cursor, columns, batch_id=0)
-        return [sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules]
+        sink = self._pipeline.sink
+        rules = sink.reject_rules(cursor, columns, batch_id=0) if sink.lineage == "record" else []
+        return [
+            *(sql.SQL("coalesce({}, false)").format(rule.condition) for rule in rules),
+            *violations(columns, self._pipeline.checks, keeps_deletes=sink.keeps_deletes),
+        ]
 
-    def _rows_of_refused(self, lineage_table: sql.Composable, window: "_Window") -> sql.Composable:
+    def _rows_of_refused(self, lineage_table: sql.Composable, window: "Window") -> sql.Composable:
         """Return another part of the query, for the rows of records that are rejects."""
         if not self._refused:
             return sql.SQL("")
@@ -304,26 +348,3 @@ class ExpectedValues:
         rows = self._snapshot.rows(query, self._pipeline.name)
         self._snapshot.execute(sql.SQL("set local enable_nestloop = on"))
         return rows
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Records of one partition, from the first to the last offset."""
-
-    topic: str
-    partition: int
-    first: int
-    last: int
-
-    def has(self, row: str) -> sql.Composable:
-        """Return a condition for rows of the lineage table in this window."""
-        return sql.SQL(
-            "{row}.kafka_topic = {topic} and {row}.kafka_partition = {partition} "
-            "and {row}.kafka_offset between {first} and {last}"
-        ).format(
-            row=sql.Identifier(row),
-            topic=sql.Literal(self.topic),
-            partition=sql.Literal(self.partition),
-            first=sql.Literal(self.first),
-            last=sql.Literal(self.last),
-        )

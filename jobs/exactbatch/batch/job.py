@@ -42,6 +42,7 @@ from exactbatch.postgres.catalog import is_plain
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks.base import DirectStaging
+from exactbatch.sinks.values.checks import check_expressions
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def _process(
 ) -> Published:
     """Stage all ranges on the executors, and publish them in one transaction."""
     broker = KafkaBroker(settings.kafka)
-    topics = sorted({range_.topic for range_ in ranges})
+    topics, offsets = sorted({range_.topic for range_ in ranges}), sum(map(len, ranges))
     topic_ids, cluster_id = broker.cluster(topics)
     check_topic_ids(ranges, topic_ids)
     tables = StagingTables(batch.batch_id, secrets.randbits(62))
@@ -144,17 +145,16 @@ def _process(
         with transaction(connection) as cursor:
             check_results_exist(cursor, Ledger(connection), pipeline, batch)
             pipeline.sink.prepare(cursor, stager.columns, evolve=pipeline.evolve)
+            check_expressions(cursor, pipeline.name, stager.columns, pipeline.checks)
             ledger = Ledger(connection)
             pipeline.sink.check_shared(cursor, stager.columns, ledger.sharing(pipeline))
             pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
             if batch.kind == "replay":
                 pipeline.sink.check_replay(cursor)
             staging = (
-                None
-                if pipeline.is_transformed
-                else pipeline.sink.direct_staging(
-                    cursor, stager.columns, batch_id=batch.batch_id, offsets=sum(map(len, ranges))
-                )
+                pipeline.sink.direct_staging(cursor, stager.columns, batch_id=batch.batch_id, offsets=offsets)
+                if pipeline.has_row_per_record and not pipeline.checks
+                else None
             )
             seen = facts_of(cursor, pipeline.sink)
         if staging is not None:
@@ -186,7 +186,7 @@ def _process(
             tables=tables,
             columns=stager.columns,
             seen=seen,
-            max_rejects=pipeline.rejects_allowed(sum(map(len, ranges))),
+            max_rejects=pipeline.rejects_allowed(offsets),
         )
         failpoint("job.before_stage")
         times.enter("stage")

@@ -88,8 +88,10 @@ class JsonKernel:
         epoch: Mapping[str, str],
         frame: Frame,
         required: Collection[str] = (),
+        members: Mapping[str, str] | None = None,
     ) -> None:
-        """`epoch` is that of formats.Json; a row with null in one of the columns `required` is declined.
+        """`epoch` is that of formats.Json; a row with null in one of the columns `required` is declined. `members` has
+        the names of the members that columns take, all different, if these are not the names of the columns.
 
         Raises ValueError for a column of a type that is_readable() does not know.
         """
@@ -102,7 +104,7 @@ class JsonKernel:
             part[FORMAT], part[REQUIRED] = format_, column.name in required
             part[[READER, LOW, HIGH, FACTOR, SHIFT, PRECISION, SCALE]] = reader
             part[NAME_START] = len(names)
-            names += column.name.encode()
+            names += (column.name if members is None else members[column.name]).encode()
             part[NAME_STOP] = len(names)
         self._names = np.frombuffer(names + b"\0", np.uint8)
         self._frame = frame

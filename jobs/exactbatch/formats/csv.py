@@ -12,7 +12,7 @@ from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.decimals import decimals_of, has_decimals, may_be_tiny, refuse_tiny, without_wrapping
 from exactbatch.formats.format import Decoded, decode_present
-from exactbatch.formats.json import stored_schema
+from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.options import check_types
 

@@ -1,20 +1,23 @@
 """The protocol of a value format, and the block decoder that formats share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from exactbatch.columns import Column
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The outcome of decoding n values: every value is a row, a reject or a tombstone.
+    """The outcome of decoding n values: every value gives a row, a reject or a tombstone.
 
-    `rows` has the format's columns; `kept` holds, for each row, the index of its value (int64, ascending).
+    `rows` has the format's columns; `kept` holds, for each row, the index of its value (int64, ascending). In a format
+    for which gives_several_rows() is true, an index occurs once for each row of its value, or not at all.
     `rejects` pairs the index of a value with the reason. `tombstones` counts null values without a row.
     `deleted` is true for each row that deletes its key; None if the format has no deletes.
     """
@@ -50,12 +53,35 @@ class Format(Protocol):
         ...
 
 
+def gives_several_rows(format_: object) -> bool:
+    """True for a format, or WithMessage, in which a value gives any number of rows."""
+    return bool(getattr(format_, "gives_several_rows", False))
+
+
 def positions(values: "pa.Array") -> "pa.Int64Array":
     """Return the index of each value: 0, 1, … n-1."""
     import numpy as np
     import pyarrow as pa
 
     return pa.array(np.arange(len(values)))
+
+
+def without_values(decoded: Decoded, refused: "Iterable[tuple[int, str]]") -> Decoded:
+    """Return what was decoded without all rows of some values, which become rejects for the first reason of each."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    reasons: dict[int, str] = {}
+    for index, reason in refused:
+        reasons.setdefault(index, reason)
+    good = pc.invert(pc.is_in(decoded.kept, pa.array(list(reasons), pa.int64())))
+    return Decoded(
+        rows=decoded.rows.filter(good),
+        kept=decoded.kept.filter(good),
+        rejects=tuple(sorted([*decoded.rejects, *reasons.items()])),
+        tombstones=decoded.tombstones,
+        deleted=None if decoded.deleted is None else decoded.deleted.filter(good),
+    )
 
 
 def decode_present(values: "pa.BinaryArray", decode: "Callable[[pa.BinaryArray], pa.RecordBatch]") -> Decoded:
@@ -83,6 +109,17 @@ def in_order(parts: "Sequence[Decoded]", tombstones: int) -> Decoded:
     return Decoded(rows, kept, rejects, tombstones + sum(part.tombstones for part in parts))
 
 
+def decode_several(
+    values: "pa.BinaryArray",
+    decode: "Callable[[pa.BinaryArray], tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]]",
+) -> Decoded:
+    """Decode as decode_present() does, where a value gives any number of rows: `decode` also returns the value that
+    each row is of, ascending, or None if each value gives one row."""
+    present = positions(values).filter(values.is_valid())
+    tombstones = values.null_count
+    return replace(_decoded_in_parts(values.drop_null(), present, decode), tombstones=tombstones)
+
+
 def decode_block_or_halves(
     values: "pa.BinaryArray",
     indexes: "pa.Int64Array",
@@ -93,6 +130,14 @@ def decode_block_or_halves(
     `decode` returns one row for each value or raises ValueError, whose text becomes the reason. Each bad value
     among n costs about log2(n) additional decodes; good values are never decoded one by one.
     """
+    return _decoded_in_parts(values, indexes, lambda part: (decode(part), None))
+
+
+def _decoded_in_parts(
+    values: "pa.BinaryArray",
+    indexes: "pa.Int64Array",
+    decode: "Callable[[pa.BinaryArray], tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]]",
+) -> Decoded:
     import pyarrow as pa
 
     batches: list[pa.RecordBatch] = []
@@ -102,8 +147,9 @@ def decode_block_or_halves(
     while waiting:
         part, positions = waiting.pop()
         try:
-            batches.append(decode(part))
-            kept.append(positions)
+            rows, origins = decode(part)
+            batches.append(rows)
+            kept.append(positions if origins is None else positions.take(pa.array(origins)))
         except ValueError as error:
             if len(part) == 1:
                 rejects.append((positions[0].as_py(), str(error)))
@@ -112,7 +158,7 @@ def decode_block_or_halves(
             waiting.append((part[half:], positions[half:]))
             waiting.append((part[:half], positions[:half]))
     if not batches:
-        batches, kept = [decode(values[:0])], [indexes[:0]]
+        batches, kept = [decode(values[:0])[0]], [indexes[:0]]
     return Decoded(
         rows=pa.concat_batches(batches),
         kept=pa.concat_arrays(kept),

@@ -1,32 +1,41 @@
 """JSON objects, one for each record, decoded by Arrow in blocks."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar
 
-from exactbatch.columns import Column, parse_columns
-from exactbatch.formats.decimals import has_decimals, refuse_tiny_fields, without_wrapping
+from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.formats.epoch import check_epoch, from_epoch
-from exactbatch.formats.format import Decoded, decode_present
-from exactbatch.formats.postgres_limits import check_storable, refuse_infinity
+from exactbatch.formats.format import Decoded, decode_present, decode_several
+from exactbatch.formats.json_blocks import as_stored as as_stored  # other formats import these from here
+from exactbatch.formats.json_blocks import objects as objects
+from exactbatch.formats.json_blocks import read_objects as read_objects
+from exactbatch.formats.json_blocks import readable as readable
+from exactbatch.formats.json_blocks import stored_schema as stored_schema
+from exactbatch.formats.json_blocks import why_refused as why_refused
+from exactbatch.formats.json_fields import check_arrays, gives_rows_of_elements
+from exactbatch.formats.json_members import default_of, read_members
 from exactbatch.formats.raw_json_fields import check_names, fields_as_text, is_kept_as_text
+from exactbatch.formats.wrapped import Documents, Encoding, decode_wrapped
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Arrow's reader splits a block that is larger than its block size, but cannot split inside an object: the block size
-# has to exceed the block by some bytes.
-_BLOCK_MARGIN = 1024
-# Characters: the reason quotes a value that does not fit, which may be a megabyte.
-_REASON_LENGTH = 500
+    from exactbatch.formats.json_fields import Positions
 
 
 @dataclass(frozen=True)
 class Json:
     """Values are JSON objects; `schema` names the fields to take, such as `"year int, carrier text"`.
+
+    A column takes another member with `from`, such as `"user_id bigint from 'user.id', sku text from 'items[0].sku'"`,
+    and `default` gives what a missing member counts as. Elements of an array become rows with `[]`, as in
+    `"id int, sku text from 'items[].sku'"`; one bad element makes the whole record a reject.
+
+    encoding   how the value is compressed or encoded: "gzip", "zstd", "base64", or several, the outermost first
+    documents  "one" object in each value; "lines" or "concatenated" objects, or an "array" of them. Each gives rows
 
     Decoding is strict: a number for a text column, a fraction for an integer, a number out of range, or a field
     given twice makes the record a reject. A missing field is null; fields that are not named are ignored. Only a
@@ -45,21 +54,102 @@ class Json:
 
     schema: str
     epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    encoding: Encoding | tuple[Encoding, ...] = field(default=(), kw_only=True)
+    documents: Documents = field(default="one", kw_only=True)
     columns: tuple[Column, ...] = field(init=False, repr=False)
+    fields: tuple[Field, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_types(self)
-        object.__setattr__(self, "columns", parse_columns(self.schema))
+        object.__setattr__(self, "fields", parse_fields(self.schema))
+        object.__setattr__(self, "columns", tuple(each.column for each in self.fields))
         check_epoch(self.epoch, self.columns)
-        check_names(self.columns)
+        check_names(self.fields)
+        check_arrays(self.fields)
+        _ = self._defaults
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a value is one object, and each column takes the member of its own name."""
+        return not self._is_wrapped and all(each.is_plain for each in self.fields)
+
+    @property
+    def encodings(self) -> tuple[Encoding, ...]:
+        """The encodings of a value, the outermost first."""
+        return (self.encoding,) if isinstance(self.encoding, str) else tuple(self.encoding)
+
+    @property
+    def _is_wrapped(self) -> bool:
+        return bool(self.encodings) or self.documents != "one"
+
+    @property
+    def own_members(self) -> Mapping[str, str] | None:
+        """The name of the member that each column takes, by column; None unless a value is one object, and all take
+        different members of it itself, and null for a missing one."""
+        if self._is_wrapped:
+            return None
+        members: dict[str, str] = {}
+        for each in self.fields:
+            match each.path.parts:
+                case ((str(name),),) if each.default is None:
+                    members[each.column.name] = name
+        is_own = len(members) == len(self.fields) == len(set(members.values()))
+        return members if is_own else None
+
+    @property
+    def gives_several_rows(self) -> bool:
+        """True if a value gives any number of rows."""
+        return self.documents != "one" or gives_rows_of_elements(self.fields)
 
     @cached_property
     def _row_schema(self) -> "pa.Schema":
         return stored_schema(self.columns)
 
+    @cached_property
+    def _defaults(self) -> "Mapping[str, pa.Scalar]":
+        """The values of the defaults, by column: each is decoded as the member that it stands for."""
+        return {
+            each.column.name: default_of(each, self.epoch) for each in self.fields if each.default is not None
+        }
+
     def decode(self, values: "pa.BinaryArray") -> Decoded:
         """Decode n values, in one block if all of them are objects."""
-        return decode_present(values, self._decode_block)
+        if self._is_wrapped:
+            return decode_wrapped(values, self.encodings, self.documents, self._decode_objects)
+        return self._decode_objects(values)
+
+    def _decode_objects(self, values: "pa.BinaryArray") -> Decoded:
+        if all(each.is_plain for each in self.fields):
+            return decode_present(values, self._decode_block)
+        return decode_several(values, self._decode_members)
+
+    def _decode_members(self, values: "pa.BinaryArray") -> "tuple[pa.RecordBatch, Positions | None]":
+        """Return rows, and the value that each is of: None if each value is one row. Raises ValueError as
+        _decode_block() does."""
+        import pyarrow as pa
+
+        if len(values) == 0:
+            return pa.RecordBatch.from_pylist([], self._row_schema), None
+        text = objects(values)
+        try:
+            rows, origins = self._members(text, self.fields)
+        except ValueError:
+            if len(text) > 1:
+                raise
+            fields = {each.column: each for each in self.fields}
+            reason = why_refused(
+                text,
+                self.columns,
+                lambda columns: self._members(text, [fields[column] for column in columns]),
+                {each.column.name: each.path for each in self.fields if not each.is_plain},
+            )
+            raise ValueError(reason) from None
+        return rows, origins
+
+    def _members(
+        self, text: "pa.StringArray", fields: Sequence[Field]
+    ) -> "tuple[pa.RecordBatch, Positions | None]":
+        return read_members(text, fields, self.epoch, self._defaults)
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
         """Return one row for each value, or raise ValueError, which for a single value names the column."""
@@ -98,125 +188,3 @@ class Json:
         import pyarrow as pa
 
         return pa.field(column.name, pa.int64() if column.name in self.epoch else readable(column.arrow_type))
-
-
-def why_refused(
-    value: "pa.BinaryArray", columns: Sequence[Column], read: "Callable[[Sequence[Column]], object]"
-) -> str:
-    """Return why a format refuses one JSON object: its syntax, a part that is not a column, or the first column
-    that is refused on its own.
-
-    `read` reads some of the columns, or none, from the object, and raises ValueError if it refuses them.
-    """
-    import pyarrow as pa
-
-    try:
-        text = objects(value)
-    except ValueError as error:
-        return str(error)
-    if refusal := _refusal(lambda: read_objects(text, pa.schema([]))):
-        return f"expected one JSON object: {refusal}"
-    if refusal := _refusal(partial(read, ()), named=True):
-        return refusal
-    suspects = columns
-    while len(suspects) > 1:
-        half = suspects[: len(suspects) // 2]
-        suspects = half if _refusal(partial(read, half)) else suspects[len(half) :]
-    return f"column {suspects[0].name!r}, {suspects[0].type}: {_refusal(partial(read, suspects))}"
-
-
-def _refusal(read: "Callable[[], object]", *, named: bool = False) -> str | None:
-    try:
-        read()
-    except ValueError as error:
-        return _reason_from_arrow(str(error), named=named)
-    return None
-
-
-def _reason_from_arrow(message: str, *, named: bool) -> str:
-    """Rewrite Arrow's message about a block of one value; `named` keeps the path of the field."""
-    message = re.sub(r" in row \d+$", "", message[:_REASON_LENGTH]).removeprefix("JSON parse error: ")
-    message = re.sub(
-        r"^Failed to convert JSON to decimal\d+\((\d+), (\d+)\): (.*) requires (precision|scale) \d+$",
-        _digits_in_words,
-        message,
-    )
-    reason = r"\1: expected \2, found \3" if named else r"expected \2, found \3"
-    return re.sub(r"^Column\(/?(.*)\) changed from (\w+) to (\w+)$", reason, message)
-
-
-def _digits_in_words(match: re.Match[str]) -> str:
-    precision, scale, number, lacking = match.groups()
-    what = f"{precision} digits" if lacking == "precision" else f"{scale} places"
-    return f"expected a number with at most {what}, found {number}"
-
-
-def stored_schema(columns: Sequence[Column]) -> "pa.Schema":
-    """Return the columns with their staged types."""
-    import pyarrow as pa
-
-    return pa.schema([(column.name, column.arrow_type) for column in columns])
-
-
-def readable(type_: "pa.DataType") -> "pa.DataType":
-    """Return the type by which Arrow's JSON reader reads a column exactly.
-
-    The reader does not parse ISO dates, so that they are read as text and cast."""
-    import pyarrow as pa
-
-    if pa.types.is_list(type_):
-        return pa.list_(readable(type_.value_type))
-    return pa.string() if pa.types.is_date(type_) else without_wrapping(type_)
-
-
-def read_objects(text: "pa.StringArray", schema: "pa.Schema") -> "pa.Table":
-    """Return one row for each object, or raise ValueError.
-
-    The objects are joined by newlines and parsed at once. That is exact: each starts with `{` and ends with `}`, so
-    that no two can merge into one object (`}` newline `{` is not valid inside one), and as many rows as values means
-    that no value held two objects. A block of top-level nulls, which would crash Arrow's reader, cannot occur
-    either.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.json as pj
-
-    row = pa.struct(list(schema))
-    if has_decimals(row):
-        refuse_tiny_fields(text, row)
-    block = pc.binary_join(pa.ListArray.from_arrays([0, len(text)], text), "\n")[0].as_buffer()
-    table = pj.read_json(
-        pa.BufferReader(block),
-        pj.ReadOptions(use_threads=False, block_size=block.size + _BLOCK_MARGIN),
-        pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
-    if len(table) != len(text):
-        raise ValueError(f"found {len(table)} objects in {len(text)} values")
-    return table
-
-
-def as_stored(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
-    """Cast a table to its staged types; raise ValueError for a value that Postgres cannot store."""
-    for column in table.columns:
-        check_storable(column)
-        refuse_infinity(column)
-    return table.cast(schema)
-
-
-def objects(values: "pa.BinaryArray") -> "pa.StringArray":
-    """Return the values as text from `{` to `}`, without surrounding white space, or raise ValueError."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    text = values.cast(pa.string())  # raises on invalid UTF-8, which Arrow's JSON reader would let through
-    if not _are_objects(text):
-        text = pc.ascii_trim(text, characters=" \t\r\n")
-        if not _are_objects(text):
-            raise ValueError("expected a JSON object: { … }")
-    return text
-
-
-def _are_objects(text: "pa.StringArray") -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.all(pc.and_(pc.starts_with(text, "{"), pc.ends_with(text, "}"))).as_py())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.format import Decoded, Format
+from exactbatch.formats.format import Decoded, Format, gives_several_rows, without_values
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -54,6 +54,11 @@ class WithMessage:
 
     def __post_init__(self) -> None:
         check_types(self)
+        for part in (self.key, *self.header.values()):
+            if gives_several_rows(part):
+                raise ConfigurationError(
+                    f"{part!r}: a key or header gives one row, and a path with [] several. Let the value give the rows."
+                )
         names = [column.name for column in self.columns]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ConfigurationError(
@@ -71,6 +76,11 @@ class WithMessage:
     def null_is_tombstone(self) -> bool:
         """The same as for the value format."""
         return self.value.null_is_tombstone
+
+    @property
+    def gives_several_rows(self) -> bool:
+        """The same as for the value format."""
+        return gives_several_rows(self.value)
 
     @property
     def tombstone_deletes(self) -> bool:
@@ -162,17 +172,5 @@ def _joined(decoded: Decoded, what: str, format_: Format, values: "pa.BinaryArra
 
 
 def _without(decoded: Decoded, refused: Sequence[tuple[int, str]]) -> Decoded:
-    """Return the rows without those that are refused, which become rejects."""
-    import numpy as np
-    import pyarrow as pa
-
-    good = np.ones(len(decoded.rows), bool)
-    good[[row for row, _ in refused]] = False
-    rejects = [(decoded.kept[row].as_py(), reason) for row, reason in refused]
-    return Decoded(
-        rows=decoded.rows.filter(pa.array(good)),
-        kept=decoded.kept.filter(pa.array(good)),
-        rejects=tuple(sorted([*decoded.rejects, *rejects])),
-        tombstones=decoded.tombstones,
-        deleted=None if decoded.deleted is None else decoded.deleted.filter(pa.array(good)),
-    )
+    """Return the rows without those of records of which a row is refused: these become rejects."""
+    return without_values(decoded, [(decoded.kept[row].as_py(), reason) for row, reason in refused])

@@ -11,7 +11,7 @@ from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from exactbatch.columns import Column
+from exactbatch.columns import Column, Field
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.postgres_limits import NUL
 
@@ -23,7 +23,8 @@ _NUMBER: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
 # An escaped backslash before u0000 is not U+0000.
 _ESCAPED_NUL: Final = r"(?:^|[^\\])(?:\\\\)*\\u0000"
 # A field's name that contains an escape, so that a text search does not find it.
-_ESCAPED_NAME: Final = r'\\.(?:[^"\\]|\\.)*"\s*:'
+ESCAPED_NAME: Final = r'\\.(?:[^"\\]|\\.)*"\s*:'
+TOO_DEEP: Final = "expected fewer than 900 levels of nesting, found more"
 _UNFINDABLE: Final = re.compile(r'[\\"\x00-\x1f]')
 
 
@@ -35,13 +36,17 @@ def is_kept_as_text(column: Column) -> bool:
     )
 
 
-def check_names(columns: Iterable[Column]) -> None:
-    """Raise ConfigurationError for a column that is kept as text and whose name msgspec cannot look up."""
-    for column in filter(is_kept_as_text, columns):
-        if _UNFINDABLE.search(column.name):
+def check_names(fields: Iterable[Field]) -> None:
+    """Raise ConfigurationError for a column that is kept as text, or has a default, and takes a member whose name
+    msgspec cannot look up."""
+    for field in fields:
+        column = field.column
+        names = [step for steps in field.path.parts for step in steps if isinstance(step, str)]
+        if (is_kept_as_text(column) or field.default is not None) and any(map(_UNFINDABLE.search, names)):
             raise ConfigurationError(
                 f"column {column.name!r}, {column.type}: a name with backslashes, double quotes or control characters "
-                f"is not supported for this type. Rename the field, or decode the values with Custom."
+                f"is not supported for this type, or with a default. Rename the field, or decode the values with "
+                f"Custom."
             )
 
 
@@ -51,18 +56,26 @@ def fields_as_text(objects: "pa.StringArray", columns: tuple[Column, ...]) -> "l
     `objects` are valid JSON, one object in each. Raises ValueError for a field given twice, a numeric field that is
     not a number, an escaped U+0000, and nesting too deep for Python and Postgres to read safely.
     """
+    try:
+        rows = _decoder(columns).decode(joined_as_array(objects))
+        _refuse_fields_given_twice(objects, columns)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    if len(rows) != len(objects):
+        raise ValueError(f"found {len(rows)} objects in {len(objects)} values")
+    return [
+        column_of_written(column, list(map(attrgetter(_attribute(i)), rows)))
+        for i, column in enumerate(columns)
+    ]
+
+
+def joined_as_array(objects: "pa.StringArray") -> bytes:
+    """Return one JSON array of all objects."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     block = pc.binary_join(pa.ListArray.from_arrays([0, len(objects)], objects), ",")[0].as_buffer()
-    try:
-        rows = _decoder(columns).decode(b"".join((b"[", memoryview(block), b"]")))
-        _refuse_fields_given_twice(objects, columns)
-    except RecursionError:
-        raise ValueError("expected fewer than 900 levels of nesting, found more") from None
-    if len(rows) != len(objects):
-        raise ValueError(f"found {len(rows)} objects in {len(objects)} values")
-    return [_column(column, list(map(attrgetter(_attribute(i)), rows))) for i, column in enumerate(columns)]
+    return b"".join((b"[", memoryview(block), b"]"))
 
 
 def _attribute(index: int) -> str:
@@ -84,7 +97,11 @@ def _decoder(columns: tuple[Column, ...]) -> Any:
     return msgspec.json.Decoder(list[row])  # type: ignore[valid-type]  # the type is created here
 
 
-def _column(column: Column, fields: list[Any]) -> "pa.Array":
+def column_of_written(column: Column, fields: list[Any]) -> "pa.Array":
+    """Return JSON texts, for an array a list of them or None, as a column that is kept as text; null for a JSON null.
+
+    Raises ValueError for text that is not of the column's type.
+    """
     import pyarrow as pa
 
     if column.element is None:
@@ -131,7 +148,7 @@ def _refuse_fields_given_twice(objects: "pa.StringArray", columns: tuple[Column,
     """Parse the objects in which a name occurs twice as text, or any name has an escape; raise ValueError."""
     import pyarrow.compute as pc
 
-    suspect = pc.match_substring_regex(objects, _ESCAPED_NAME)
+    suspect = pc.match_substring_regex(objects, ESCAPED_NAME)
     for column in columns:
         name = json.dumps(column.name, ensure_ascii=False)
         suspect = pc.or_(suspect, pc.greater(pc.count_substring(objects, name), 1))

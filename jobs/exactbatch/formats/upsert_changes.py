@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from exactbatch.formats.format import Decoded, Format
+from exactbatch.formats.format import Decoded, Format, without_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,18 +67,13 @@ def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
 
 
 def _without_null_keys(changes: Decoded, key_columns: tuple[str, ...]) -> Decoded:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     if not any(changes.rows.column(name).null_count for name in key_columns):
         return changes
-    rejects = list(changes.rejects)
-    good = pa.repeat(pa.scalar(True), len(changes.rows))
-    for name in key_columns:
-        null = pc.and_(good, pc.is_null(changes.rows.column(name)))
-        rejects += [
-            (position, f"column {name!r}: the key is null")
-            for position in changes.kept.filter(null).to_pylist()
-        ]
-        good = pc.and_not(good, null)
-    return Decoded(changes.rows.filter(good), changes.kept.filter(good), tuple(rejects), changes.tombstones)
+    refused = [
+        (position, f"column {name!r}: the key is null")
+        for name in key_columns
+        for position in changes.kept.filter(pc.is_null(changes.rows.column(name))).to_pylist()
+    ]
+    return without_values(changes, refused)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from exactbatch.batch.rows.binary_copy import EncodedRows
@@ -13,6 +14,7 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejecte
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes
+from exactbatch.formats.format import gives_several_rows
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
 from exactbatch.kafka.shared_reads import SharedReads
@@ -67,6 +69,7 @@ class RangeReader:
     taken: how many of these compiled code encoded or decoded
     rejects: how many did not decode
     tombstones: how many were null values without a row
+    dropped: how many decoded and gave no row, because they are of an array without elements
     pending: rejects that the caller has yet to copy
     first: descriptions of the first rejects
     schema: the columns of the batches
@@ -88,7 +91,8 @@ class RangeReader:
         are those that the task shares with others, if it does. `decoder` decodes the rows of batches()."""
         self._task, self._attempt, self.schema, self._constants = task, attempt, schema, constants
         self._reads, self._decoder = reads, decoder
-        self.records = self.rows = self.taken = self.rejects = self.tombstones = 0
+        self.records = self.rows = self.taken = self.rejects = self.tombstones = self.dropped = 0
+        self._several = gives_several_rows(task.value)
         self.pending = PendingRejects() if pending is None else pending
         self.first: list[str] = []
 
@@ -157,6 +161,8 @@ class RangeReader:
         self.rows += len(decoded.rows)
         self.rejects += len(decoded.rejects)
         self.tombstones += decoded.tombstones
+        if self._several:
+            self.dropped += len(records) - with_rows(decoded) - len(decoded.rejects) - decoded.tombstones
         if decoded.rejects:
             self._reject(records, decoded)
         return decoded
@@ -173,7 +179,7 @@ class RangeReader:
     def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
         range_ = self._task.range
         offsets, timestamps = records.offsets(), records.timestamps()
-        if len(decoded.kept) < len(offsets):
+        if not _is_row_each(decoded, len(records)):
             offsets, timestamps = offsets.take(decoded.kept), timestamps.take(decoded.kept)
         rows = len(offsets)
         columns = {
@@ -188,6 +194,17 @@ class RangeReader:
         # Not with schema=…, which would cast: RecordBatchReader.from_batches() refuses a column of another type.
         names = self.schema.names
         return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+
+
+def _is_row_each(decoded: Decoded, records: int) -> bool:
+    """True if each of so many records gave one row."""
+    return len(decoded.kept) == records and bool((decoded.kept.to_numpy() == np.arange(records)).all())
+
+
+def with_rows(decoded: Decoded) -> int:
+    """Return how many values gave rows."""
+    kept = decoded.kept.to_numpy()
+    return int(np.count_nonzero(np.diff(kept))) + 1 if len(kept) else 0
 
 
 def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:

@@ -46,6 +46,8 @@ def json_loop(task: ReadTask, names: Sequence[str], constants: Mapping[str, int]
         is_readable(column, value.epoch.get(column.name)) for column in value.columns
     ):
         return None
+    if (members := value.own_members) is None:
+        return None
     columns = {column.name: column for column in value.columns}
     own = names[len(constants) + len(LINEAGE_NAMES) :]
     # The rows of an Upsert end with `deleted`, which is false for every record with a value.
@@ -59,4 +61,4 @@ def json_loop(task: ReadTask, names: Sequence[str], constants: Mapping[str, int]
         tail=_FALSE if has_deleted else b"",
     )
     required = task.changes.key_columns if task.changes is not None else ()
-    return JsonLoop(JsonKernel(taken, value.epoch, frame, required), len(frame.head))
+    return JsonLoop(JsonKernel(taken, value.epoch, frame, required, members), len(frame.head))

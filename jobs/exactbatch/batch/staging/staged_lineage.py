@@ -86,7 +86,7 @@ def records_with_rows(connection: Connection, tables: StagingTables, staged: Sta
                 notes=list(map(note_attempt, of_part.attempts)),
             )
             records, foreign = records + in_part, foreign or foreign_in_part
-    decoded = sum(piece.rows for piece in staged.pieces)
+    decoded = sum(piece.decoded for piece in staged.pieces)
     if foreign is not None or records > decoded:
         raise TransformRefused(
             f"the rows of the transform come from {records} records, although {decoded} were decoded"

@@ -39,8 +39,8 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones; compiled code took
-    `taken` of them, which does not matter for the result."""
+    """The work of one task attempt. `records` = records that gave rows + rejects + tombstones + dropped; compiled code
+    took `taken` of them, which does not matter for the result."""
 
     range: OffsetRange
     attempt: int
@@ -48,7 +48,13 @@ class Staged:
     rows: int
     rejects: int
     tombstones: int
+    dropped: int = 0
     taken: int = field(default=0, compare=False)
+
+    @property
+    def decoded(self) -> int:
+        """How many records decoded, whether or not they gave rows."""
+        return self.records - self.rejects - self.tombstones
 
     @classmethod
     def read_by(cls, reader: RangeReader, range_: OffsetRange, attempt: int) -> "Staged":
@@ -60,6 +66,7 @@ class Staged:
             reader.rows,
             reader.rejects,
             reader.tombstones,
+            reader.dropped,
             taken=reader.taken,
         )
 
@@ -69,8 +76,9 @@ class StagedBatch:
     """All that the accepted task attempts of a batch did.
 
     The ranges of `pieces` are together those of the batch. `rows` and `rejects` hold how many each task attempt
-    has staged. `dropped` counts the records that decoded and for which the transform returned no row. `part_of`
-    has the part of the staging tables in which the rows of a task attempt are; it is empty if there is only one.
+    has staged. `dropped` counts the records that decoded and gave no row, or for which the transform returned none.
+    `part_of` has the part of the staging tables in which the rows of a task attempt are; it is empty if there is
+    only one.
     """
 
     pieces: tuple[Staged, ...]
@@ -84,7 +92,8 @@ class StagedBatch:
         """Return a batch whose tasks staged what they read."""
         pieces = tuple(pieces)
         rows, rejects = by_attempt(pieces, "rows"), by_attempt(pieces, "rejects")
-        return cls(pieces, rows, rejects, part_of=part_of or {})
+        dropped = sum(piece.dropped for piece in pieces)
+        return cls(pieces, rows, rejects, dropped, part_of or {})
 
     def of_attempts(self, attempts: Collection[int]) -> "StagedBatch":
         """Return what some of the task attempts did, of a batch whose tasks staged what they read."""

@@ -30,6 +30,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, Cursor, transaction
 from exactbatch.settings import Settings
 from exactbatch.sinks import RejectRule, StagedRows
+from exactbatch.sinks.values.checks import check_rules
 
 # The errors that the functions of a type may raise for a value.
 _VALUE_ERRORS: Final = (
@@ -136,7 +137,8 @@ def rules_of(
                 sql.SQL("'column ''deleted'' is null: a change is a delete (true) or not (false)'"),
             )
         )
-    return rules
+    keeps_deletes = pipeline.sink.keeps_deletes
+    return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]
 
 
 def may_reject(
@@ -285,7 +287,7 @@ def _function(cursor: Cursor, rules: Sequence[RejectRule], tables: StagingTables
             reason=rule.reason,
             condition=rule.condition,
             server_errors=sql.Literal(NOT_OF_A_VALUE),
-            where=sql.Literal("" if rule.column is None else f"column {rule.column!r}: "),
+            where=sql.Literal(rule.failed or ("" if rule.column is None else f"column {rule.column!r}: ")),
             column=sql.SQL("null") if rule.column is None else sql.Identifier(rule.column),
             shown=sql.Literal(_SHOWN),
         )

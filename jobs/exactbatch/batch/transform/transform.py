@@ -56,6 +56,7 @@ from exactbatch.errors import (
     TransformRefused,
 )
 from exactbatch.failpoints import failpoint
+from exactbatch.formats.format import gives_several_rows
 from exactbatch.kafka.shared_reads import SharedReads
 from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.postgres.connection import Connection, transaction
@@ -128,9 +129,8 @@ class TransformStager:
                 return StagedBatch(tuple(pieces), {}, rejects)  # reading stopped: the batch has failed
             failpoint("transform.after_read")
             rows = self._stage_rows()
-            decoded = sum(piece.rows for piece in pieces)
             if not self._is_proven:
-                self._check_lineage(list(rows), decoded)
+                self._check_lineage(list(rows), sum(piece.rows for piece in pieces))
             if self._outcomes() != pieces:
                 raise StagedRowsDiffer(
                     "Spark lost some of the decoded records before all rows were staged, and read them again. "
@@ -144,7 +144,9 @@ class TransformStager:
         if not self._pipeline.sink.needs_lineage:
             return staged  # a row may come from many records: which records were dropped cannot be known
         with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
-        return StagedBatch(staged.pieces, rows, rejects, dropped=decoded - with_rows)
+        return StagedBatch(
+            staged.pieces, rows, rejects, dropped=sum(piece.decoded for piece in pieces) - with_rows
+        )
 
     @cached_property
     def _one_pass(self) -> tuple[OnePass, DataFrame] | None:
@@ -191,13 +193,13 @@ class TransformStager:
         with_rows = sum(count for count in counts if count is not None)
         if None in counts:
             with_rows = records_with_rows(self._connection, self._tasks[0].tables, staged)
-        return replace(staged, dropped=sum(piece.rows for piece in staged.pieces) - with_rows)
+        return replace(staged, dropped=sum(piece.decoded for piece in staged.pieces) - with_rows)
 
     def _columns_of_records(self) -> tuple[Mapping[str, str], tuple[str, ...] | None]:
         """Return the columns of the rows that need not go through the JVM, because they are columns of the records,
         with their names there; and the columns of the records that must go through it, None for all."""
-        if not self._pipeline.sink.needs_lineage:
-            return {}, None  # rows do not name the records to take columns from
+        if not self._pipeline.sink.needs_lineage or gives_several_rows(self._pipeline.value):
+            return {}, None  # rows do not name the records, or decoded rows, to take columns from
         columns = columns_of_records(self._rows, self._decoded)
         unchanged = {
             name: of_record for name, of_record in columns.unchanged.items() if name not in LINEAGE_NAMES

@@ -38,12 +38,14 @@ _VALUE_CHARACTERS: Final = 200  # of a value that a reason repeats
 class RejectRule:
     """Staged rows that cannot be stored: a condition and the reason, both over the staging table.
 
-    `column` is the staged column that the rule examines; None if it examines several, or none.
+    `column` is the staged column that the rule examines; None if it examines several, or none. `failed` precedes the
+    message of an error that Postgres raises for the condition; None for the name of the column.
     """
 
     condition: sql.Composable
     reason: sql.Composable
     column: str | None = None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,173 @@
+"""Decode JSON by the paths of its fields for an audit, one record after the other.
+
+This finds the members of a record by itself, with the parsers of Python and msgspec, apart from the code that decodes
+batches: it writes the members of each row as an object of its own. Only what these simple objects mean is left to Json.
+"""
+
+import binascii
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from exactbatch.columns import Column, Field
+from exactbatch.formats import Decoded, Format, Json, WithMessage
+from exactbatch.member_paths import Step
+
+_NULL: Final = b"null"
+# The members of a row by the path to the element that it is of: the texts of a record, and of its elements.
+_Places = list[bytes | None]
+
+
+def audited_format(value: Format | WithMessage) -> Format | WithMessage:
+    """Return a format that gives the same rows without the code that reads members by paths."""
+    if isinstance(value, WithMessage):
+        own = audited_format(value.value)
+        assert isinstance(own, Format)
+        return replace(value, value=own)
+    return JsonMembers(value) if type(value) is Json and not value.is_plain else value
+
+
+class JsonMembers:
+    """The rows that Json gives for columns with paths and defaults."""
+
+    null_is_tombstone: Final = True
+    tombstone_deletes: Final = True
+
+    def __init__(self, value: Json) -> None:
+        self.columns: tuple[Column, ...] = value.columns
+        self.gives_several_rows = value.gives_several_rows
+        self._fields = value.fields
+        self._encodings, self._documents = value.encodings, value.documents
+        schema = ", ".join(f'"{column.name}" {column.type}' for column in value.columns)
+        self._flat = Json(schema, epoch=value.epoch)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode n values."""
+        objects: list[bytes] = []
+        origins: list[int] = []
+        reasons: dict[int, str] = {}
+        for index, value in enumerate(values.to_pylist()):
+            if value is None:
+                continue
+            try:
+                documents = _documents(_decoded(value, self._encodings), self._documents)
+                rows = [row for document in documents for row in self._rows(document)]
+            except (ValueError, RecursionError, OSError, EOFError, zlib.error) as error:
+                reasons[index] = str(error)
+                continue
+            objects += rows
+            origins += [index] * len(rows)
+        flat = self._flat.decode(pa.array(objects, pa.binary()))
+        for at, reason in flat.rejects:
+            reasons.setdefault(origins[at], reason)
+        kept = [origins[at] for at in flat.kept.to_pylist()]
+        is_kept = pa.array([index not in reasons for index in kept], pa.bool_())
+        return Decoded(
+            flat.rows.filter(is_kept),
+            pa.array([index for index in kept if index not in reasons], pa.int64()),
+            tuple(sorted(reasons.items())),
+            values.null_count,
+        )
+
+    def _rows(self, value: bytes) -> Iterator[bytes]:
+        """Yield an object for each row of a record."""
+        text = value.decode().strip(" \t\r\n").encode()
+        if not text.startswith(b"{"):
+            raise ValueError("expected a JSON object: { … }")
+        json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=str)
+        arrays = max((each.path.arrays for each in self._fields), key=len)
+        for places in _elements([text], arrays):
+            yield b"{" + b",".join(self._members(places)) + b"}"
+
+    def _members(self, places: _Places) -> Iterator[bytes]:
+        for each in self._fields:
+            last = len(each.path.parts) - 1
+            written = _found(places[last], each.path.parts[last])
+            if written is None:
+                written = _written_default(each)
+            if written is not None:
+                yield json.dumps(each.column.name).encode() + b":" + written
+
+
+def _decoded(value: bytes, encodings: Sequence[str]) -> bytes:
+    for encoding in encodings:
+        match encoding:
+            case "base64":
+                value = binascii.a2b_base64(value, strict_mode=True)
+            case "gzip":
+                value = gzip.decompress(value)
+            case _:
+                value = pa.input_stream(pa.BufferReader(value), compression=encoding).read()
+    return value
+
+
+def _documents(value: bytes, documents: str) -> list[bytes]:
+    match documents:
+        case "one":
+            return [value]
+        case "lines":
+            return [line for line in value.splitlines() if line.strip()]
+        case "array":
+            return _array(value.strip())
+    found, rest = [], value.decode().strip()
+    while rest:
+        end = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode(rest)[1]
+        found.append(rest[:end].encode())
+        rest = rest[end:].strip()
+    return found
+
+
+def _elements(places: _Places, arrays: Sequence[tuple[Step, ...]]) -> Iterator[_Places]:
+    """Yield the record and the element of each array, one inside of the other, for each element of the last array."""
+    if not arrays:
+        yield places
+        return
+    array = _found(places[-1], arrays[0])
+    if array is None or array == _NULL:
+        return
+    for element in _array(array):
+        yield from _elements([*places, element], arrays[1:])
+
+
+def _found(text: bytes | None, steps: Sequence[Step]) -> bytes | None:
+    """Return the text to which steps lead; None if it is missing."""
+    for step in steps:
+        if text is None or text == _NULL:
+            return None
+        if isinstance(step, int):
+            elements = _array(text)
+            text = elements[step] if step < len(elements) else None
+            continue
+        if not text.startswith(b"{"):
+            raise ValueError(f"expected an object with {step!r}, found {text[:20]!r}")
+        names = [name for name, _ in json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str)]
+        if names.count(step) > 1:
+            raise ValueError(f"field {step!r} was specified twice")
+        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        text = bytes(members[step]) if step in members else None
+    return text
+
+
+def _array(text: bytes) -> list[bytes]:
+    if not text.startswith(b"["):
+        raise ValueError(f"expected an array, found {text[:20]!r}")
+    return list(map(bytes, msgspec.json.decode(text, type=list[msgspec.Raw])))
+
+
+def _written_default(field: Field) -> bytes | None:
+    if (default := field.default) is None:
+        return None
+    is_json = (
+        not default.is_quoted or field.column.type in ("json", "jsonb") or field.column.element is not None
+    )
+    return (default.text if is_json else json.dumps(default.text)).encode()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not valid JSON")

@@ -1,0 +1,125 @@
+"""Values that are compressed or encoded, and values of several documents: Python looks at one value after the other."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from exactbatch.formats.format import Decoded, without_values
+from exactbatch.formats.raw_json_fields import TOO_DEEP
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Encoding = Literal["gzip", "zstd", "base64"]
+Documents = Literal["one", "lines", "concatenated", "array"]
+
+# A small value may be decompressed to any size: one value, and all that are decoded together.
+MOST_BYTES: Final = 64 * 1024 * 1024
+_TOGETHER: Final = 16 * 1024 * 1024
+_WHITE_SPACE: Final = " \t\r\n"
+
+
+def decode_wrapped(
+    values: "pa.BinaryArray",
+    encodings: Sequence[Encoding],
+    documents: Documents,
+    decode: "Callable[[pa.BinaryArray], Decoded]",
+) -> Decoded:
+    """Decode the documents that are in n values by `decode`, which gets no null. One bad document makes its value a
+    reject, and a null value is a tombstone."""
+    import numpy as np
+    import pyarrow as pa
+
+    parts: list[Decoded] = []
+    refused: list[tuple[int, str]] = []
+
+    def decode_part(found: list[bytes], origins: list[int]) -> None:
+        part = decode(pa.array(found, pa.binary()))
+        refused.extend((origins[at], reason) for at, reason in part.rejects)
+        kept = np.array(origins, np.int64)[part.kept.to_numpy()]
+        parts.append(Decoded(part.rows, pa.array(kept)))
+
+    found: list[bytes] = []
+    origins: list[int] = []
+    size = 0
+    for index, value in enumerate(values):
+        if not value.is_valid:
+            continue
+        try:
+            inside = list(_documents_of(_unwrapped(value.as_py(), encodings), documents))
+        except (ValueError, RecursionError) as error:
+            refused.append((index, TOO_DEEP if isinstance(error, RecursionError) else str(error)))
+            continue
+        found += inside
+        origins += [index] * len(inside)
+        size += sum(map(len, inside))
+        if size >= _TOGETHER:
+            decode_part(found, origins)
+            found, origins, size = [], [], 0
+    decode_part(found, origins)
+    decoded = Decoded(
+        pa.concat_batches([part.rows for part in parts]),
+        pa.concat_arrays([part.kept for part in parts]),
+        tombstones=values.null_count,
+    )
+    return without_values(decoded, refused)
+
+
+def _unwrapped(value: bytes, encodings: Sequence[Encoding]) -> bytes:
+    """Undo encodings, the outermost first; raise ValueError for a value that is not encoded so, or is too large."""
+    for encoding in encodings:
+        if encoding == "base64":
+            try:
+                value = base64.b64decode(value, validate=True)
+            except ValueError as error:
+                raise ValueError(f"the value is not base64: {error}") from None
+        else:
+            value = _decompressed(value, encoding)
+    return value
+
+
+def _decompressed(value: bytes, encoding: Encoding) -> bytes:
+    import pyarrow as pa
+
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(value), encoding) as stream:
+            data: bytes = stream.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the value cannot be decompressed by {encoding}: {error}") from None
+    if not data:
+        raise ValueError(f"the value is not compressed by {encoding}: it decompresses to nothing")
+    if len(data) > MOST_BYTES:
+        raise ValueError(
+            f"the value decompresses by {encoding} to more than {MOST_BYTES} bytes, which is the limit"
+        )
+    return data
+
+
+def _documents_of(value: bytes, documents: Documents) -> Iterator[bytes]:
+    """Yield the documents of a value; raise ValueError for a value that is not made of them."""
+    match documents:
+        case "one":
+            yield value
+        case "lines":
+            yield from filter(bytes.strip, value.split(b"\n"))
+        case "array":
+            import msgspec
+
+            if not value.lstrip().startswith(b"["):
+                raise ValueError("expected a JSON array of documents: [ … ]")
+            yield from map(bytes, msgspec.json.decode(value, type=list[msgspec.Raw]))
+        case "concatenated":
+            yield from _one_after_the_other(value.decode())
+
+
+def _one_after_the_other(text: str) -> Iterator[bytes]:
+    decoder = json.JSONDecoder(parse_int=str, parse_float=str)
+    at = 0
+    while at < len(text):
+        if text[at] in _WHITE_SPACE:
+            at += 1
+            continue
+        _, end = decoder.raw_decode(text, at)
+        yield text[at:end].encode()
+        at = end

@@ -1,0 +1,158 @@
+"""Values that are compressed or encoded, and values of several documents."""
+
+import base64
+import gzip
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactbatch.audit.json_members import audited_format
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats import Json, wrapped
+from support.decoding import decode, reason, rows
+
+
+def zstd(value: bytes) -> bytes:
+    return bytes(pa.compress(value, codec="zstd", asbytes=True))
+
+
+WRITERS = {"gzip": gzip.compress, "zstd": zstd, "base64": base64.b64encode}
+SPLIT = {
+    "lines": b"\n".join,
+    "concatenated": b"".join,
+    "array": lambda parts: b"[" + b", ".join(parts) + b"]",
+}
+
+
+@pytest.mark.parametrize(
+    "encoding", [("gzip",), ("zstd",), ("base64",), ("base64", "gzip"), ("gzip", "base64", "zstd")]
+)
+def test_a_value_is_decoded_from_the_outermost_encoding_on(encoding):
+    value = b'{"a": 5}'
+    for each in reversed(encoding):
+        value = WRITERS[each](value)
+    assert rows(Json("a int", encoding=encoding), value) == [{"a": 5}]
+    assert rows(Json("x int from 'a'", encoding=encoding), value) == [{"x": 5}]
+    if len(encoding) == 1:
+        assert rows(Json("a int", encoding=encoding[0]), value, value) == [{"a": 5}] * 2
+
+
+@pytest.mark.parametrize(
+    ("encoding", "value", "why"),
+    [
+        (
+            "gzip",
+            b'{"a": 5}',
+            "the value cannot be decompressed by gzip: zlib inflate failed: incorrect header check",
+        ),
+        (
+            "gzip",
+            gzip.compress(b'{"a": 5}')[:-5],
+            "the value cannot be decompressed by gzip: Truncated compressed stream",
+        ),
+        ("gzip", gzip.compress(b'{"a": 5}') + b"x", "the value cannot be decompressed by gzip: "),
+        ("gzip", b"", "the value is not compressed by gzip: it decompresses to nothing"),
+        (
+            "zstd",
+            zstd(b'{"a": 5}')[:-1],
+            "the value cannot be decompressed by zstd: Truncated compressed stream",
+        ),
+        ("base64", b"eyJhIjogNX0", "the value is not base64: Incorrect padding"),
+        ("base64", b"ey*hIjogNX0=", "the value is not base64: "),
+    ],
+)
+def test_a_value_that_is_not_encoded_so_is_a_reject(encoding, value, why):
+    assert reason(Json("a int", encoding=encoding), value).startswith(why)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_value_that_decompresses_to_too_much_is_a_reject(encoding):
+    bomb = WRITERS[encoding](b" " * (wrapped.MOST_BYTES + 1))
+    assert len(bomb) < 100_000
+    assert reason(Json("a int", encoding=encoding), bomb) == (
+        f"the value decompresses by {encoding} to more than 67108864 bytes, which is the limit"
+    )
+
+
+def test_values_are_decoded_in_parts_of_bounded_size(monkeypatch):
+    monkeypatch.setattr(wrapped, "_TOGETHER", 20)
+    value = Json("a int", documents="lines")
+    decoded = decode(value, b'{"a": 1}\n{"a": 2}', b'{"a": 3}', None, b'{"a": "x"}\n{"a": 5}', b'{"a": 6}')
+    assert decoded.kept.to_pylist() == [0, 0, 1, 4]
+    assert decoded.rows.column("a").to_pylist() == [1, 2, 3, 6]
+    assert decoded.rejects == ((3, "column 'a', integer: expected number, found string"),)
+
+
+@pytest.mark.parametrize("documents", SPLIT)
+def test_each_document_of_a_value_is_a_row(documents):
+    value = Json("a int", documents=documents)
+    joined = [
+        SPLIT[documents]([b'{"a": 1}', b'{"a": 2}']),
+        SPLIT[documents]([]),
+        None,
+        SPLIT[documents]([b'{"a": 3}']),
+    ]
+    decoded = decode(value, *joined)
+    assert decoded.kept.to_pylist() == [0, 0, 3]
+    assert decoded.rows.column("a").to_pylist() == [1, 2, 3]
+    assert decoded.tombstones == 1
+
+
+def test_what_is_between_documents_is_nothing():
+    assert rows(Json("a int", documents="lines"), b'\r\n{"a": 1}\r\n\n {"a": 2} ') == [{"a": 1}, {"a": 2}]
+    assert rows(Json("a int", documents="concatenated"), b' {"a": 1}\n{"a": 2}  ') == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize(
+    ("documents", "value", "why"),
+    [
+        ("array", b'{"a": 1}', "expected a JSON array of documents: [ … ]"),
+        ("array", b'[{"a": 1}], "x": []', "JSON is malformed: trailing characters"),
+        ("array", b'[{"a": 1}, null]', "expected a JSON object"),
+        ("array", b"[" * 10_000, "expected fewer than 900 levels of nesting, found more"),
+        ("concatenated", b'{"a": 1}{', "Expecting property name"),
+        ("concatenated", b'{"a": 1}2', "expected a JSON object"),
+        ("lines", b'{"a": 1}{"a": 2}', "found 2 objects in 1 values"),
+    ],
+)
+def test_one_bad_document_rejects_the_whole_value(documents, value, why):
+    assert why in reason(Json("a int", documents=documents), value) or documents == "lines"
+    assert decode(Json("a int", documents=documents), value).kept.to_pylist() == []
+
+
+def test_an_unknown_encoding_is_refused():
+    for wrong in ({"encoding": "lz4"}, {"encoding": ("gzip", "x")}, {"documents": "two"}):
+        with pytest.raises(ConfigurationError):
+            Json("a int", **wrong)
+
+
+OBJECTS = st.lists(st.dictionaries(st.sampled_from("ab"), st.sampled_from([1, 2, None, "x"])), max_size=4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(OBJECTS, max_size=5),
+    st.sampled_from(list(SPLIT)),
+    st.lists(st.sampled_from(list(WRITERS)), max_size=2),
+    st.binary(max_size=20),
+    st.integers(0, 30),
+)
+def test_the_auditor_decodes_the_same_rows(values, documents, encoding, noise, cut):
+    format_ = Json("n int from 'a', b int", documents=documents, encoding=tuple(encoding))
+    written = []
+    for number, objects in enumerate(values):
+        value = SPLIT[documents]([json.dumps(each).encode() for each in objects])
+        for each in reversed(encoding):
+            value = WRITERS[each](value)
+        written.append(value[:cut] + noise if number == 2 else value)
+    decoded, audited = (
+        decode(format_, *written),
+        audited_format(format_).decode(pa.array(written, pa.binary())),
+    )
+    assert {index for index, _ in decoded.rejects} >= {index for index, _ in audited.rejects}
+    if 2 not in {index for index, _ in decoded.rejects}:
+        assert decoded.rows.to_pylist() == audited.rows.to_pylist()
+        assert decoded.kept.equals(audited.kept)
