@@ -5,6 +5,7 @@ from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch.to_topic import ToTopic
 
 __all__ = [
     "Aggregate",
@@ -23,6 +24,7 @@ __all__ = [
     "Raw",
     "Sum",
     "Text",
+    "ToTopic",
     "Upsert",
     "Window",
     "WithMessage",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
+from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
 from exactbatch.model import Limits, OnLoss
@@ -13,6 +14,7 @@ from exactbatch.options import check_types
 from exactbatch.sinks import Sink
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.to_topic import ToTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,6 +32,8 @@ class Pipeline:
     """Topics, the format of their values, and the sink that the rows go to.
 
     key            the format of message keys; an Upsert deletes the row with this key when a value is null
+    forward        the topic to which the committed results go back, exactly once: ToTopic("late_flights"); None: they
+                   stay in Postgres
     start          where topics without a stored offset start: "earliest", "latest", "group:NAME" (the offsets that
                    this consumer group has committed) or {topic: {partition: offset}}; partitions that the group or
                    the mapping does not name start at their earliest offset
@@ -66,6 +70,7 @@ class Pipeline:
     value: Format | WithMessage
     sink: Sink
     key: Format | None = None
+    forward: ToTopic | None = None
     start: str | Mapping[str, Mapping[int, int]] = "earliest"
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
@@ -118,6 +123,8 @@ class Pipeline:
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)
+        if self.forward is not None:
+            self._check_forward(self.forward)
         if self.commit == "partition" and (obstacle := self._needs_one_transaction()):
             raise self._error(
                 f"commit='partition' needs rows that each come from one range and are copied as they are, found "
@@ -134,6 +141,8 @@ class Pipeline:
 
     def _needs_one_transaction(self) -> str | None:
         """Return what prevents committing each range in its own transaction; None if it is possible."""
+        if self.forward is not None:
+            return "forward, which sends the results of a batch in one order"
         if self.sink.not_copyable is not None:
             return self.sink.not_copyable
         if self.is_transformed:
@@ -225,6 +234,23 @@ class Pipeline:
                     f"{column.type} and {types.get(column.name, 'no such column')}",
                     column=column.name,
                 )
+
+    def _check_forward(self, forward: ToTopic) -> None:
+        self._expect(
+            forward.topic not in self.topics,
+            "forward to name a topic that the pipeline does not read: it would process its own results",
+            repr(forward.topic),
+        )
+        forward.key_columns(self.sink.key_columns)
+        if not self.is_transformed:
+            forward.check(
+                self.sink.key_columns, self.sink.result_columns(self.value.columns), self.lineage_of_results
+            )
+
+    @property
+    def lineage_of_results(self) -> tuple[Column, ...]:
+        """The columns of lineage that a row of the target has besides its result; () for a derived target."""
+        return () if self.sink.is_derived else self.sink.lineage_table.lineage_columns
 
     def _check_start(self) -> None:
         if isinstance(self.start, str):

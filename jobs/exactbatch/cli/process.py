@@ -40,7 +40,7 @@ def plan(reference: Reference, as_json: AsJson = False) -> None:
 
 
 def run(reference: Reference, master: Master = _LOCAL_MASTER, as_json: AsJson = False) -> None:
-    """Plan the next batch and process it, without Airflow."""
+    """Plan the next batch and process it, without Airflow. `exactbatch forward` sends its results."""
     pipeline, settings = load(reference)
     with ledger_connection(settings, pipeline) as connection:
         batch_id = freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli")

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import aiosql
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch
+from exactbatch.ledger.rows import Batch, Stream
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Connection
 
@@ -17,7 +17,8 @@ Row = TypeVar("Row")
 # In a query, the name of a class in braces stands for the columns that are its fields, and the other names here for
 # these expressions.
 _COLUMNS: Final = {
-    row.__name__: ", ".join(field.name for field in fields(row)) for row in (Batch, Definition, OffsetRange)
+    row.__name__: ", ".join(field.name for field in fields(row))
+    for row in (Batch, Definition, OffsetRange, Stream)
 } | {
     "Covered": "c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, "
     "upper(c.offsets) as until_offset, c.kind, c.batch_id, c.newest_batch_id",

@@ -8,6 +8,7 @@ from typing import Any, Final
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
+from exactbatch.operations.forwarding import Forwarding, load_forwarding
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
 from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
 from exactbatch.pipeline import Pipeline
@@ -73,6 +74,7 @@ class Status:
     freshness          the registered age from which an unprocessed record makes the pipeline overdue; None without one
     oldest             the timestamp of the oldest unprocessed record; None without a freshness, and if there is none or
                        it is not known
+    forwarding         how far the results are sent to the pipeline's topic; None without one
     """
 
     pipeline: Pipeline
@@ -86,6 +88,7 @@ class Status:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
     freshness: timedelta | None = None
     oldest: datetime | None = None
+    forwarding: Forwarding | None = None
 
     @property
     def overdue(self) -> bool | None:
@@ -140,6 +143,7 @@ class Status:
             "unfinished": list(map(asdict, self.unfinished)),
             "unannounced": list(map(asdict, self.unannounced)),
             "target_partitions": self.target_partitions,
+            "forwarding": self.forwarding and asdict(self.forwarding),
         }
 
 
@@ -168,6 +172,7 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
             if ledger.overtaken_by(replay) is None
         )
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
+        forwarding = load_forwarding(ledger, pipeline.name)
     logs = broker.partitions(pipeline.topics)
     held_back = [log for log in logs if log.last_stable < log.high_watermark]
     open_transactions = broker.open_transactions(held_back)
@@ -195,6 +200,7 @@ def load_status(connection: Connection, broker: KafkaBroker, pipeline: Pipeline)
         datetime.now(UTC),
         freshness,
         min(oldest.values(), default=None),
+        forwarding,
     )
 
 
