@@ -48,9 +48,13 @@ begin
     grant update (registered_at) on exactbatch.pipeline to exactbatch_job;
     grant insert on exactbatch.stored_offset, exactbatch.batch, exactbatch.batch_range, exactbatch.coverage,
         exactbatch.rejected_record, exactbatch.time_boundary, exactbatch.batch_failure, exactbatch.run_life,
-        exactbatch.empty_run, exactbatch.joined_topic to exactbatch_job;
+        exactbatch.empty_run, exactbatch.joined_topic, exactbatch.outbox to exactbatch_job;
     -- A table that joins by a pattern is registered by the plan that includes it first; none is changed.
     grant insert on exactbatch.pipeline to exactbatch_job;
+    -- What batches commit is numbered, and what was sent is recorded and deleted.
+    grant update (topic_id, last_sequence, sent_sequence, attempted_sequence, next_offsets, forwarder, sent_at)
+        on exactbatch.forward to exactbatch_job;
+    grant delete on exactbatch.outbox to exactbatch_job;
     grant update (next_offset, leader_epoch, updated_at) on exactbatch.stored_offset to exactbatch_job;
     grant update (status, committed_at, announced_at, pruned, records, rows, rejected, tombstones, dropped, stages,
         application_id) on exactbatch.batch to exactbatch_job;

@@ -6,6 +6,7 @@ from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
 from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
 from exactbatch.tables import Tables, TableTopic
+from exactbatch.to_topic import ToTopic
 from exactbatch.topic_pattern import TopicPattern
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "TableTopic",
     "Tables",
     "Text",
+    "ToTopic",
     "TopicPattern",
     "Upsert",
     "Window",

@@ -32,6 +32,7 @@ DriverFailpoint = Literal[
     "publish.after_advance",
     "publish.after_retract",
     "publish.after_insert",
+    "forward.after_outbox",
     "publish.before_commit",
     "publish.after_commit",
     "partition.before_batch_commit",
@@ -43,6 +44,13 @@ DriverFailpoint = Literal[
     "prune.after_fold",
     "prune.before_commit",
     "prune.after_commit",
+    "forward.after_attempt",
+    "forward.after_begin",
+    "forward.after_produce",
+    "forward.before_commit",
+    "forward.after_commit",
+    "forward.before_confirm",
+    "forward.after_confirm",
 ]
 ExecutorFailpoint = Literal[
     "read.after_records",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
+from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
 from exactbatch.formats.format import gives_several_rows
@@ -14,6 +15,7 @@ from exactbatch.options import check_types
 from exactbatch.sinks import Sink
 from exactbatch.sinks.tables.lineage_table import LINEAGE
 from exactbatch.sinks.tables.target_definition import Evolve
+from exactbatch.to_topic import ToTopic
 from exactbatch.topic_pattern import TopicPattern, known_topics, loads, topics_text
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Pipeline:
 
     topics         names, or a TopicPattern: topics that match it join when a batch is planned
     key            the format of message keys; an Upsert deletes the row with this key when a value is null
+    forward        the topic to which the committed results go back, exactly once: ToTopic("late_flights"); None: they
+                   stay in Postgres
     start          where topics without a stored offset start: "earliest", "latest", "group:NAME" (the offsets that
                    this consumer group has committed) or {topic: {partition: offset}}; partitions that the group or
                    the mapping does not name start at their earliest offset. A topic that joins by a pattern after
@@ -80,6 +84,7 @@ class Pipeline:
     value: Format | WithMessage
     sink: Sink
     key: Format | None = None
+    forward: ToTopic | None = None
     start: str | Mapping[str, Mapping[int, int]] = "earliest"
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
@@ -132,6 +137,8 @@ class Pipeline:
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)
+        if self.forward is not None:
+            self._check_forward(self.forward)
         if self.commit == "partition" and (obstacle := self._needs_one_transaction()):
             raise self._error(
                 f"commit='partition' needs rows that each come from one range and are copied as they are, found "
@@ -148,6 +155,8 @@ class Pipeline:
 
     def _needs_one_transaction(self) -> str | None:
         """Return what prevents committing each range in its own transaction; None if it is possible."""
+        if self.forward is not None:
+            return "forward, which sends the results of a batch in one order"
         if self.sink.not_copyable is not None:
             return self.sink.not_copyable
         if self.is_transformed:
@@ -261,6 +270,23 @@ class Pipeline:
                     f"{column.type} and {types.get(column.name, 'no such column')}",
                     column=column.name,
                 )
+
+    def _check_forward(self, forward: ToTopic) -> None:
+        self._expect(
+            not loads(self.topics, forward.topic),
+            "forward to name a topic that the pipeline does not read: it would process its own results",
+            repr(forward.topic),
+        )
+        forward.key_columns(self.sink.key_columns)
+        if not self.is_transformed:
+            forward.check(
+                self.sink.key_columns, self.sink.result_columns(self.value.columns), self.lineage_of_results
+            )
+
+    @property
+    def lineage_of_results(self) -> tuple[Column, ...]:
+        """The columns of lineage that a row of the target has besides its result; () for a derived target."""
+        return () if self.sink.is_derived else self.sink.lineage_table.lineage_columns
 
     def _check_start(self) -> None:
         if isinstance(self.start, str):

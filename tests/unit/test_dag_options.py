@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from dataclasses import replace
 from datetime import timedelta
 from types import ModuleType
 from typing import Any
@@ -10,12 +11,13 @@ from typing import Any
 import pytest
 from airflow.sdk import Param
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import pipeline_dag
 from exactbatch.discovery import reference_of
 from exactbatch.errors import ConfigurationError
 
 PIPELINE = Pipeline(name="shop", topics=("t",), value=Json("id int"), sink=Append("public.shop"))
+FORWARDING = replace(PIPELINE, name="forwarding", forward=ToTopic("late"))
 HOSTILE = Pipeline(
     name="hostile", topics=("t",), value=Json('"a|b <img src=x>" int'), sink=Append("public.shop")
 )
@@ -129,3 +131,12 @@ def test_the_documentation_of_a_dag_leads_to_its_pipeline_on_the_page():
     doc = pipeline_dag(PIPELINE).doc_md
     assert f"[Open {PIPELINE.name} in exactbatch](exactbatch/?dag={PIPELINE.name})" in doc
     assert "*Replay…*" in doc
+
+
+def test_results_are_forwarded_beside_the_report():
+    """Also in a run without a batch, which skips the tasks that process one."""
+    assert "forward_results" not in pipeline_dag(PIPELINE).task_dict
+    task = pipeline_dag(FORWARDING).task_dict["forward_results"]
+    assert task.upstream_task_ids == {"process_batch", "process_replay"}
+    assert task.trigger_rule == "none_failed"
+    assert not task.downstream_task_ids

@@ -1,4 +1,4 @@
-"""A pipeline as a DAG: plan_batch → process_batch or process_replay → report_batch.
+"""A pipeline as a DAG: plan_batch → process_batch or process_replay → report_batch, and forward_results beside it.
 
 Airflow parses DAG files again and again. Parsing imports nothing heavy and connects to no server: the tasks do.
 """
@@ -11,6 +11,7 @@ from airflow.sdk import DAG, Asset
 from exactbatch.airflow.connect_operator import ProcessBatchOnServerOperator
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation
+from exactbatch.airflow.forward_task import forward_task
 from exactbatch.airflow.operator import ProcessBatchOperator
 from exactbatch.airflow.options import callbacks, checked_schedule, dag_options
 from exactbatch.airflow.parameters import parameters
@@ -104,6 +105,8 @@ def pipeline_dag(
         planned >> processed >> reported
         # A run with nothing to process goes this way to announce batches that no report has announced.
         planned >> reported
+        if pipeline.forward is not None:
+            processed >> forward_task(reference, connections)
     return dag
 
 

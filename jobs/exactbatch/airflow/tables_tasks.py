@@ -131,10 +131,10 @@ def report_tables_task(
 
         The ledger decides whether a batch is committed: somebody may have set Airflow's states by hand.
         """
-        from exactbatch.cli.tables import new_table
         from exactbatch.discovery import load_tables
         from exactbatch.kafka.broker import KafkaBroker
         from exactbatch.operations.report import load_report, render
+        from exactbatch.operations.text_table import new_table
 
         with airflow_errors():
             tables, settings = load_tables(reference), connections.settings()

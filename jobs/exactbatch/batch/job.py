@@ -19,6 +19,7 @@ from exactbatch.batch.publishing.fences import (
     check_topic_ids,
     facts_of,
 )
+from exactbatch.batch.publishing.outbox import noting
 from exactbatch.batch.publishing.publish import Published, publish
 from exactbatch.batch.rows.rejects import SHOWN_REJECTS, too_many_rejects
 from exactbatch.batch.stage_times import StageTimes
@@ -148,12 +149,15 @@ def _process(
             check_expressions(cursor, pipeline.name, stager.columns, pipeline.checks)
             ledger = Ledger(connection)
             pipeline.sink.check_shared(cursor, stager.columns, ledger.sharing(pipeline))
-            pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
+            with noting(cursor, pipeline, stager.columns) as outbox:
+                pipeline.sink.forget_topics(cursor, ledger.removed_topics(pipeline))
+            if outbox is not None:  # windows may have become final
+                outbox.write(batch)
             if batch.kind == "replay":
                 pipeline.sink.check_replay(cursor)
             staging = (
                 pipeline.sink.direct_staging(cursor, stager.columns, batch_id=batch.batch_id, offsets=offsets)
-                if pipeline.has_row_per_record and not pipeline.checks
+                if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None
                 else None
             )
             seen = facts_of(cursor, pipeline.sink)
@@ -173,7 +177,13 @@ def _process(
                 staging=staging,
                 times=times,
             )
-        in_parts = pipeline.sink.inserts_in_parts and is_plain(seen) and stager.can_split()
+        in_parts = (
+            pipeline.sink.inserts_in_parts
+            and is_plain(seen)
+            and stager.can_split()
+            # Rows that are forwarded are noted under the pipeline's lock, in the order of commits.
+            and pipeline.forward is None
+        )
         with transaction(connection) as cursor:
             for each in stager.split_tables() if in_parts else [tables]:
                 create_rows(cursor, each, pipeline.sink.staged_columns(stager.columns))

@@ -45,7 +45,7 @@ def plan(reference: Reference, as_json: AsJson = False) -> None:
 
 
 def run(reference: Reference, master: Master = _LOCAL_MASTER, as_json: AsJson = False) -> None:
-    """Plan the next batch and process it, without Airflow."""
+    """Plan the next batch and process it, without Airflow. `exactbatch forward` sends its results."""
     pipeline, settings = load_any(reference)
     if isinstance(pipeline, Tables):
         run_tables(pipeline, settings, master, as_json=as_json)

@@ -95,4 +95,5 @@ def _shown(answer: Status | RetryableError) -> RenderableType:
     if isinstance(answer, RetryableError):
         return Text.assemble(("no answer, trying again: ", "red"), f"{type(answer).__name__}: {answer}")
     troubles = [Text.assemble(("! ", "yellow"), trouble) for trouble in answer.troubles]
-    return Group(render.status_table(answer), render.batches_table(answer), *troubles)
+    forwarding = [] if answer.forwarding is None else [Text(f"forward: {answer.forwarding}")]
+    return Group(render.status_table(answer), render.batches_table(answer), *forwarding, *troubles)

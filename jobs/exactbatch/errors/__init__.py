@@ -141,7 +141,15 @@ class TooManyRejects(ExactbatchError):
 
 
 class Fenced(ExactbatchError):
-    """Another batch has taken the place of this one, which must not write any more."""
+    """Another batch or forwarder has taken the place of this one, which must not write any more."""
+
+
+class ResultTooLarge(ExactbatchError):
+    """A result is larger than a message to its topic may be."""
+
+
+class ResultsDiverged(ExactbatchError):
+    """A topic has results of batches that the ledger does not know, or it is unknown what a topic has."""
 
 
 class KafkaUnavailable(RetryableError):

@@ -290,6 +290,11 @@ class KafkaBroker:
             for topic, (policy, milliseconds, size) in settings.items()
         }
 
+    def max_message_bytes(self, topic: str) -> int | None:
+        """Return the topic's max.message.bytes; None if an ACL hides it."""
+        settings = self._topic_settings([topic], "max.message.bytes")
+        return int(settings[topic][0]) if topic in settings else None
+
     def _topic_settings(self, topics: Sequence[str], *names: str) -> dict[str, tuple[str, ...]]:
         """Return these settings of the topics, without topics whose settings an ACL hides."""
         from kafka.admin import ConfigResource, ConfigResourceType

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import schema_registry as registry
-from exactbatch.kafka.properties import FIXED, allowed
+from exactbatch.kafka.properties import FIXED, PRODUCING, SHARED, allowed
 
 # Seconds until planning gives up on brokers that do not answer; socket.connection.setup.timeout.ms changes it.
 ANSWER_TIMEOUT: Final = 5.0
@@ -109,6 +109,28 @@ def reader_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
         "metadata.recovery.strategy": "none",
         **_of_clients(properties),
         **{name: fixed.value for name, fixed in FIXED.items()},
+    }
+
+
+def producer_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties for librdkafka as a producer, with those that keep messages exact and in order.
+
+    Raises ConfigurationError for a property that a connection may not have.
+    """
+    common = {
+        name: value for name, value in _of_clients(properties).items() if name in SHARED or name in PRODUCING
+    }
+    return {
+        "reconnect.backoff.max.ms": 1000,
+        "metadata.recovery.strategy": "none",
+        "log_level": 0,  # errors are raised, and say what to do
+        **common,
+        # Without duplicates and in order, also after retries.
+        "enable.idempotence": True,
+        "acks": "all",
+        # The partition of a key is that of Java's producers.
+        "partitioner": "murmur2_random",
+        "linger.ms": 5,
     }
 
 

@@ -118,6 +118,29 @@ READING: Final[frozenset[str]] = frozenset(
         "topic.metadata.refresh.sparse",
     }
 )
+# Those of them that a producer of results gets, too: they affect connections.
+PRODUCING: Final[frozenset[str]] = frozenset(
+    {
+        "broker.address.family",
+        "broker.address.ttl",
+        "client.dns.lookup",
+        "connections.max.idle.ms",
+        "debug",
+        "log_level",
+        "metadata.max.age.ms",
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "reconnect.backoff.ms",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+        "socket.keepalive.enable",
+        "socket.nagle.disable",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
+        "socket.timeout.ms",
+        "topic.metadata.refresh.interval.ms",
+    }
+)
 # The allowed properties that are whole numbers: librdkafka reads "64MB" as 64, and "010" as 8.
 _NUMBERS: Final = re.compile(r".*\.(ms|bytes|kbytes|ttl|messages|connection|flight)|log_level")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)")

@@ -2,6 +2,7 @@
 
 from exactbatch.ledger.batches import batch_lost
 from exactbatch.ledger.definition import Definition
+from exactbatch.ledger.forwards import PendingResult
 from exactbatch.ledger.ledger import Ledger
 from exactbatch.ledger.pruning import PlannedReplay
 from exactbatch.ledger.rows import (
@@ -20,6 +21,7 @@ from exactbatch.ledger.rows import (
     RejectReason,
     RejectReasons,
     Run,
+    Stream,
     TimeBoundary,
 )
 from exactbatch.ledger.schema import check_schema, migrate
@@ -39,11 +41,13 @@ __all__ = [
     "NearbyTimeBoundaries",
     "Origin",
     "PartlyCommitted",
+    "PendingResult",
     "PlannedReplay",
     "Reject",
     "RejectReason",
     "RejectReasons",
     "Run",
+    "Stream",
     "TimeBoundary",
     "batch_lost",
     "check_schema",

@@ -16,13 +16,14 @@ from exactbatch.ledger.definition import (
     definition_of,
     sharing,
 )
-from exactbatch.ledger.statements import OnConnection, load_queries, read_row, read_rows
+from exactbatch.ledger.forwards import Forwards
+from exactbatch.ledger.statements import load_queries, read_row, read_rows
 from exactbatch.pipeline import Pipeline
 
 _QUERIES: Final = load_queries("registration")
 
 
-class Registration(OnConnection):
+class Registration(Forwards):
     """The rows of exactbatch.pipeline."""
 
     def register(
@@ -55,10 +56,11 @@ class Registration(OnConnection):
                 check_identity(own, registered)
             check_sharing(own, others)
         self._check_topics(own, others, adds=adds_topics(own, registered))
-        if registered == own:
-            return renamed
-        _QUERIES.register_pipeline(self._connection, **asdict(own))
-        return True
+        self._check_forwarded_alone(pipeline, own, others)
+        if registered != own:
+            _QUERIES.register_pipeline(self._connection, **asdict(own))
+        begun = self.register_stream(pipeline)
+        return renamed or begun or registered != own
 
     def join(self, pipeline: Pipeline, pattern: str) -> None:
         """Register a member of Tables whose topic has come to match their pattern, and record when.
@@ -159,10 +161,26 @@ class Registration(OnConnection):
         registered = read_row(Definition, row)
         check_identity(own, registered)
         check_sharing(own, others)
+        self.check_stream(pipeline)
+        self._check_forwarded_alone(pipeline, own, others)
         if not may_double:
             own = replace(own, shares_topics=registered.shares_topics)
             self._check_topics(own, others, adds=False)
         return registered
+
+    def _check_forwarded_alone(
+        self, pipeline: Pipeline, own: Definition, others: Iterable[Definition]
+    ) -> None:
+        """Raise ConfigurationError if one pipeline forwards the changes of a derived target that others change, too."""
+        if not pipeline.sink.is_derived:
+            return
+        names = sorted([pipeline.name, *(other.name for other in sharing(own, others))])
+        if len(names) > 1 and (pipeline.forward is not None or any(map(self.stream, names))):
+            raise ConfigurationError(
+                f"pipelines {' and '.join(map(repr, names))} share the target {pipeline.sink.target}, and one of them "
+                f"forwards its changes to a topic, which would lack those of the others. Give each its own target, or "
+                f"let one pipeline load all topics."
+            )
 
     def _check_topics(self, own: Definition, others: Iterable[Definition], *, adds: bool) -> None:
         """Check the topics that the others have ever loaded: rows of topics that they no longer load remain."""

@@ -209,3 +209,28 @@ class NearbyTimeBoundaries:
             return self.pinned
         offset = max(first, self.before or 0)
         return offset if self.after is None else min(offset, self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A row of exactbatch.forward: the results that a pipeline forwards to a topic.
+
+    `next_offsets` is by the partition's number as text, as JSON has it.
+    """
+
+    pipeline: str
+    stream_id: int
+    stream: str
+    topic: str
+    topic_id: UUID | None
+    last_sequence: int
+    sent_sequence: int
+    attempted_sequence: int | None
+    next_offsets: dict[str, int]
+    forwarder: UUID | None
+    sent_at: datetime | None
+
+    @property
+    def unsent(self) -> int:
+        """How many results were committed and are not known to be in the topic."""
+        return self.last_sequence - self.sent_sequence

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import aiosql
 
 from exactbatch.ledger.definition import Definition
-from exactbatch.ledger.rows import Batch, JoinedTopic
+from exactbatch.ledger.rows import Batch, JoinedTopic, Stream
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Connection
 
@@ -18,7 +18,7 @@ Row = TypeVar("Row")
 # these expressions.
 _COLUMNS: Final = {
     row.__name__: ", ".join(field.name for field in fields(row))
-    for row in (Batch, Definition, JoinedTopic, OffsetRange)
+    for row in (Batch, Definition, JoinedTopic, OffsetRange, Stream)
 } | {
     "Covered": "c.topic, c.topic_id, c.partition, lower(c.offsets) as from_offset, "
     "upper(c.offsets) as until_offset, c.kind, c.batch_id, c.newest_batch_id",

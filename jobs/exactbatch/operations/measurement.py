@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Ledger
+from exactbatch.operations.forwarding import load_forwarding
 from exactbatch.operations.lag import load_lag
 from exactbatch.operations.metrics import Metric, batch_metrics, ledger_metrics, log_metrics
 from exactbatch.postgres.connection import Connection, transaction
@@ -19,8 +20,9 @@ def measure(connection: Connection, broker: KafkaBroker, pipeline: str) -> Itera
         advances = Ledger(connection).page_of_batches(
             pipeline, kind="advance", status="committed", before=None, limit=1
         )
+        forwarding = load_forwarding(Ledger(connection), pipeline)
     last_commit = advances[0].committed_at if advances else None
-    yield from ledger_metrics(pipeline, last_commit, datetime.now(UTC))
+    yield from ledger_metrics(pipeline, last_commit, datetime.now(UTC), forwarding)
     (lag,) = load_lag(connection, broker, [pipeline])
     retention = (
         {} if lag.removed_at else broker.retention(sorted({each.log.topic for each in lag.partitions}))

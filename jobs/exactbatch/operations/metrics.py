@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from exactbatch.ledger import Batch, PartlyCommitted
 from exactbatch.model import Retention
+from exactbatch.operations.forwarding import Forwarding
 from exactbatch.operations.lag import PipelineLag, seconds_since, seconds_until
 
 _PREFIX: Final = "exactbatch"
@@ -40,9 +41,17 @@ class Metric:
         return ".".join([_PREFIX, *(name.replace(".", "__") for name in self.names.values()), self.measure])
 
 
-def ledger_metrics(pipeline: str, last_commit: datetime | None, now: datetime) -> list[Metric]:
-    """Return what the ledger alone says about a pipeline. Without a committed advance there is nothing."""
-    return _gauges(pipeline, last_commit_age=seconds_since(last_commit, now))
+def ledger_metrics(
+    pipeline: str, last_commit: datetime | None, now: datetime, forwarding: Forwarding | None = None
+) -> list[Metric]:
+    """Return what the ledger alone says about a pipeline. Without a committed advance there is no age of it, and
+    without a topic for the results nothing about these."""
+    return _gauges(
+        pipeline,
+        last_commit_age=seconds_since(last_commit, now),
+        unsent_results=None if forwarding is None else forwarding.unsent,
+        unsent_age=None if forwarding is None else seconds_since(forwarding.oldest, now) or 0.0,
+    )
 
 
 def log_metrics(lag: PipelineLag, retention: Mapping[str, Retention]) -> list[Metric]:

@@ -10,6 +10,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
 from exactbatch.offsets import TopicPartition
+from exactbatch.operations.forwarding import Forwarding, load_forwarding
 from exactbatch.operations.freshness import differing_freshness, is_overdue, overdue_text
 from exactbatch.operations.unprocessed import contradiction_of, first_unprocessed
 from exactbatch.pipeline import Pipeline
@@ -78,6 +79,7 @@ class Status:
                        it is not known
     is_age_known       False if Kafka denied reading the timestamps that `oldest` comes from
     not_known          sentences on what Kafka denied, which is then missing here, and how to grant it
+    forwarding         how far the results are sent to the pipeline's topic; None without one
     """
 
     pipeline: Pipeline
@@ -94,6 +96,7 @@ class Status:
     is_age_known: bool = True
     not_known: tuple[str, ...] = ()
     joined: tuple[JoinedTopic, ...] = ()
+    forwarding: Forwarding | None = None
 
     @property
     def overdue(self) -> bool | None:
@@ -151,6 +154,7 @@ class Status:
             "target_partitions": self.target_partitions,
             "not_known": list(self.not_known),
             "joined": list(map(asdict, self.joined)),
+            "forwarding": self.forwarding and asdict(self.forwarding),
         }
 
 
@@ -187,6 +191,7 @@ def load_status(
         )
         joined = tuple(ledger.joined_topics(pipeline, limit=_SHOWN))
         unannounced = tuple(ledger.unannounced(pipeline, age=_UNANNOUNCED_AFTER, limit=_SHOWN))
+        forwarding = load_forwarding(ledger, pipeline.name)
     # With a pattern, also topics that join at the next plan.
     if logs is None:
         logs = broker.partitions(broker.loaded_topics(pipeline.topics, {topic for topic, _ in stored}))
@@ -230,6 +235,7 @@ def load_status(
         oldest is not None,
         tuple(not_known),
         joined,
+        forwarding,
     )
 
 

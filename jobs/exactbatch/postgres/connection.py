@@ -22,6 +22,7 @@ from exactbatch.postgres.session_settings import (
     SessionSettings,
     milliseconds,
 )
+from exactbatch.postgres.written_rows import WrittenRows
 
 STATEMENT_TIMEOUT: Final = 3600.0  # seconds
 # Seconds that the server gets to report that it has cancelled a statement at its statement_timeout.
@@ -98,7 +99,12 @@ class Connection(psycopg2.extensions.connection):
 
 
 class Cursor(psycopg2.extras.NamedTupleCursor):
-    """A cursor of a Connection. Rows are named tuples, typed `Any`: their fields depend on the statement."""
+    """A cursor of a Connection. Rows are named tuples, typed `Any`: their fields depend on the statement.
+
+    written_rows: what sinks note of the rows that they write; None: nothing
+    """
+
+    written_rows: WrittenRows | None = None
 
     if TYPE_CHECKING:
         connection: Connection

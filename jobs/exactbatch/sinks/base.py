@@ -192,6 +192,10 @@ class Sink(Protocol):
         """The target as an SQL identifier."""
         ...
 
+    def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns of a row of the target that are its result, for a pipeline with these columns."""
+        ...
+
     @property
     def lineage_table(self) -> LineageTable:
         """The table whose rows carry lineage; the target itself if the sink is not derived."""

@@ -78,6 +78,10 @@ class SinkDefaults:
         """One staged row for each row of the lineage table."""
         return _ONE_ROW_EACH
 
+    def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the pipeline's columns unchanged."""
+        return tuple(columns)
+
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the pipeline's columns unchanged."""
         return tuple(columns)

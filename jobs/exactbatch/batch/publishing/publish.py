@@ -8,6 +8,7 @@ from uuid import UUID
 from exactbatch.batch.publishing.early_inserts import EarlyInserts
 from exactbatch.batch.publishing.fences import check_publishable, check_topic_ids, lock_target
 from exactbatch.batch.publishing.insert_rows import check_staged, insert_rows
+from exactbatch.batch.publishing.outbox import noting
 from exactbatch.batch.stage_times import StageTimes
 from exactbatch.batch.staging.staged_pieces import publish_partition
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
@@ -88,20 +89,23 @@ def publish(
         check_topic_ids(ranges, topic_ids)
         _check_complete(batch, ranges, staged.pieces)
         lock_target(cursor, pipeline.sink, seen)
-        dropped: Sequence[int] = ()
-        if batch.kind == "advance":
-            _advance(ledger, pipeline, batch, ranges)
-            failpoint("publish.after_advance")
-        else:
-            dropped = _retract(cursor, ledger, pipeline, batch, ranges)
-            failpoint("publish.after_retract")
-        check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
-        if staging is not None:
-            rows = publish_partition(cursor, tables, staging, staged)
-        elif early is None:
-            rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
-        if dropped:
-            pipeline.sink.drop_batches(cursor, dropped)
+        with noting(cursor, pipeline, columns) as outbox:
+            dropped: Sequence[int] = ()
+            if batch.kind == "advance":
+                _advance(ledger, pipeline, batch, ranges)
+                failpoint("publish.after_advance")
+            else:
+                dropped = _retract(cursor, ledger, pipeline, batch, ranges)
+                failpoint("publish.after_retract")
+            check_staged(cursor, tables.batch_id, tables.rejects, staged.rejects)
+            if staging is not None:
+                rows = publish_partition(cursor, tables, staging, staged)
+            elif early is None:
+                rows = insert_rows(cursor, pipeline.sink, tables, staged, columns)
+            if dropped:
+                pipeline.sink.drop_batches(cursor, dropped)
+        if outbox is not None:
+            outbox.write(batch)
         rejected = ledger.insert_rejects(batch, identifier(tables.rejects), staged.attempts)
         _check_inserted(pipeline, batch, staged, rows=rows, rejected=rejected)
         failpoint("publish.after_insert")
@@ -155,7 +159,9 @@ def _retract(
     ledger.cut_coverage(batch)
     remaining = ledger.batches_with_coverage(pipeline, replaced)
     dropped: Sequence[int] = ()
-    if pipeline.sink.drops_batches:
+    if (
+        pipeline.sink.drops_batches and pipeline.forward is None
+    ):  # what is dropped with its partition is not noted
         dropped = sorted({*replaced} - {*remaining})
         parts = [(range_, tuple(each for each in ids if each not in dropped)) for range_, ids in parts]
     pipeline.sink.retract(cursor, parts)

@@ -168,6 +168,14 @@ class Aggregate(SinkDefaults):
         """The columns of the target that name the group of a row."""
         return self._partials.group_columns
 
+    def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
+        """Return the columns of a group, its aggregates, and with allowed_lateness those of its finality."""
+        return (*self._partials.result_columns(columns), *self._own_columns)
+
+    @property
+    def _own_columns(self) -> tuple[Column, ...]:
+        return () if self.finality is None else (FINAL, REVISIONS)
+
     def check(self, columns: Sequence[Column]) -> None:
         """Raise ConfigurationError if a column to group by or to aggregate is not one of the pipeline's."""
         self.lineage_table.check(columns)
@@ -201,15 +209,14 @@ class Aggregate(SinkDefaults):
         self._partials.prepare(cursor, columns, evolve=evolve)
         if self.watermark is not None:
             self.watermark.prepare(cursor)
-        own_columns = () if self.finality is None else (FINAL, REVISIONS)
         if self.finality is not None:
             self.finality.check_target(cursor, self._target)
         created = prepare_table(
             cursor,
             self._target,
             self._partials.result_columns(columns),
-            lineage=own_columns,
-            required=[column.name for column in own_columns],
+            lineage=self._own_columns,
+            required=[column.name for column in self._own_columns],
             evolve=evolve,
             exact=True,
         )

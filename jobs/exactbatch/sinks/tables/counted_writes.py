@@ -32,7 +32,7 @@ def write_rows(
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")
     try:
-        cursor.execute(statement)
+        cursor.execute(_noting(cursor, table, statement, removed=False))
         written, rows = _reported(cursor)
         # A deferred constraint would fail at the commit, when the rows that break it are no longer known.
         cursor.execute("set constraints all immediate")
@@ -59,7 +59,7 @@ def delete_rows(
     before = _counts_if_watched(cursor, table)
     cursor.execute("savepoint write")
     try:
-        cursor.execute(statement)
+        cursor.execute(_noting(cursor, table, statement, removed=True))
         deleted, rows = _reported(cursor)
     except psycopg2.errors.ForeignKeyViolation as error:
         cursor.execute("rollback to savepoint write")
@@ -99,6 +99,16 @@ def forbid_changes(cursor: Cursor, table: TargetTable, *, while_writing: TargetT
             f"because of {row_changers} of {while_writing.spec}. Nothing was written. Drop {row_changers}, or let it "
             f"write into other tables only."
         )
+
+
+def _noting(
+    cursor: Cursor, table: TargetTable, statement: sql.Composable, *, removed: bool
+) -> sql.Composable:
+    """Return a statement that also notes the rows that it writes, if they are to be noted."""
+    rows = cursor.written_rows
+    if rows is None or rows.table != table.name:
+        return statement
+    return rows.noting(statement, removed=removed)
 
 
 def _check_deleted(cursor: Cursor, table: TargetTable, query: sql.Composable) -> None:

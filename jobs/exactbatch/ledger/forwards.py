@@ -1,0 +1,155 @@
+"""The streams of results that go back to Kafka, and the outbox of each."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from exactbatch.errors import ConfigurationError, Fenced, NotRegistered
+from exactbatch.ledger.rows import Kind, Stream
+from exactbatch.ledger.statements import OnConnection, load_queries, read_row, read_rows
+from exactbatch.pipeline import Pipeline
+
+_QUERIES: Final = load_queries("forwards")
+
+
+@dataclass(frozen=True, slots=True)
+class PendingResult:
+    """A row of the outbox, with the plan and the kind of its batch; both None if the ledger lacks the batch."""
+
+    sequence: int
+    batch_id: int
+    plan_id: UUID | None
+    kind: Kind | None
+    change: str
+    key: bytes | None
+    value: bytes | None
+
+    def __post_init__(self) -> None:
+        for name in ("key", "value"):  # psycopg2 returns views of memory
+            if (content := getattr(self, name)) is not None:
+                object.__setattr__(self, name, bytes(content))
+
+
+class Forwards(OnConnection):
+    """The rows of exactbatch.forward and exactbatch.outbox."""
+
+    def register_stream(self, pipeline: Pipeline) -> bool:
+        """Begin the stream that a pipeline declares, and end the one that it no longer does; True if either was done.
+
+        Raises ConfigurationError if the previous stream still has results to send.
+        """
+        topic = None if pipeline.forward is None else pipeline.forward.topic
+        registered = self.stream(pipeline.name)
+        if (None if registered is None else registered.topic) == topic:
+            return False
+        if registered is not None and not _QUERIES.delete_stream(self._connection, pipeline=pipeline.name):
+            raise ConfigurationError(
+                f"pipeline {pipeline.name!r}: {registered.unsent} results wait to be sent to the topic "
+                f"{registered.topic!r}, and it no longer forwards to it. Restore "
+                f"forward=ToTopic({registered.topic!r}, …), run `exactbatch forward {pipeline.name}`, and change it "
+                f"then."
+            )
+        if topic is not None:
+            stream = f"exactbatch.{pipeline.name}.{topic}"
+            _QUERIES.insert_stream(self._connection, pipeline=pipeline.name, stream=stream, topic=topic)
+        return True
+
+    def check_stream(self, pipeline: Pipeline) -> None:
+        """Raise NotRegistered unless a pipeline forwards to the topic that it is registered with, or to none."""
+        registered = self.stream(pipeline.name)
+        found = None if registered is None else registered.topic
+        expected = None if pipeline.forward is None else pipeline.forward.topic
+        if found != expected:
+            raise NotRegistered(
+                f"pipeline {pipeline.name!r} forwards its results to "
+                f"{'no topic' if expected is None else repr(expected)}, and is registered to forward them to "
+                f"{'no topic' if found is None else repr(found)}. Run `exactbatch init` for it."
+            )
+
+    def stream(self, pipeline: str) -> Stream | None:
+        """Return the stream of the pipeline of this name; None if it forwards nothing."""
+        row = _QUERIES.get_stream(self._connection, pipeline=pipeline)
+        return None if row is None else read_row(Stream, row)
+
+    def number_results(self, pipeline: Pipeline, results: int) -> tuple[int, int]:
+        """Take the next numbers of a stream; return its ID and the number before the first of them.
+
+        The stream stays locked until the transaction ends.
+        """
+        row = _QUERIES.number_results(self._connection, pipeline=pipeline.name, results=results)
+        return int(row.stream_id), int(row.sequence)
+
+    def take_stream(self, pipeline: str, forwarder: UUID) -> Stream:
+        """Let a forwarder take the place of any other, and return the stream. Raises NotRegistered."""
+        _QUERIES.take_stream(self._connection, pipeline=pipeline, forwarder=forwarder)
+        if (stream := self.stream(pipeline)) is None:
+            raise NotRegistered(
+                f"pipeline {pipeline!r} is not registered to forward results. Run `exactbatch init` for it."
+            )
+        return stream
+
+    def pending_results(self, stream: Stream, *, results: int, max_bytes: int) -> list[PendingResult]:
+        """Return the results to send next: so many, and so many bytes unless the first alone has more."""
+        rows = _QUERIES.pending_results(
+            self._connection,
+            stream_id=stream.stream_id,
+            after=stream.sent_sequence,
+            results=results,
+            bytes=max_bytes,
+        )
+        return read_rows(PendingResult, rows)
+
+    def result_plan(self, stream: Stream, sequence: int) -> UUID | None:
+        """Return the plan of the batch of a result that was not sent; None if there is no such result."""
+        row = _QUERIES.result_plan(self._connection, stream_id=stream.stream_id, sequence=sequence)
+        return None if row is None else row.plan_id
+
+    def too_large_result(self, stream: Stream, max_bytes: int) -> tuple[int, int, str | None, int] | None:
+        """Return number, batch, key and bytes of the first result with more bytes; None if there is none."""
+        row = _QUERIES.too_large_result(
+            self._connection, stream_id=stream.stream_id, after=stream.sent_sequence, bytes=max_bytes
+        )
+        return None if row is None else tuple(row)
+
+    def note_attempt(self, stream: Stream, forwarder: UUID, until: int) -> None:
+        """Note that the next Kafka transaction sends the results up to a number. Raises Fenced."""
+        noted = _QUERIES.note_attempt(
+            self._connection, stream_id=stream.stream_id, forwarder=forwarder, until=until
+        )
+        _check_own(stream, noted)
+
+    def confirm_sent(
+        self,
+        stream: Stream,
+        forwarder: UUID,
+        sequence: int,
+        topic_id: UUID,
+        next_offsets: Mapping[int, int],
+    ) -> None:
+        """Record that the topic has all results up to a number, and delete these. Raises Fenced."""
+        confirmed = _QUERIES.confirm_sent(
+            self._connection,
+            stream_id=stream.stream_id,
+            forwarder=forwarder,
+            sequence=sequence,
+            topic_id=topic_id,
+            next_offsets=json.dumps(next_offsets),
+        )
+        _check_own(stream, confirmed)
+        _QUERIES.delete_sent(self._connection, stream_id=stream.stream_id, sequence=sequence)
+
+    def oldest_unsent(self, pipeline: str) -> datetime | None:
+        """Return when the oldest result that was not sent was committed; None if all were sent."""
+        row = _QUERIES.oldest_unsent(self._connection, pipeline=pipeline)
+        return None if row is None else row.committed_at
+
+
+def _check_own(stream: Stream, rows: int) -> None:
+    if not rows:
+        raise Fenced(
+            f"another forwarder has taken over the results of pipeline {stream.pipeline!r} for the topic "
+            f"{stream.topic!r}. This one has nothing more to do, and nothing is lost or sent twice."
+        )
