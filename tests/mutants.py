@@ -1382,8 +1382,8 @@ MUTANTS: Final = (
     Mutant(
         "a decimal in text is not suspected to be base64",
         "formats/debezium_declared.py",
-        "            if isinstance(value, str) and _EITHER_PATTERN.fullmatch(value):",
-        "            if False:",
+        "        if isinstance(value, str) and _EITHER_PATTERN.fullmatch(value):",
+        "        if False:",
         (f"{_DEBEZIUM}_refusals.py::test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject",),
     ),
     Mutant(
@@ -1396,8 +1396,8 @@ MUTANTS: Final = (
     Mutant(
         "an interval of Debezium has months of 30.4375 days",
         "formats/connect_values.py",
-        "    if _is_number(column) or column.type in _FLOATS:\n        return _simple(column, ConnectType(written.type))",
-        "    if True:\n        return plain(column)",
+        "        return _simple(column, ConnectType(written.type))\n    raise ValueError(",
+        "        return _simple(column, ConnectType(written.type))\n    return plain(column)\n    raise ValueError(",
         (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
     ),
     Mutant(
