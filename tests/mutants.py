@@ -46,6 +46,7 @@ _EARLY: Final = "tests/integration/test_early_inserts.py"
 _SHARED: Final = "tests/integration/test_shared_targets.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
+_DEBEZIUM: Final = "tests/unit/test_debezium"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
 
 
@@ -1402,6 +1403,97 @@ MUTANTS: Final = (
         "pc.all(ends, skip_nulls=False)",
         "pc.all(ends)",
         ("tests/unit/test_csv.py::test_empty_line_and_quote_that_next_value_closes_are_not_two_rows",),
+    ),
+    Mutant(
+        "Debezium's infinity is the year 294247",
+        "formats/connect_times.py",
+        "    infinite = pc.is_in(numbers, pa.array(special, numbers.type))",
+        "    infinite = pc.is_in(numbers, pa.array([], numbers.type))",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
+    ),
+    Mutant(
+        "the time of a moment is lost in a date",
+        "formats/connect_times.py",
+        "        if not pc.all(pc.equal(pc.multiply(days, _DAY[unit]), numbers), min_count=0).as_py():",
+        "        if False:",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
+    ),
+    Mutant(
+        "Postgres rounds a time that is finer than a microsecond",
+        "formats/connect_times.py",
+        '    return pc.replace_substring_regex(text, _TOO_FINE, r"\\1")',
+        "    return text",
+        (f"{_DEBEZIUM}_types.py::test_a_value_arrives_as_the_source_has_it",),
+    ),
+    Mutant(
+        "negative decimals of Debezium are positive",
+        "formats/connect_decimals.py",
+        "np.where(decoded[stops - sizes] >= 0x80, 0xFF, 0)",
+        "np.where(decoded[stops - sizes] >= 0x80, 0, 0)",
+        (f"{_DEBEZIUM}_types.py::test_a_value_arrives_as_the_source_has_it",),
+    ),
+    Mutant(
+        "a decimal in text is not suspected to be base64",
+        "formats/debezium_declared.py",
+        "        if isinstance(value, str) and _EITHER_PATTERN.fullmatch(value):",
+        "        if False:",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject",),
+    ),
+    Mutant(
+        "events are read by the schema of another",
+        "formats/debezium_groups.py",
+        '        matches = pc.and_(pc.starts_with(values, head), pc.ends_with(values, "}"))',
+        '        matches = pc.and_(pc.starts_with(values, head[:200]), pc.ends_with(values, "}"))',
+        (f"{_DEBEZIUM}_refusals.py::test_events_of_several_schemas_and_forms_keep_their_order",),
+    ),
+    Mutant(
+        "an interval of Debezium has months of 30.4375 days",
+        "formats/connect_values.py",
+        "        return _simple(column, ConnectType(written.type))\n    raise ValueError(",
+        "        return _simple(column, ConnectType(written.type))\n    return plain(column)\n    raise ValueError(",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
+    ),
+    Mutant(
+        "bytes in text are base64 without a declaration",
+        "formats/debezium_readings.py",
+        "        and binary is None\n",
+        "        and binary is True\n",
+        (f"{_DEBEZIUM}_refusals.py::test_a_value_that_does_not_fit_its_column_is_a_reject",),
+    ),
+    Mutant(
+        "binlog files order as text",
+        "formats/debezium_versions.py",
+        r"(?P<number>[0-9]{1,18})",
+        r"(?P<number>[0-9]{1,6})",
+        (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
+    ),
+    Mutant(
+        "a change without its position is older than all others",
+        "formats/debezium_versions.py",
+        "    values = pc.if_else(pc.and_(is_snapshot, values.is_null()), first, values)",
+        "    values = pc.if_else(values.is_null(), first, values)",
+        (f"{_DEBEZIUM}_versions.py::test_a_change_without_its_position_is_a_reject",),
+    ),
+    Mutant(
+        "a snapshot of Oracle is older than the changes that it holds",
+        "formats/debezium_versions.py",
+        '        if field == "commit_scn":',
+        '        if field == "":',
+        (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
+    ),
+    Mutant(
+        "whatever has a ts_ms is a heartbeat",
+        "formats/debezium_event.py",
+        "    if event.keys() <= _CLOCKS:\n",
+        "    if True:\n",
+        ("tests/unit/test_debezium.py::test_a_value_that_only_resembles_such_an_event_is_a_reject",),
+    ),
+    Mutant(
+        "the auditor takes any record without a row for an event that tells of none",
+        "audit/rowless.py",
+        "            return event.keys() <= _HEARTBEAT\n        case _:\n            return False",
+        "            return True\n        case _:\n            return True",
+        ("tests/integration/test_debezium.py::test_events_that_tell_of_no_row_are_counted_and_audited",),
     ),
     Mutant(
         "names are taken for markup",

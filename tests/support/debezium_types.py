@@ -228,6 +228,20 @@ TIMES = [
         "-infinity",
     ),
     Value(
+        "timestamp, own timestamptz",
+        "pg_catalog.timestamptz",
+        time("int64", "Timestamp"),
+        AT_MS,
+        "2018-06-20 15:13:16.945+00",
+    ),
+    Value(
+        "timestamp, isostring, own",
+        "pg_catalog.timestamp",
+        time("string", "IsoTimestamp"),
+        "2019-07-09T02:28:57.5Z",
+        "2019-07-09 02:28:57.5",
+    ),
+    Value(
         "timestamp beside infinity",
         "pg_catalog.timestamp",
         time("int64", "NanoTimestamp"),

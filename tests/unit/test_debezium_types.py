@@ -61,9 +61,8 @@ PARSED = {
     }.get(text, text.removesuffix(".000000")),
     "time": lambda text: text.rstrip("0").rstrip(".") if "." in text else text,
     "timetz": lambda text: text.replace("Z", "+00"),
-    "pg_catalog.point": lambda text: text.replace(".0", ""),
-    "pg_catalog.circle": lambda text: text.replace(".0", ""),
-    "pg_catalog.line": lambda text: text.replace(".0,", ",").replace(".0,", ","),
+    "pg_catalog.timestamptz": lambda text: text.replace("Z", "+00").replace("T", " "),
+    "pg_catalog.timestamp": lambda text: text.replace("T", " "),
     "jsonb": lambda text: json.dumps(json.loads(text)) if "2.50" not in text else text,
     "bytea[]": lambda text: '{"\\\\xfe"}',
 }

@@ -1,9 +1,8 @@
-"""Write structs of Debezium as text that Postgres parses: its geometric types, PostGIS's, hstore and vectors."""
+"""Write structs of Debezium as Postgres prints them: its geometric types, PostGIS's, hstore and vectors."""
 
 import base64
-import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 _HAS_SRID: Final = 0x20000000  # in the type of EWKB
@@ -18,7 +17,7 @@ def text_for(type_: str, schema_name: str, kind: str) -> Callable[[Any], str] | 
     if name in ("geometry", "geography") and schema_name.startswith("io.debezium.data.geometry."):
         return _ewkb
     if kind == "array":
-        return json.dumps if name in ("vector", "halfvec") else None
+        return _vector if name in ("vector", "halfvec") else None
     if name == "hstore" and kind == "map":
         return _hstore
     return _GEOMETRIC.get((name, schema_name))
@@ -28,30 +27,38 @@ def _ewkb(value: Mapping[str, Any]) -> str:
     """Return PostGIS's hexadecimal form of a geometry in WKB, with its SRID if it has one."""
     wkb, srid = base64.b64decode(value["wkb"], validate=True), value.get("srid")
     if srid is None:
-        return wkb.hex()
+        return wkb.hex().upper()
     order = "<" if wkb[0] else ">"
     (kind,) = struct.unpack_from(f"{order}I", wkb, 1)
     if kind & _HAS_SRID:
-        return wkb.hex()
-    return (wkb[:1] + struct.pack(f"{order}II", kind | _HAS_SRID, srid) + wkb[5:]).hex()
+        return wkb.hex().upper()
+    return (wkb[:1] + struct.pack(f"{order}II", kind | _HAS_SRID, srid) + wkb[5:]).hex().upper()
+
+
+def _number(value: Any) -> str:
+    return repr(float(value)).removesuffix(".0")
 
 
 def _point(value: Mapping[str, Any]) -> str:
-    return f"({float(value['x'])!r},{float(value['y'])!r})"
+    return f"({_number(value['x'])},{_number(value['y'])})"
 
 
 def _circle(value: Mapping[str, Any]) -> str:
-    return f"<{_point(value['center'])},{float(value['radius'])!r}>"
+    return f"<{_point(value['center'])},{_number(value['radius'])}>"
 
 
 def _line(value: Mapping[str, Any]) -> str:
-    return f"{{{','.join(repr(float(value[name])) for name in ('a', 'b', 'c'))}}}"
+    return f"{{{','.join(_number(value[name]) for name in ('a', 'b', 'c'))}}}"
+
+
+def _vector(value: Sequence[Any]) -> str:
+    return f"[{','.join(map(_number, value))}]"
 
 
 def _hstore(value: Mapping[str, Any]) -> str:
-    return ",".join(
-        f"{_quoted(key)}=>{'NULL' if each is None else _quoted(each)}" for key, each in value.items()
-    )
+    # In hstore's order: shorter keys first.
+    members = sorted(value.items(), key=lambda member: (len(member[0].encode()), member[0].encode()))
+    return ", ".join(f"{_quoted(key)}=>{'NULL' if each is None else _quoted(each)}" for key, each in members)
 
 
 def _quoted(text: Any) -> str:

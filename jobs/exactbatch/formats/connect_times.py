@@ -31,11 +31,12 @@ _TOO_FINE: Final = r"(\.[0-9]{6})[0-9]+"
 
 
 def moments_from_numbers(
-    numbers: "pa.Array", unit: Unit, type_: "pa.DataType", *, staged: bool, parsed: bool = False
+    numbers: "pa.Array", unit: Unit, type_: "pa.DataType", *, staged: bool, parsed: str | None = None
 ) -> "pa.Array":
     """Return numbers of a unit since 1970 as timestamps, dates or, if `staged` as text, as ISO text.
 
-    Text that Postgres parses as a time is cut to the microsecond; it would round it.
+    `parsed` is given for text that Postgres parses as a time, and follows it: an offset, or nothing. Such text is cut
+    to the microsecond, to which Postgres would round.
 
     Raises ValueError for a number out of range, a time in a date, and for infinity, which only text can express.
     """
@@ -63,12 +64,12 @@ def moments_from_numbers(
     return from_epoch(numbers, unit, type_)
 
 
-def _as_text(numbers: "pa.Array", unit: Unit, *, parsed: bool) -> "pa.StringArray":
+def _as_text(numbers: "pa.Array", unit: Unit, *, parsed: str | None) -> "pa.StringArray":
     """Return moments of the years 1 to 9999 as text, exactly."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if parsed and unit == "ns":
+    if parsed is not None and unit == "ns":
         numbers, unit = _floor_divide(numbers, 1000), "us"
     per_second = {"ms": 10**3, "us": 10**6, "ns": 10**9}
     extremes = pc.min_max(numbers).as_py()
@@ -79,7 +80,8 @@ def _as_text(numbers: "pa.Array", unit: Unit, *, parsed: bool) -> "pa.StringArra
             raise ValueError("expected a date or time of the years 1 to 9999 for text, found another year")
     if unit == "d":
         return numbers.cast(pa.int32()).cast(pa.date32()).cast(pa.string())
-    return numbers.cast(pa.timestamp(unit)).cast(pa.string())
+    text = numbers.cast(pa.timestamp(unit)).cast(pa.string())
+    return pc.binary_join_element_wise(text, parsed, "") if parsed else text
 
 
 def times_of_day(numbers: "pa.Array", unit: Unit, *, within_a_day: bool) -> "pa.StringArray":
@@ -138,11 +140,9 @@ def timestamps_from_iso(text: "pa.StringArray", type_: "pa.DataType") -> "pa.Arr
     Raises ValueError for other text and for infinity.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     _refuse_infinity(text)
-    cut = pc.replace_substring_regex(text, _TOO_FINE, r"\1")
-    return cut.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).cast(type_)
+    return _cut(text).cast(pa.timestamp("us", "UTC")).cast(pa.int64()).cast(type_)
 
 
 def dates_from_iso(text: "pa.StringArray") -> "pa.Array":
@@ -158,8 +158,17 @@ def clock_from_iso(text: "pa.StringArray", *, zoned: bool) -> "pa.StringArray":
     """Return ISO times for Postgres to parse: to the microsecond, and without Z unless they are zoned."""
     import pyarrow.compute as pc
 
-    cut = pc.replace_substring_regex(text, _TOO_FINE, r"\1")
+    cut = _cut(text)
     return cut if zoned else pc.replace_substring_regex(cut, r"Z$", "")
+
+
+def _cut(text: "pa.StringArray") -> "pa.StringArray":
+    """Cut off what is finer than a microsecond."""
+    import pyarrow.compute as pc
+
+    if not pc.any(pc.match_substring_regex(text, _TOO_FINE), min_count=0).as_py():
+        return text
+    return pc.replace_substring_regex(text, _TOO_FINE, r"\1")
 
 
 def _refuse_infinity(text: "pa.StringArray") -> None:

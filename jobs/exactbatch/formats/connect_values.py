@@ -123,6 +123,10 @@ def _is_own(column: Column) -> bool:
     return "." in column.type
 
 
+def _is_zoned(column: Column) -> bool:
+    return column.type.endswith(".timestamptz")
+
+
 def _is_number(column: Column) -> bool:
     return column.type in _INTEGERS or column.type.startswith("numeric")
 
@@ -151,11 +155,10 @@ def _moment(column: Column, written: ConnectType, unit: Unit) -> Reading:
     staged = _is_text(column) or _is_own(column)
     if not staged and column.type not in (*_TIMESTAMPS, "date"):
         raise _misfit(written, "date" if unit == "d" else "timestamp")
+    parsed = ("Z" if _is_zoned(column) else "") if _is_own(column) else None
     return Reading(
         pa.int64(),
-        partial(
-            moments_from_numbers, unit=unit, type_=column.arrow_type, staged=staged, parsed=_is_own(column)
-        ),
+        partial(moments_from_numbers, unit=unit, type_=column.arrow_type, staged=staged, parsed=parsed),
     )
 
 
@@ -180,7 +183,7 @@ def _iso(column: Column, written: ConnectType) -> Reading:
             raise _misfit(written, "timetz" if written.name.endswith("ZonedTime") else "time")
         return Reading(pa.string(), partial(clock_from_iso, zoned=column.type == "time with time zone"))
     if _is_own(column):
-        return Reading(pa.string(), partial(clock_from_iso, zoned=True))
+        return Reading(pa.string(), partial(clock_from_iso, zoned=_is_zoned(column)))
     if written.name.endswith("IsoDate") and column.type == "date":
         return Reading(pa.string(), dates_from_iso)
     if not written.name.endswith("IsoDate") and column.type in _TIMESTAMPS:

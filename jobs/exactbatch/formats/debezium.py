@@ -23,6 +23,7 @@ from exactbatch.formats.debezium_declared import (
 from exactbatch.formats.debezium_event import (
     changes_nothing,
     event_of,
+    is_document,
     is_envelope,
     may_change_nothing,
     table_of,
@@ -245,6 +246,8 @@ class Debezium:
         if changes_nothing(event):
             return _NOTHING
         if reason := truncated(event):
+            return reason
+        if reason := is_document(event):
             return reason
         row = event.get("before" if event.get("op") == _DELETE else "after")
         for column in self._of_row(self.columns):

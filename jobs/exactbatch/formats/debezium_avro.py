@@ -94,7 +94,9 @@ def avro_images(
         if reading.read is None:
             texts = [None if value is None else encode(value).decode() for value in values]
             return pa.array(texts, pa.string())
-        return _array([_as_in_json(value) for value in values], reading.read)
+        if not pa.types.is_primitive(reading.read):
+            values = [value if type(value) is str else _as_in_json(value) for value in values]
+        return _array(values, reading.read)
 
     def of_source(name: str) -> "pa.Array":
         values = [None if row is None else row.get(name) for row in images["source"]]

@@ -76,3 +76,13 @@ def truncated(event: dict[str, Any]) -> str | None:
         f"its rows. Delete them by hand, or load the topic under a new pipeline name, and allow for this "
         f"record with max_rejects; skipped.operations=t, the connector's default, omits such events."
     )
+
+
+def is_document(event: dict[str, Any]) -> str | None:
+    """Return the reason to reject an event of MongoDB, whose images are documents in strings; None for others."""
+    if not any(isinstance(event.get(image), str) for image in ("before", "after")):
+        return None
+    return (
+        "the event holds a document of MongoDB as text, with values in MongoDB's extended JSON. Let the connector "
+        "unwrap it with ExtractNewDocumentState, and decode the values with Json or Custom"
+    )
