@@ -1,6 +1,17 @@
 """Exactly-once batches from Kafka to Postgres, run by Airflow and Spark."""
 
-from exactbatch.formats import Avro, Csv, Custom, Debezium, Json, Raw, Text, WithMessage
+from exactbatch.formats import (
+    Avro,
+    Csv,
+    Custom,
+    Debezium,
+    Json,
+    JsonSchema,
+    Protobuf,
+    Raw,
+    Text,
+    WithMessage,
+)
 from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
@@ -18,11 +29,13 @@ __all__ = [
     "Custom",
     "Debezium",
     "Json",
+    "JsonSchema",
     "Limits",
     "Max",
     "Min",
     "OffsetRange",
     "Pipeline",
+    "Protobuf",
     "Raw",
     "Sum",
     "TableTopic",

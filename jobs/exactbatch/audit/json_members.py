@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from exactbatch.columns import Column, Field
-from exactbatch.formats import Decoded, Format, Json, WithMessage
+from exactbatch.formats import Decoded, Format, Json, JsonSchema, WithMessage
 from exactbatch.member_paths import Step
 
 _NULL: Final = b"null"
@@ -30,7 +30,29 @@ def audited_format(value: Format | WithMessage) -> Format | WithMessage:
         own = audited_format(value.value)
         assert isinstance(own, Format)
         return replace(value, value=own)
+    if isinstance(value, JsonSchema):
+        return _AfterHeader(value)
     return JsonMembers(value) if type(value) is Json and not value.is_plain else value
+
+
+class _AfterHeader:
+    """The rows of JSON after the 5 bytes that name its schema."""
+
+    null_is_tombstone: Final = True
+    tombstone_deletes: Final = True
+
+    def __init__(self, value: JsonSchema) -> None:
+        self.columns: tuple[Column, ...] = value.columns
+        self._body = audited_format(value.body)
+
+    def decode(self, values: pa.BinaryArray) -> Decoded:
+        """Decode n values; one without a header is a reject as what it is, which is no JSON."""
+        assert not isinstance(self._body, WithMessage)
+        bodies = [
+            None if value is None else value[5:] if value.startswith(b"\0") else b"no header"
+            for value in values.to_pylist()
+        ]
+        return self._body.decode(pa.array(bodies, pa.binary()))
 
 
 class JsonMembers:

@@ -6,7 +6,9 @@ from exactbatch.formats.custom import Custom
 from exactbatch.formats.debezium import Debezium
 from exactbatch.formats.format import Decoded, Format
 from exactbatch.formats.json import Json
+from exactbatch.formats.json_schema import JsonSchema
 from exactbatch.formats.message import WithMessage, headers_as_json
+from exactbatch.formats.protobuf import Protobuf
 from exactbatch.formats.raw import Raw
 from exactbatch.formats.text import Text
 from exactbatch.formats.upsert_changes import as_changes
@@ -20,6 +22,8 @@ __all__ = [
     "Decoded",
     "Format",
     "Json",
+    "JsonSchema",
+    "Protobuf",
     "Raw",
     "Text",
     "WithMessage",

@@ -4,6 +4,7 @@ confluent-kafka's SchemaRegistryClient sends the requests: it retries them, and 
 basic and bearer authentication.
 """
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,12 @@ _NUMBERS: Final = frozenset({"max.retries", "retries.max.wait.ms", "retries.wait
 _TIMEOUT: Final = 10.0  # seconds for each request
 _UNKNOWN_SCHEMA: Final = 40403  # the registry answers, and has no schema with this id
 _CUSTOM: Final = "CUSTOM"  # takes the token from a Python function
+_AVRO: Final = "AVRO"
+_PROTOBUF: Final = "PROTOBUF"
+_SERIALIZED: Final = (
+    "serialized"  # the format of a Protobuf schema that needs no parser: a FileDescriptorProto
+)
+_OWN_FILE: Final = "default"  # the name of a schema's own file, which no import has
 _WHOLE: Final = "exactbatch:schema"  # Avro does not allow this name, so that no reference has it
 
 
@@ -90,6 +97,26 @@ def writer_schema(registry: str, schema_id: int, properties: Mapping[str, Any]) 
     return _reader(registry, tuple(sorted(properties.items()))).schema(schema_id)
 
 
+def schema_type(registry: str, schema_id: int, properties: Mapping[str, Any]) -> str | None:
+    """Return the type of the schema that the registry has under an id, such as JSON; None if it has no such id.
+
+    Raises as writer_schema() does.
+    """
+    schema = _reader(registry, tuple(sorted(properties.items()))).fetched(schema_id)
+    return None if schema is None else schema.schema_type or _AVRO
+
+
+def protobuf_files(
+    registry: str, schema_id: int, properties: Mapping[str, Any]
+) -> list[tuple[str, bytes]] | None:
+    """Return the .proto files of a schema, each as its name and a serialized FileDescriptorProto: first those that it
+    references, and last its own; None if the registry has no Protobuf schema under this id.
+
+    Raises as writer_schema() does.
+    """
+    return _reader(registry, tuple(sorted(properties.items()))).files(schema_id)
+
+
 @cache
 def _reader(registry: str, properties: tuple[tuple[str, Any], ...]) -> "_Reader":
     return _Reader(registry, dict(properties))
@@ -102,6 +129,32 @@ class _Reader:
         self._registry = registry
         self._client = self._connect(properties)
         self._schemas: dict[int, str] = {}
+        self._fetched: dict[tuple[int, str | None], Schema] = {}
+
+    def fetched(self, schema_id: int, format_: str | None = None) -> "Schema | None":
+        """Return a schema of any type, in a format that the registry knows for its type; None for an unknown id."""
+        if (schema_id, format_) not in self._fetched:
+            schema = self._get_any(schema_id, format_)
+            if schema is None:
+                return None
+            self._fetched[schema_id, format_] = schema
+        return self._fetched[schema_id, format_]
+
+    def files(self, schema_id: int) -> list[tuple[str, bytes]] | None:
+        schema = self.fetched(schema_id, _SERIALIZED)
+        if schema is None or schema.schema_type != _PROTOBUF:
+            return None
+        with self._errors(f"schema {schema_id}"):
+            files = dict(self._referenced_files(schema))
+            return [*files.items(), (_OWN_FILE, base64.b64decode(str(schema.schema_str), validate=True))]
+
+    def _referenced_files(self, schema: "Schema") -> Iterator[tuple[str, bytes]]:
+        for reference in schema.references or ():
+            version = self._client.get_version(
+                str(reference.subject), reference.version or "latest", deleted=True, fmt=_SERIALIZED
+            )
+            yield from self._referenced_files(version.schema)
+            yield str(reference.name), base64.b64decode(str(version.schema.schema_str), validate=True)
 
     def schema(self, schema_id: int) -> str | None:
         if schema_id not in self._schemas:
@@ -124,17 +177,22 @@ class _Reader:
             ) from error
 
     def _get(self, schema_id: int) -> str | None:
-        from confluent_kafka.schema_registry.error import SchemaRegistryError
-
+        if (schema := self._get_any(schema_id, None)) is None:
+            return None
         what = f"schema {schema_id}"
         with self._errors(what):
+            return self._text_of(schema, what)
+
+    def _get_any(self, schema_id: int, format_: str | None) -> "Schema | None":
+        from confluent_kafka.schema_registry.error import SchemaRegistryError
+
+        with self._errors(f"schema {schema_id}"):
             try:
-                schema = self._client.get_schema(schema_id)
+                return self._client.get_schema(schema_id, fmt=format_)
             except SchemaRegistryError as error:
                 if error.http_status_code == HTTPStatus.NOT_FOUND and error.error_code == _UNKNOWN_SCHEMA:
                     return None
                 raise
-            return self._text_of(schema, what)
 
     def _text_of(self, schema: "Schema", what: str) -> str:
         """Return an Avro schema with the schemas that it references, as JSON text."""
@@ -179,7 +237,7 @@ class _Reader:
                 f"The registry at {self._registry} sent no schema text for {what}. Check that the address is "
                 f"that of a schema registry."
             )
-        if (schema.schema_type or "AVRO") != "AVRO":
+        if (schema.schema_type or _AVRO) != _AVRO:
             raise ConfigurationError(
                 f"{what} of the registry at {self._registry} is not an Avro schema but {schema.schema_type}. "
                 f"Decode such values with Custom."

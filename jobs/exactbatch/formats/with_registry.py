@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 from exactbatch.formats.avro import Avro
 from exactbatch.formats.debezium import Debezium
 from exactbatch.formats.format import Format
+from exactbatch.formats.json_schema import JsonSchema
 from exactbatch.formats.message import WithMessage
+from exactbatch.formats.protobuf import Protobuf
 from exactbatch.formats.schema_registry import registry_properties
 
 AnyFormat = TypeVar("AnyFormat", bound=Format | WithMessage | None)
@@ -19,7 +21,7 @@ def with_registry(format_: AnyFormat, properties: Mapping[str, Any]) -> AnyForma
     Raises ConfigurationError for an unsupported property of the registry.
     """
     match format_:
-        case Avro() | Debezium():
+        case Avro() | Debezium() | JsonSchema() | Protobuf():
             return replace(format_, properties=registry_properties(properties))
         case WithMessage():
             return replace(

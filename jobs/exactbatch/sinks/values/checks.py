@@ -42,8 +42,11 @@ def check_expressions(
         except psycopg2.Error as error:
             if error.pgcode == _NOT_ALLOWED or re.search(NOT_OF_A_VALUE, error.pgcode or ""):
                 raise
+            message = str(error.diag.message_primary)
+            message = message.replace('column "exactbatch passes" is', "it has to be")
+            message = message.replace("but default expression is", "but is")
             raise ConfigurationError(
-                f"pipeline {pipeline!r}, check {check!r}: {error.diag.message_primary}. Write an expression over the "
+                f"pipeline {pipeline!r}, check {check!r}: {message}. Write an expression over the "
                 f"columns {', '.join(each.name for each in columns)} that is true, false or null, without subqueries "
                 f"and without functions that depend on the clock, a setting or a table."
             ) from error

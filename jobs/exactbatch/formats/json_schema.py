@@ -1,0 +1,95 @@
+"""The format JsonSchema: JSON after the header of a schema registry."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from exactbatch.columns import Column
+from exactbatch.formats.format import Decoded, positions
+from exactbatch.formats.json import Json
+from exactbatch.formats.schema_registry import schema_type
+from exactbatch.formats.wire_format import HEADER, check_address, schema_id_of
+from exactbatch.options import check_types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_JSON: Final = "JSON"
+_LONGEST: Final = (
+    2**31 - 1
+)  # bytes of a value: without an end, Arrow 25 counts wrongly and cannot allocate the result
+
+
+@dataclass(frozen=True)
+class JsonSchema:
+    """Values as Confluent's JSON Schema serializer writes them: byte 0, the ID of a schema in 4 bytes, and JSON.
+
+    schema    the columns, with paths and defaults, as for Json
+    registry  the address of the schema registry, such as "http://host:8081"
+    epoch     as for Json
+
+    The registry must have a JSON schema under the ID; otherwise the record is a reject. The columns decide what a value
+    has to be: the schema itself is not evaluated. A null value is a tombstone.
+
+    Raises ConfigurationError for an invalid schema; decode() raises RegistryUnavailable if the registry cannot be
+    reached.
+    """
+
+    null_is_tombstone: ClassVar[bool] = True
+    tombstone_deletes: ClassVar[bool] = True
+
+    schema: str
+    registry: str = field(kw_only=True)
+    epoch: Mapping[str, str] = field(default_factory=dict, kw_only=True, hash=False)
+    properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
+    body: Json = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_address(self.registry)
+        object.__setattr__(self, "body", Json(self.schema, epoch=self.epoch))
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of the JSON."""
+        return self.body.columns
+
+    @property
+    def gives_several_rows(self) -> bool:
+        """True if a value gives any number of rows."""
+        return self.body.gives_several_rows
+
+    def decode(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values: those whose schema is right in one block."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        present, written = positions(values).filter(values.is_valid()), values.drop_null()
+        headers = pc.binary_slice(written, 0, HEADER)
+        rejects: list[tuple[int, str]] = []
+        refused = pa.nulls(len(written), pa.bool_()).fill_null(False)
+        for header in headers.unique().to_pylist():
+            if reason := self._why_refused(header):
+                matches = pc.equal(headers, pa.scalar(header, pa.binary()))
+                refused = pc.or_(refused, matches)
+                rejects += [(index, reason) for index in present.filter(matches).to_pylist()]
+        taken = pc.invert(refused)
+        present = present.filter(taken)
+        decoded = self.body.decode(pc.binary_slice(written.filter(taken), HEADER, _LONGEST))
+        rejects += [(present[at].as_py(), reason) for at, reason in decoded.rejects]
+        return replace(
+            decoded,
+            kept=present.take(decoded.kept),
+            rejects=tuple(sorted(rejects)),
+            tombstones=values.null_count,
+        )
+
+    def _why_refused(self, header: bytes) -> str | None:
+        try:
+            schema_id = schema_id_of(header)
+        except ValueError as error:
+            return str(error)
+        found = schema_type(self.registry, schema_id, self.properties)
+        if found is None:
+            return f"the registry has no schema with the ID {schema_id}"
+        return None if found == _JSON else f"schema {schema_id} of the registry is {found}, not {_JSON}"

@@ -1,0 +1,243 @@
+"""The format Protobuf: messages of a descriptor file, or of the schemas of a registry. Python decodes one by one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from os import PathLike
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import numpy as np
+
+from exactbatch.columns import Column, Field, parse_fields
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats.format import Decoded, decode_several
+from exactbatch.formats.json_blocks import stored_schema
+from exactbatch.formats.json_fields import Members, check_arrays, gives_rows_of_elements, in_rows
+from exactbatch.formats.json_members import default_of
+from exactbatch.formats.postgres_limits import check_rows
+from exactbatch.formats.protobuf_fields import Missing, Way, followed, way_of
+from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
+from exactbatch.formats.raw_json_fields import json_texts
+from exactbatch.formats.schema_registry import protobuf_files
+from exactbatch.formats.wire_format import HEADER, check_address, schema_id_of
+from exactbatch.options import check_types
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from exactbatch.formats.json_fields import Positions
+
+_MOST_INDEXES: Final = 32  # types inside of types
+_VARINT_BITS: Final = 35
+
+
+@dataclass(frozen=True)
+class Protobuf:
+    """Values are Protobuf messages.
+
+    schema      the columns, with paths and defaults as for Json: "user_id bigint from 'user.id'"
+    registry    the address of a Confluent schema registry: values then begin with byte 0, the ID of their schema in 4
+                bytes, and the place of their message type in it
+    descriptor  instead, a file that `protoc --include_imports --descriptor_set_out=FILE` has written, read when the
+                pipeline is created; values are then bare messages of the type `message`, such as "shop.Order"
+
+    Integers are exact, also unsigned ones in a numeric; enums are their names; a Timestamp is truncated to
+    microseconds; a wrapper is its value or null; json and jsonb take any field in Protobuf's JSON mapping, and a map or
+    message only they. A field that is not set is null if its presence is known, and otherwise its type's default, as
+    in any program. A field that the writer's schema lacks is null. Bytes that are not such a message, and a value that
+    does not fit its column, are rejects. A null value is a tombstone.
+
+    Raises ConfigurationError for columns that do not fit the descriptor; decode() raises RegistryUnavailable if the
+    registry cannot be reached.
+    """
+
+    null_is_tombstone: ClassVar[bool] = True
+    tombstone_deletes: ClassVar[bool] = True
+
+    schema: str
+    registry: str | None = field(default=None, kw_only=True)
+    descriptor: str | PathLike[str] | bytes | None = field(default=None, kw_only=True, repr=False)
+    message: str | None = field(default=None, kw_only=True)
+    properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
+    columns: tuple[Column, ...] = field(init=False, repr=False)
+    fields: tuple[Field, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if (self.registry is None) == (self.descriptor is None) or (self.descriptor is None) != (
+            self.message is None
+        ):
+            raise ConfigurationError(
+                "Protobuf: expected either a registry, or a descriptor and a message. Write registry='http://…', or "
+                "descriptor='file.desc', message='package.Type'."
+            )
+        check_address(self.registry or "")
+        object.__setattr__(self, "fields", parse_fields(self.schema))
+        object.__setattr__(self, "columns", tuple(each.column for each in self.fields))
+        check_arrays(self.fields)
+        _ = self._defaults
+        if self.descriptor is None:
+            return
+        if not isinstance(self.descriptor, bytes):
+            try:
+                object.__setattr__(self, "descriptor", FilePath(self.descriptor).read_bytes())
+            except OSError as error:
+                raise ConfigurationError(f"descriptor: the file cannot be read: {error}") from None
+        try:
+            _Type.of_set(bytes(self.descriptor), str(self.message), self.fields, may_lack=False)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ConfigurationError(f"Protobuf, message {self.message!r}: {error}") from None
+
+    @property
+    def gives_several_rows(self) -> bool:
+        """True if a value gives any number of rows."""
+        return gives_rows_of_elements(self.fields)
+
+    @cached_property
+    def _defaults(self) -> "Mapping[str, pa.Scalar]":
+        return {each.column.name: default_of(each, {}) for each in self.fields if each.default is not None}
+
+    def decode(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values."""
+        return decode_several(values, self._decode_block)
+
+    def _decode_block(self, values: "pa.BinaryArray") -> "tuple[pa.RecordBatch, Positions | None]":
+        """Return rows, and the value that each is of, or raise ValueError."""
+        import pyarrow as pa
+
+        schema = stored_schema(self.columns)
+        if not len(values):
+            return pa.RecordBatch.from_pylist([], schema), None
+        messages = [self._message_of(value) for value in values.to_pylist()]
+        members = []
+        for number, each in enumerate(self.fields):
+            found = _members([(message, type_.ways[number]) for message, type_ in messages], each)
+            found.values = _column(each.column, found.values)
+            if each.default is not None:
+                found.values = found.values.fill_null(self._defaults[each.column.name])
+            members.append(found)
+        columns, origins = in_rows(members, len(values))
+        rows = pa.RecordBatch.from_arrays(columns, schema=schema)
+        check_rows(rows, self.columns)
+        return rows, origins
+
+    def _message_of(self, value: bytes) -> "tuple[Any, _Type]":
+        if self.registry is None:
+            assert isinstance(self.descriptor, bytes)
+            type_ = _type_of_set(self.descriptor, str(self.message), self.fields)
+            return type_.parsed(value), type_
+        schema_id, indexes, start = _header(value)
+        files = protobuf_files(self.registry, schema_id, self.properties)
+        if files is None:
+            raise ValueError(f"the registry has no Protobuf schema with the ID {schema_id}")
+        type_ = _type_at(tuple(files), indexes, self.fields)
+        return type_.parsed(value[start:]), type_
+
+
+class _Type:
+    """A message type, and how each column takes its values from messages of it; None if the type lacks its field."""
+
+    def __init__(self, descriptor: Any, fields: Sequence[Field], *, may_lack: bool) -> None:
+        from google.protobuf.message_factory import GetMessageClass
+
+        self._class = GetMessageClass(descriptor)
+        self._name = descriptor.full_name
+        self.ways: list[Way | None] = []
+        for each in fields:
+            try:
+                self.ways.append(way_of(descriptor, each))
+            except Missing as error:
+                if not may_lack:
+                    raise ValueError(str(error)) from None
+                self.ways.append(None)
+
+    @classmethod
+    def of_set(cls, descriptors: bytes, message: str, fields: Sequence[Field], *, may_lack: bool) -> "_Type":
+        return cls(message_named(pool_of(files_of_set(descriptors)), message), fields, may_lack=may_lack)
+
+    def parsed(self, value: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
+        try:
+            return self._class.FromString(value)
+        except DecodeError:
+            raise ValueError(f"the value is not a message of the type {self._name}") from None
+
+
+@cache
+def _type_of_set(descriptors: bytes, message: str, fields: tuple[Field, ...]) -> _Type:
+    return _Type.of_set(descriptors, message, fields, may_lack=False)
+
+
+@cache
+def _type_at(
+    files: tuple[tuple[str, bytes], ...], indexes: tuple[int, ...], fields: tuple[Field, ...]
+) -> _Type:
+    parsed = named_files(files)
+    return _Type(message_at(pool_of(parsed), parsed[-1], indexes), fields, may_lack=True)
+
+
+def _header(value: bytes) -> tuple[int, tuple[int, ...], int]:
+    """Return the ID of a value's schema, the place of its message type, and where the message starts.
+
+    The place is a number of indexes and the indexes, as zigzag varints; 0 alone stands for the first type.
+    """
+    schema_id = schema_id_of(value)
+    count, at = _varint(value, HEADER)
+    if not 0 <= count <= _MOST_INDEXES:
+        raise ValueError(f"expected up to {_MOST_INDEXES} indexes of a message type, found {count}")
+    indexes = []
+    for _ in range(count):
+        index, at = _varint(value, at)
+        if index < 0:
+            raise ValueError(f"expected indexes of a message type from 0, found {index}")
+        indexes.append(index)
+    return schema_id, tuple(indexes) or (0,), at
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    """Return a zigzag varint, and where it ends."""
+    number = 0
+    for shift in range(0, _VARINT_BITS, 7):
+        if at >= len(value):
+            break
+        byte = value[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+    raise ValueError("the value ends inside the place of its message type, or that is too large")
+
+
+def _members(messages: Sequence[tuple[Any, Way | None]], each: Field) -> Members:
+    """Return what a column takes from messages, converted; None for what is not set."""
+    members = Members(None)
+    nodes = [(None if way is None else message, way) for message, way in messages]
+    for number in range(len(each.path.parts)):
+        if number:
+            parents = [parent for parent, (elements, _) in enumerate(nodes) for _ in elements or ()]
+            members.parents.append(np.array(parents, np.int64))
+            nodes = [(element, way) for elements, way in nodes for element in elements or ()]
+        nodes = [
+            (None if way is None or node is None else followed([node], way.parts[number])[0], way)
+            for node, way in nodes
+        ]
+    members.values = [None if node is None or way is None else way.convert(node) for node, way in nodes]
+    return members
+
+
+def _column(column: Column, values: list[Any]) -> "pa.Array":
+    """Return converted values as a column, or raise ValueError that names it."""
+    import pyarrow as pa
+
+    try:
+        if column.type in ("json", "jsonb"):
+            return json_texts(
+                pa.array([b"null" if value is None else value.encode() for value in values], pa.binary())
+            )
+        if pa.types.is_timestamp(column.arrow_type):
+            return pa.array(values, pa.int64()).cast(column.arrow_type)
+        return pa.array(values, column.arrow_type)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise ValueError(f"column {column.name!r}, {column.type}: {error}") from None

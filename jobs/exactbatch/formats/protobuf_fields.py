@@ -1,0 +1,277 @@
+"""The fields of Protobuf messages as values of columns: which fit, and how each is converted."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.columns import Column, Field
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+_INTEGERS: Final = {"smallint": 16, "integer": 32, "bigint": 64}
+_JSON: Final = ("json", "jsonb")
+_TIMESTAMPS: Final = ("timestamp with time zone", "timestamp without time zone")
+_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_DURATION: Final = "google.protobuf.Duration"
+_WRAPPERS: Final = frozenset(
+    f"google.protobuf.{name}Value"
+    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
+Convert = Callable[[Any], Any]
+
+
+class Missing(Exception):
+    """A message type has no field that a path names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a column takes its values from messages: step by step for each part of its path, and the conversion of what
+    is there. Each step returns None for a field that is not set, or an element that is not there."""
+
+    parts: tuple[tuple[Convert, ...], ...]
+    convert: Convert
+
+
+def way_of(message: "Descriptor", field: Field) -> Way:
+    """Return how a column takes its values from messages of a type.
+
+    Raises Missing if the type has no such field, and ValueError if the field does not fit the column.
+    """
+    at: Descriptor | FieldDescriptor = message
+    is_element = False  # `at` is a field that is repeated, and its elements are meant
+    parts = []
+    for number, steps in enumerate(field.path.parts):
+        if number:
+            is_element = _element_of(at, is_element, field)
+        converts: list[Convert] = []
+        for step in steps:
+            if isinstance(step, int):
+                is_element = _element_of(at, is_element, field)
+                converts.append(partial(_element, step))
+                continue
+            at, is_element = _member_of(at, is_element, step, field), False
+            converts.append(_getter(at))
+        parts.append(tuple(converts))
+    convert = _message_json if at is message else _conversion(at, field.column, is_element=is_element)
+    return Way(tuple(parts), convert)
+
+
+def followed(nodes: list[Any], steps: Sequence[Convert]) -> list[Any]:
+    """Return what some steps lead to; None stays None."""
+    for step in steps:
+        nodes = [None if node is None else step(node) for node in nodes]
+    return nodes
+
+
+def _member_of(at: Any, is_element: bool, name: str, field: Field) -> "FieldDescriptor":
+    message = getattr(at, "message_type", at)
+    if message is None or (at is not message and (at.is_repeated and not is_element)) or _is_map(at):
+        raise ValueError(
+            f"column {field.column.name!r}, from '{field.path}': {name!r} is not in a single message"
+        )
+    if (member := message.fields_by_name.get(name)) is None:
+        raise Missing(
+            f"column {field.column.name!r}, from '{field.path}': {message.full_name} has no field {name!r}"
+        )
+    return member
+
+
+def _element_of(at: Any, is_element: bool, field: Field) -> bool:
+    if is_element or not getattr(at, "is_repeated", False) or _is_map(at):
+        raise ValueError(
+            f"column {field.column.name!r}, from '{field.path}': [] and [n] need a repeated field"
+        )
+    return True
+
+
+def _element(number: int, elements: Sequence[Any]) -> Any:
+    return elements[number] if number < len(elements) else None
+
+
+def _is_map(at: Any) -> bool:
+    message = getattr(at, "message_type", None)
+    return message is not None and message.GetOptions().map_entry and at.is_repeated
+
+
+def _getter(field: "FieldDescriptor") -> Convert:
+    name = field.name
+    if field.is_repeated or not field.has_presence:
+        return lambda message: getattr(message, name)
+    return lambda message: getattr(message, name) if message.HasField(name) else None
+
+
+def _conversion(field: Any, column: Column, *, is_element: bool) -> Convert:
+    """Return how a value of a field, or an element of it, becomes one of a column; raise ValueError if it cannot."""
+    is_repeated = field.is_repeated and not is_element
+    if column.element is not None:
+        if not is_repeated or _is_map(field):
+            raise _misfit(field, column)
+        element = _single(field, Column(column.name, column.element))
+        return lambda values: list(map(element, values))
+    if column.type in _JSON:
+        return _json_of(field, is_repeated=is_repeated)
+    if is_repeated:
+        raise _misfit(field, column)
+    return _single(field, column)
+
+
+def _single(field: Any, column: Column) -> Convert:
+    from google.protobuf.descriptor import FieldDescriptor as F
+
+    type_ = column.type
+    is_text = column.staged_type == "text" and type_ not in _JSON
+    if type_ in _JSON:
+        return _json_of(field, is_repeated=False)
+    if field.cpp_type in (F.CPPTYPE_INT32, F.CPPTYPE_INT64, F.CPPTYPE_UINT32, F.CPPTYPE_UINT64):
+        return _integer(field, column)
+    if field.cpp_type == F.CPPTYPE_ENUM:
+        if type_ in _INTEGERS:
+            return _integer(field, column)
+        if is_text:
+            names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
+            return lambda number: _name_of(names, number, column)
+    if field.cpp_type == F.CPPTYPE_MESSAGE:
+        return _well_known(field, column)
+    fits = {
+        F.CPPTYPE_BOOL: type_ == "boolean",
+        F.CPPTYPE_FLOAT: type_ in ("real", "double precision"),
+        F.CPPTYPE_DOUBLE: type_ == "double precision",
+        F.CPPTYPE_STRING: type_ == "bytea" if field.type == F.TYPE_BYTES else is_text,
+    }
+    if not fits.get(field.cpp_type, False):
+        raise _misfit(field, column)
+    return _same
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _integer(field: Any, column: Column) -> Convert:
+    if (bits := _INTEGERS.get(column.type)) is not None:
+        limit = 2 ** (bits - 1)
+
+        def checked(number: int) -> int:
+            if not -limit <= number < limit:
+                raise ValueError(
+                    f"column {column.name!r}, {column.type}: expected an integer of its range, found {number}"
+                )
+            return number
+
+        return checked
+    if column.type == "numeric":
+        return str
+    if column.type.startswith("numeric"):
+        return str if column.staged_type == "text" else Decimal
+    raise _misfit(field, column)
+
+
+def _name_of(names: dict[int, str], number: int, column: Column) -> str:
+    if (name := names.get(number)) is None:
+        raise ValueError(f"column {column.name!r}, {column.type}: the enum has no name for {number}")
+    return name
+
+
+def _well_known(field: Any, column: Column) -> Convert:
+    name = field.message_type.full_name
+    if name in _WRAPPERS:
+        inner = _single(field.message_type.fields_by_name["value"], column)
+        return lambda wrapper: inner(wrapper.value)
+    if name == _TIMESTAMP and column.type in _TIMESTAMPS:
+        return lambda time: _microseconds(time, column)
+    if name == _DURATION and column.type in ("interval", "numeric"):
+        return lambda duration: _seconds(duration, column)
+    raise _misfit(field, column)
+
+
+def _microseconds(time: Any, column: Column) -> int:
+    if not 0 <= time.nanos < 10**9:
+        raise ValueError(f"column {column.name!r}, {column.type}: the Timestamp has {time.nanos} nanos")
+    microseconds: int = time.seconds * 10**6 + time.nanos // 1000
+    if not -(2**63) <= microseconds < 2**63:
+        raise ValueError(f"column {column.name!r}, {column.type}: the Timestamp has {time.seconds} seconds")
+    return microseconds
+
+
+def _seconds(duration: Any, column: Column) -> str:
+    seconds, nanos = duration.seconds, duration.nanos
+    if abs(nanos) >= 10**9 or seconds * nanos < 0:
+        raise ValueError(
+            f"column {column.name!r}, {column.type}: the Duration has {seconds} s and {nanos} nanos"
+        )
+    if column.type == "interval" and nanos % 1000:
+        raise ValueError(
+            f"column {column.name!r}, interval: expected whole microseconds, found {nanos} nanos"
+        )
+    exact = (Decimal(seconds) + Decimal(nanos).scaleb(-9)).normalize()
+    return f"PT{exact:f}S" if column.type == "interval" else f"{exact:f}"
+
+
+def _json_of(field: Any, *, is_repeated: bool) -> Convert:
+    """Return how a value becomes the text of its JSON: the mapping of Protobuf, with the names of the .proto file."""
+    from google.protobuf import message_factory
+    from google.protobuf.descriptor import FieldDescriptor as F
+
+    name = field.name
+    if not is_repeated and field.cpp_type == F.CPPTYPE_MESSAGE:
+        return _message_json
+    parent = message_factory.GetMessageClass(field.containing_type)
+
+    def text(value: Any) -> str:
+        # The rules of JSON are those of the field, so that a message of this field alone is written.
+        message = parent()
+        if not field.is_repeated:
+            setattr(message, name, value)
+        elif not is_repeated:
+            getattr(message, name).append(value)
+        else:
+            getattr(message, name).MergeFrom(value)
+        if is_repeated and not len(value):
+            return "{}" if _is_map(field) else "[]"
+        written = _mapped(message, always_print_fields_with_no_presence=not field.is_repeated)[name]
+        return json.dumps(
+            written[0] if field.is_repeated and not is_repeated else written, ensure_ascii=False
+        )
+
+    return text
+
+
+def _message_json(message: Any) -> str:
+    return json.dumps(_mapped(message), ensure_ascii=False)
+
+
+def _mapped(message: Any, **options: Any) -> Any:
+    from google.protobuf import json_format
+
+    try:
+        return json_format.MessageToDict(message, preserving_proto_field_name=True, **options)
+    except (json_format.Error, TypeError) as error:  # such as an Any of an unknown type
+        raise ValueError(f"{message.DESCRIPTOR.full_name} has no JSON: {error}") from None
+
+
+def _misfit(field: Any, column: Column) -> ValueError:
+    type_ = field.message_type.full_name if field.message_type is not None else str(field.type)
+    kind = _NAMES.get(type_, type_)
+    repeated = "repeated " if field.is_repeated else ""
+    return ValueError(
+        f"column {column.name!r}, {column.type}: expected a field whose values fit, found {field.name!r}, "
+        f"{repeated}{kind}"
+    )
+
+
+# FieldDescriptorProto.Type, by number.
+_NAMES: Final = dict(
+    zip(
+        map(str, range(1, 19)),
+        (
+            *("double", "float", "int64", "uint64", "int32", "fixed64", "fixed32", "bool", "string", "group"),
+            *("message", "bytes", "uint32", "enum", "sfixed32", "sfixed64", "sint32", "sint64"),
+        ),
+        strict=True,
+    )
+)

@@ -1,0 +1,340 @@
+"""Protobuf messages become rows: each type exactly, presence, paths, the wire format of a registry."""
+
+import base64
+import json
+import pickle
+import threading
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import isnan
+
+import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats import JsonSchema, Protobuf, with_registry
+from support.decoding import decode, reason, rows
+from support.protobuf_schema import SCALARS, shop_class, shop_descriptors, shop_file
+
+Order = shop_class("Order")
+DESCRIPTORS = shop_descriptors()
+
+
+def protobuf(schema, **more):
+    return Protobuf(schema, **{"descriptor": DESCRIPTORS, "message": "shop.Order", **more})
+
+
+def written(**fields):
+    return Order(**fields).SerializeToString()
+
+
+def value_of(type_, path, **fields):
+    [row] = rows(protobuf(f"x {type_} from '{path}'"), written(**fields))
+    return row["x"]
+
+
+EXTREMES = {
+    "double": ("double precision", [0.0, -0.0, 1.5, 5e-324, 1.7976931348623157e308, float("inf")]),
+    "float": ("real", [0.0, 1.5, 3.4028234663852886e38, float("-inf")]),
+    "int64": ("bigint", [-(2**63), 2**63 - 1]),
+    "uint64": ("numeric", [0, 2**63, 2**64 - 1]),
+    "int32": ("integer", [-(2**31), 2**31 - 1]),
+    "fixed64": ("numeric(20,0)", [0, 2**64 - 1]),
+    "fixed32": ("bigint", [0, 2**32 - 1]),
+    "bool": ("boolean", [True, False]),
+    "string": ("text", ["", "é\n"]),
+    "bytes": ("bytea", [b"", b"\0\xff"]),
+    "uint32": ("bigint", [0, 2**32 - 1]),
+    "sfixed32": ("integer", [-(2**31), 2**31 - 1]),
+    "sfixed64": ("bigint", [-(2**63), 2**63 - 1]),
+    "sint32": ("integer", [-(2**31), 2**31 - 1]),
+    "sint64": ("bigint", [-(2**63), 2**63 - 1]),
+}
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_each_scalar_arrives_exactly(name):
+    type_, values = EXTREMES[name]
+    for value in values:
+        expected = {"numeric": str, "numeric(20,0)": Decimal}.get(type_, lambda same: same)(value)
+        assert repr(value_of(type_, f"f_{name}", **{f"f_{name}": value})) == repr(expected)
+        assert repr(value_of(type_, f"r_{name}[1]", **{f"r_{name}": [value, value]})) == repr(expected)
+        assert value_of(f"{type_}[]", f"r_{name}", **{f"r_{name}": [value]}) == [expected]
+        assert value_of(type_, f"o_{name}", **{f"o_{name}": value}) == expected
+    assert value_of(type_, f"o_{name}") is None
+    assert value_of(type_, f"r_{name}[0]") is None
+    assert value_of(f"{type_}[]", f"r_{name}") == []
+    assert value_of(type_, f"f_{name}") is not None
+
+
+def test_nan_and_float_are_what_they_are():
+    assert isnan(value_of("double precision", "f_double", f_double=float("nan")))
+    assert value_of("double precision", "f_float", f_float=0.1) == 0.10000000149011612
+
+
+@pytest.mark.parametrize(
+    ("type_", "path", "fields", "why"),
+    [
+        (
+            "bigint",
+            "f_uint64",
+            {"f_uint64": 2**63},
+            "expected an integer of its range, found 9223372036854775808",
+        ),
+        ("smallint", "f_int32", {"f_int32": 40_000}, "expected an integer of its range, found 40000"),
+        ("numeric(3,0)", "f_int32", {"f_int32": 1234}, "precision"),
+        ("text", "mood", {"mood": 7}, "the enum has no name for 7"),
+        ("text", "f_string", {"f_string": "a\0b"}, "Postgres cannot store U+0000 in text"),
+        ("jsonb", "f_string", {"f_string": "a\0b"}, "Postgres cannot store U+0000 in text"),
+        ("timestamptz", "at", {"at": {"seconds": 2**62}}, "the Timestamp has 4611686018427387904 seconds"),
+        ("timestamptz", "at", {"at": {"nanos": 10**9}}, "the Timestamp has 1000000000 nanos"),
+        ("interval", "took", {"took": {"nanos": 1}}, "expected whole microseconds, found 1 nanos"),
+        ("numeric", "took", {"took": {"seconds": 1, "nanos": -1}}, "the Duration has 1 s and -1 nanos"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_a_reject(type_, path, fields, why):
+    message = reason(protobuf(f"x {type_} from '{path}'"), written(**fields))
+    assert message.startswith("column 'x', ")
+    assert why in message
+
+
+def test_enums_times_wrappers_and_oneofs():
+    schema = (
+        "mood text, n int from 'mood', at timestamptz, local timestamp from 'at', took interval, "
+        "s numeric from 'took', wrapped numeric, cash bigint, card text, j jsonb from 'counts', anything jsonb, "
+        "first jsonb, l jsonb from 'items', w jsonb from 'wrapped', z jsonb from 'f_int64', t json from 'at'"
+    )
+    value = written(
+        mood=1,
+        at={"seconds": 1709200800, "nanos": 123456789},
+        took={"seconds": -1, "nanos": -500_000_000},
+        wrapped={"value": 2**64 - 1},
+        card="",
+        counts={"a": 2**40},
+        anything={"x": [1, None]},
+        first={"sku": "é", "quantity": 0},
+        items=[{}],
+        f_int64=7,
+    )
+    full, empty = rows(protobuf(schema), value, b"")
+    at = datetime(2024, 2, 29, 10, 0, 0, 123456, UTC)
+    assert full == {
+        "mood": "GOOD",
+        "n": 1,
+        "at": at,
+        "local": at.replace(tzinfo=None),
+        "took": "PT-1.5S",
+        "s": "-1.5",
+        "wrapped": "18446744073709551615",
+        "cash": None,
+        "card": "",
+        "j": '{"a": "1099511627776"}',
+        "anything": '{"x": [1.0, null]}',
+        "first": '{"sku": "é", "quantity": 0}',
+        "l": "[{}]",
+        "w": '"18446744073709551615"',
+        "z": '"7"',
+        "t": '"2024-02-29T10:00:00.123456789Z"',
+    }
+    assert empty == {**dict.fromkeys(full), "mood": "UNKNOWN", "n": 0, "j": "{}", "l": "[]", "z": '"0"'}
+
+
+def test_paths_defaults_and_elements_as_rows():
+    schema = (
+        "id bigint from 'f_int64', sku text from 'items[].sku', quantity int from 'items[].quantity' default 1, "
+        "tag text from 'items[].tags[1]', first text from 'first.sku' default 'none', whole jsonb from '$'"
+    )
+    items = [{"sku": "a", "quantity": 3, "tags": ["x", "y"]}, {"sku": "b"}]
+    decoded = decode(protobuf(schema), written(f_int64=5, items=items), written(f_int64=6), None)
+    assert decoded.kept.to_pylist() == [0, 0]
+    assert [list(row.values())[:5] for row in decoded.rows.to_pylist()] == [
+        [5, "a", 3, "y", "none"],
+        [5, "b", 1, None, "none"],
+    ]
+    assert json.loads(decoded.rows.column("whole")[0].as_py())["f_int64"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ("x bigint", "shop.Order has no field 'x'"),
+        ("x bigint from 'first.y'", "shop.Order.Item has no field 'y'"),
+        ("x int from 'f_double'", "expected a field whose values fit, found 'f_double', double"),
+        ("x real from 'f_double'", "expected a field whose values fit"),
+        ("x text from 'f_int32'", "expected a field whose values fit"),
+        ("x text from 'first'", "found 'first', shop.Order.Item"),
+        ("x text from 'r_string'", "found 'r_string', repeated string"),
+        ("x text from 'items.sku'", "'sku' is not in a single message"),
+        ("x text from 'f_string[0]'", "[] and [n] need a repeated field"),
+        ("x text from 'counts[0].key'", "[] and [n] need a repeated field"),
+        ("x text[] from 'f_string'", "expected a field whose values fit"),
+    ],
+)
+def test_columns_that_do_not_fit_the_descriptor_are_refused(schema, why):
+    with pytest.raises(ConfigurationError) as refused:
+        protobuf(schema)
+    assert why in str(refused.value)
+
+
+def test_what_does_not_name_a_message_type_is_refused(tmp_path):
+    for options in (
+        {"descriptor": DESCRIPTORS},
+        {"message": "shop.Order"},
+        {},
+        {"registry": "http://x", "descriptor": DESCRIPTORS, "message": "shop.Order"},
+        {"registry": "http://me:secret@x"},
+        {"descriptor": DESCRIPTORS, "message": "shop.Nothing"},
+        {"descriptor": b"\xff", "message": "shop.Order"},
+        {"descriptor": tmp_path / "missing", "message": "shop.Order"},
+    ):
+        with pytest.raises(ConfigurationError):
+            Protobuf("x bigint from 'f_int64'", **options)
+    file = tmp_path / "shop.desc"
+    file.write_bytes(shop_descriptors(with_imports=False))
+    assert rows(Protobuf("f_int64 bigint", descriptor=file, message="shop.Order"), written(f_int64=5)) == [
+        {"f_int64": 5}
+    ]
+
+
+def test_bytes_that_are_not_a_message_are_a_reject():
+    assert reason(protobuf("f_int64 bigint"), b"\xff") == "the value is not a message of the type shop.Order"
+    assert (
+        reason(protobuf("f_string text"), b"\x4a\x01\xff")
+        == "the value is not a message of the type shop.Order"
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.binary(max_size=40), max_size=6))
+def test_no_bytes_make_decoding_fail(values):
+    schema = "f_int64 bigint, r jsonb from '$', sku text from 'items[].sku', at timestamptz, mood text"
+    decode(protobuf(schema), *values)
+
+
+def test_it_travels_to_executors():
+    value = pickle.loads(pickle.dumps(protobuf("f_int64 bigint default 5")))
+    assert rows(value, written(f_int64=7)) == [{"f_int64": 7}]
+
+
+# With a registry.
+
+
+@contextmanager
+def registry_with(answers):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            unknown = (404, {"error_code": 40403, "message": "Schema not found"})
+            status, answer = answers.get(self.path, unknown)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def schema_of(file, *references):
+    text = base64.b64encode(file.SerializeToString()).decode()
+    return 200, {"schema": text, "schemaType": "PROTOBUF", "references": list(references)}
+
+
+@pytest.fixture
+def registry():
+    outer = descriptor_pb2.FileDescriptorProto(name="anything", package="outer", syntax="proto3")
+    outer.dependency.append("shop.proto")
+    box = outer.message_type.add(name="Box")
+    box.field.add(name="order", number=1, type=11, label=1, type_name=".shop.Order")
+    reference = {"name": "shop.proto", "subject": "shop", "version": 3}
+    text = base64.b64encode(shop_file().SerializeToString()).decode()
+    answers = {
+        "/schemas/ids/7?format=serialized": schema_of(shop_file()),
+        "/schemas/ids/8?format=serialized": schema_of(outer, reference),
+        "/subjects/shop/versions/3?deleted=true&format=serialized": (
+            200,
+            {"subject": "shop", "version": 3, "id": 7, "schema": text, "schemaType": "PROTOBUF"},
+        ),
+        "/schemas/ids/9": (200, {"schema": "{}", "schemaType": "JSON"}),
+        "/schemas/ids/9?format=serialized": (200, {"schema": "{}", "schemaType": "JSON"}),
+        "/schemas/ids/10": (200, {"schema": '"int"'}),
+    }
+    with registry_with(answers) as address:
+        yield address
+
+
+def framed(schema_id, rest):
+    return b"\0" + schema_id.to_bytes(4, "big") + rest
+
+
+def test_the_place_of_a_message_type_is_in_the_value(registry):
+    value = Protobuf("f_int64 bigint, sku text", registry=registry)
+    item = shop_class("Order.Item")(sku="s").SerializeToString()
+    good = (
+        framed(7, b"\x02\x02" + written(f_int64=5)),
+        framed(7, b"\x04\x02\x00" + item),
+        framed(7, b"\x00" + shop_class("Other")(id=5).SerializeToString()),
+    )
+    assert rows(value, *good) == [
+        {"f_int64": 5, "sku": None},
+        {"f_int64": None, "sku": "s"},
+        {"f_int64": None, "sku": None},
+    ]
+
+
+def test_a_schema_may_import_others(registry):
+    value = Protobuf("id bigint from 'order.f_int64', at timestamptz from 'order.at'", registry=registry)
+    box = b"\x0a" + bytes([len(written(f_int64=5))]) + written(f_int64=5)
+    assert rows(value, framed(8, b"\x00" + box)) == [{"id": 5, "at": None}]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (b"", "expected byte 0 and the 4 bytes of a schema ID, found nothing"),
+        (b"\x01\0\0\0\x07\0", "expected byte 0 and the 4 bytes of a schema ID, found 01 00 00 00 07"),
+        (framed(7, b""), "the value ends inside the place of its message type, or that is too large"),
+        (framed(7, b"\x02"), "the value ends inside the place of its message type, or that is too large"),
+        (framed(7, b"\x80" * 9), "the value ends inside the place of its message type, or that is too large"),
+        (framed(7, b"\x01"), "expected up to 32 indexes of a message type, found -1"),
+        (framed(7, b"\x02\x01"), "expected indexes of a message type from 0, found -1"),
+        (framed(7, b"\x02\x0e"), "the schema has no message type at [7]"),
+        (framed(11, b"\0"), "the registry has no Protobuf schema with the ID 11"),
+        (framed(9, b"\0"), "the registry has no Protobuf schema with the ID 9"),
+        (framed(7, b"\x02\x02\xff"), "the value is not a message of the type shop.Order"),
+    ],
+)
+def test_a_value_without_its_schema_is_a_reject(registry, value, why):
+    assert reason(Protobuf("f_int64 bigint", registry=registry), value) == why
+
+
+def test_json_after_the_header_of_a_registry(registry):
+    value = with_registry(JsonSchema("id bigint from 'user.id', c text default 'DE'", registry=registry), {})
+    decoded = decode(
+        value,
+        framed(9, b'{"user": {"id": 5}}'),
+        framed(10, b"{}"),
+        None,
+        framed(11, b"{}"),
+        b'{"user": {"id": 6}}',
+        framed(9, b'{"user": 7}'),
+        framed(9, b""),
+        framed(9, b'{"user": {"id": 8}, "c": "x"}'),
+    )
+    assert decoded.rows.to_pylist() == [{"id": 5, "c": "DE"}, {"id": 8, "c": "x"}]
+    assert decoded.kept.to_pylist() == [0, 7]
+    assert decoded.rejects == (
+        (1, "schema 10 of the registry is AVRO, not JSON"),
+        (3, "the registry has no schema with the ID 11"),
+        (4, "expected byte 0 and the 4 bytes of a schema ID, found 7b 22 75 73 65"),
+        (5, "column 'id', bigint, from 'user.id': user: expected object, found number"),
+        (6, "expected a JSON object: { … }"),
+    )
