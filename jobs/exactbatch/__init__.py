@@ -4,7 +4,7 @@ from exactbatch.formats import Avro, Csv, Custom, Debezium, Json, Raw, Text, Wit
 from exactbatch.model import Limits
 from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import Pipeline
-from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch.sinks import Aggregate, Append, Count, Max, Min, Sum, Together, Upsert, Window
 from exactbatch.tables import Tables, TableTopic
 from exactbatch.topic_pattern import TopicPattern
 
@@ -27,6 +27,7 @@ __all__ = [
     "TableTopic",
     "Tables",
     "Text",
+    "Together",
     "TopicPattern",
     "Upsert",
     "Window",
