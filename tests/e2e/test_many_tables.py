@@ -60,8 +60,10 @@ def killed_run(airflow, hold):
     run_id = airflow.trigger("shop")
     deadline = time.monotonic() + 300
     while _lines(held) == before:
-        assert time.monotonic() < deadline, airflow.task_states("shop", run_id)
-        time.sleep(0.2)
+        states = airflow.task_states("shop", run_id)
+        assert states.get("plan_batch", ("", 0))[0] != "failed", _log(airflow, run_id, "plan_batch")
+        assert time.monotonic() < deadline, states
+        time.sleep(0.5)
     os.kill(int(_lines(held)[-1]), signal.SIGKILL)
     hold.touch()
     assert airflow.wait_for_run("shop", run_id) == "success", airflow.task_states("shop", run_id)
