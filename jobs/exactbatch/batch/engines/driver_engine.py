@@ -25,13 +25,13 @@ class DriverEngine:
     @contextmanager
     def executors(self, pipeline: Pipeline, where: str) -> "Iterator[DriverExecutors]":
         """Prepare a session for one batch."""
-        # Where jobs are scheduled fairly, each pipeline has its share; a thread's pool stays until its next batch.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", pipeline.name)
         with (
             jvm_errors(),
             launch_timeout(self._spark, pipeline.launch_timeout, where),
             batch_session(self._spark, pipeline) as session,
         ):
+            # Where jobs are scheduled fairly, each pipeline has its share; a thread's pool stays until its next batch.
+            session.sparkContext.setLocalProperty("spark.scheduler.pool", pipeline.name)
             yield DriverExecutors(session)
 
 
