@@ -36,6 +36,7 @@ _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
 _FAILOVER: Final = "tests/faults/test_failover.py"
 _BUTTONS: Final = "tests/integration/test_buttons.py"
+_TOGETHER: Final = "tests/integration/test_together.py"
 _PATTERNS: Final = "tests/integration/test_topic_patterns.py"
 _TABLES: Final = "tests/integration/test_tables.py"
 _RENAMING: Final = "tests/integration/test_renaming.py"
@@ -127,8 +128,8 @@ MUTANTS: Final = (
     Mutant(
         "the version of an Upsert is no part of its identity",
         "ledger/definition.py",
-        '_IDENTITY: Final = ("target", "sink", "key", "version", "lineage")\n',
-        '_IDENTITY: Final = ("target", "sink", "key", "lineage")\n',
+        '_IDENTITY: Final = ("target", "sink", "key", "version", "lineage", "other_targets")\n',
+        '_IDENTITY: Final = ("target", "sink", "key", "lineage", "other_targets")\n',
         (
             f"{_SHARED}::test_another_version_is_another_identity",
             f"{_SHARED}::test_a_batch_does_not_go_on_by_another_version",
@@ -906,6 +907,34 @@ MUTANTS: Final = (
         "            announce(settings, pipeline.name, [report.batch.plan_id, *missed_plans])\n"
         "            ti.xcom_push(key=ANNOUNCED, ",
         (f"{_BUTTONS}::test_report_that_dies_after_all_its_work_leaves_batch_to_next_run",),
+    ),
+    Mutant(
+        "a replay retracts from one of several targets",
+        "sinks/together.py",
+        "return [part.retract(cursor, parts) for part in self.parts][-1]",
+        "return self._main.retract(cursor, parts)",
+        (f"{_TOGETHER}::test_a_replay_retracts_from_both_targets",),
+    ),
+    Mutant(
+        "a value that one of several targets cannot hold is not looked for",
+        "sinks/together.py",
+        "return [rule for part in self.parts for rule in part.reject_rules(cursor, columns, batch_id=batch_id)]",
+        "return self._main.reject_rules(cursor, columns, batch_id=batch_id)",
+        (f"{_TOGETHER}::test_a_value_that_one_target_cannot_hold_rejects_the_record_for_both[_raw]",),
+    ),
+    Mutant(
+        "an audit compares one of several targets",
+        "audit/audit.py",
+        "            for part in parts\n",
+        "            for part in parts[-1:]\n",
+        (f"{_TOGETHER}::test_an_audit_finds_a_planted_difference_in_either_target",),
+    ),
+    Mutant(
+        "an audit takes what is missing next to a compacted target for compacted",
+        "audit/audit.py",
+        "ledger.horizons(pipeline) if pipeline.sink.compactor is not None else {}",
+        "ledger.horizons(pipeline)",
+        (f"{_TOGETHER}::test_compacting_the_upsert_leaves_the_append_and_its_audit",),
     ),
     Mutant(
         "a topic that joins later starts at the end of its log",

@@ -6,13 +6,13 @@ Spark is played: a launch commits its batch with plain SQL. tests/e2e does the s
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowFailException,
@@ -34,55 +34,12 @@ from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from support import staged_batches as staged
+from support.airflow_runs import HOUR, T0, Events, Run
 from support.statsd_listener import listening
 from support.topics import Topic, record
 
 MakeTopic = Callable[..., Topic]
 MakePipeline = Callable[..., Pipeline]
-T0: Final = datetime(2026, 1, 5, tzinfo=UTC)
-HOUR: Final = timedelta(hours=1)
-
-
-@dataclass
-class Run:
-    """A DAG run, as its tasks see it."""
-
-    run_id: str
-    run_type: str = "scheduled"
-    conf: dict[str, Any] | None = None
-    clear_number: int = 0
-    start_date: datetime = T0
-    hour: int | None = None
-    xcoms: dict[str, Any] = field(default_factory=dict)
-    dag_id: str = ""
-    task_id: str = "a_task"
-
-    @property
-    def logical_date(self) -> datetime | None:
-        return self.data_interval_start
-
-    @property
-    def data_interval_start(self) -> datetime | None:
-        return None if self.hour is None else T0 + self.hour * HOUR
-
-    @property
-    def data_interval_end(self) -> datetime | None:
-        return None if self.hour is None else T0 + (self.hour + 1) * HOUR
-
-    def xcom_push(self, key: str, value: Any) -> None:
-        self.xcoms[key] = value
-
-    def xcom_pull(self, *_: Any, key: str, **__: Any) -> Any:
-        return self.xcoms.get(key)
-
-
-class Events:
-    """What Airflow gives a task for the events of its assets; it has one asset."""
-
-    extra: Any = None
-
-    def __getitem__(self, _: Any) -> "Events":
-        return self
 
 
 def cleared(run: Run) -> Run:
@@ -134,7 +91,7 @@ class Buttons:
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(SparkSubmitOperator, "execute", submit)
-            patched.setattr(operators.BaseHook, "get_connection", lambda _: None)
+            patched.setattr(BaseHook, "get_connection", lambda _: None)
             operator.execute({"ti": run})
 
     def commit(self, batch_id: int) -> None:

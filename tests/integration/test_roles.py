@@ -138,7 +138,6 @@ def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
         "delete from exactbatch.batch_range",
         "delete from exactbatch.stored_offset",
         "update exactbatch.pipeline set target = 'x'",
-        "insert into exactbatch.pipeline (name, target, sink, lineage) values ('x', 'x', 'append', 'record')",
         "update exactbatch.batch set run_id = 'x'",
         "update exactbatch.batch_range set until_offset = 9",
         "update exactbatch.coverage set batch_id = 1",
@@ -155,6 +154,8 @@ def test_nobody_changes_the_past_and_a_reader_writes_nothing(committed):
     writes = [
         *past,
         *foreign,
+        # The job may: a table that joins is registered by the plan that includes it first.
+        "insert into exactbatch.pipeline (name, target, sink, lineage) values ('x', 'x', 'append', 'record')",
         "delete from exactbatch.coverage",
         "insert into exactbatch.time_boundary select * from exactbatch.time_boundary",
         "create table exactbatch_staging.x ()",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -9,6 +10,8 @@ from kafka import KafkaAdminClient
 from typer.testing import CliRunner
 
 from exactbatch import Pipeline, Tables
+from exactbatch.airflow.page.dags import PipelineDag
+from exactbatch.airflow.page.members import with_members
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.process_tables import MemberBatch, Outcome, process_tables
 from exactbatch.cli.app import app
@@ -222,6 +225,29 @@ def test_a_plan_does_not_use_what_was_observed_before_a_batch_committed(world, s
     with transaction(world.connection):
         (range_,) = Ledger(world.connection).ranges(batch_id)
     assert (range_.from_offset, range_.until_offset) == (2, 3)
+
+
+def test_the_page_shows_members_as_pipelines_of_one_dag(world, shop, three, command):
+    command(three, "init")
+    dag = PipelineDag(shop.prefix, False, "kafka", "postgres", False, None, is_tables=True)
+    other = PipelineDag("other", False, "kafka", "postgres", False, None)
+    assert [(each.dag_id, each.pipeline) for each in with_members(world.connection, [dag, other])] == [
+        *((shop.prefix, f"{shop.prefix}.{name}") for name in ("customers", "event", "orders")),
+        ("other", "other"),
+    ]
+    own = replace(dag, dag_id=f"{shop.prefix}.orders", is_tables=False)
+    assert [each.pipeline for each in with_members(world.connection, [dag, own])] == [
+        f"{shop.prefix}.{name}" for name in ("customers", "event", "orders")
+    ], "a pipeline that has a DAG of its own is shown once"
+
+
+def test_doctor_examines_all_members(world, shop, three, command, monkeypatch):
+    monkeypatch.setenv("EXACTBATCH_FAST_PATH", "off")  # to try it takes seconds
+    command(three, "init")
+    done = command(three, "doctor", "--json")
+    texts = [each["fact"] if "fact" in each else str(each) for each in json.loads(done.stdout)["findings"]]
+    for name in ("customers", "event", "orders"):
+        assert any(f"{shop.prefix}.{name} is registered as it is now" in text for text in texts), texts
 
 
 def test_an_unregistered_database_gets_no_tables_by_a_plan(world, three):

@@ -59,6 +59,29 @@ dag = pipeline_dag(
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
 """
+# Many tables; their function is in the module that the DAG file imports.
+_TABLES_MODULE: Final = """
+from exactbatch import Json, Pipeline, Tables, TopicPattern, Upsert
+
+def table(t):
+    return Pipeline(
+        name=t.name, topics=(t.topic,), value=Json("id int, name text"), sink=Upsert(f"public.{t.table}", key=("id",))
+    )
+
+shop = Tables(
+    name="shop",
+    topics=TopicPattern(r"shop\\.public\\.(?P<table>.+)"),
+    pipeline=table,
+    at_a_time=1,
+    spark_conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"},
+)
+"""
+_TABLES_DAG: Final = """
+from datetime import timedelta
+from exactbatch.airflow import tables_dag
+from tables_of_shop import shop
+dag = tables_dag(shop, retries=1, retry_delay=timedelta(seconds=1))
+"""
 # They are in a bundle whose folder has the name of its version.
 _QUICK_MODULE: Final = f"from exactbatch import Append, Json, Limits, Pipeline\nquick = {QUICK!r}\n"
 _QUICK_DAG: Final = """
@@ -96,6 +119,8 @@ def running_airflow(
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "hourly.py").write_text(_DAG)
     (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY))
+    (folder / "dags" / "shop.py").write_text(_TABLES_DAG)
+    (folder / "tables_of_shop.py").write_text(_TABLES_MODULE)
     airflow = LocalAirflow(
         stack,
         folder / "dags",

@@ -40,7 +40,7 @@ class Shop:
     def __init__(self, properties: Mapping[str, Any], admin: AdminClient) -> None:
         self.prefix = f"shop{uuid.uuid4().hex[:8]}"
         self._properties, self._admin = dict(properties), admin
-        self._producer = Producer({**self._properties, "linger.ms": 5})
+        self._producer = Producer({**self._properties, "linger.ms": 5, "log_level": 2})
 
     def topic(self, table: str) -> str:
         """Return the name of a table's topic."""

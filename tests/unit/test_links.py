@@ -59,9 +59,9 @@ def test_only_a_web_address_becomes_a_link(address):
         "postgres_conn_id": "p",
         "spark_history": address,
     }
-    assert stored_in({"dag": {"tasks": [{"__var": task}]}}) == ("k", "p", False, None)
+    assert stored_in({"dag": {"tasks": [{"__var": task}]}}) == ("k", "p", False, None, False)
     task["spark_history"] = "https://h"
-    assert stored_in({"dag": {"tasks": [{"__var": task}]}}) == ("k", "p", False, "https://h")
+    assert stored_in({"dag": {"tasks": [{"__var": task}]}}) == ("k", "p", False, "https://h", False)
 
 
 def test_a_task_has_a_link_to_spark_only_with_a_history_server():

@@ -120,7 +120,7 @@ def test_a_stored_dag_has_the_connections_and_whether_a_compacted_topic_can_be_r
     monkeypatch.setattr("exactbatch.airflow.dag.reference_of", lambda _: "pipelines.stored:stored")
     dag = pipeline_dag(pipeline, connections=Connections(kafka="k", postgres="p"), engine=engine)
     stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
-    assert stored_in(stored) == ("k", "p", key is not None, None)
+    assert stored_in(stored) == ("k", "p", key is not None, None, False)
 
 
 def test_a_batch_shows_its_stages_in_their_order_and_links_its_application():

@@ -133,18 +133,13 @@ def report_tables_task(
         """
         from exactbatch.discovery import load_tables
         from exactbatch.kafka.broker import KafkaBroker
-        from exactbatch.operations.report import load_report, render
-        from exactbatch.operations.text_table import new_table
+        from exactbatch.operations.report import as_one_table, load_report
 
         with airflow_errors():
             tables, settings = load_tables(reference), connections.settings()
             broker, events = KafkaBroker(settings.kafka), []
             announced: dict[str, list[str]] = {}
-            table = new_table(
-                f"tables of {tables.name}",
-                text=("pipeline", "kind"),
-                numbers=("batch", "records", "rows", "rejected"),
-            )
+            reports = []
             own = {batch.topic: batch for batch in named_batches(batches)}
             late = {topic: (number, plans) for topic, number, plans in json.loads(str(missed) or "[]")}
             for topic in sorted({*own, *late}):
@@ -172,17 +167,11 @@ def report_tables_task(
                     check_committed(report.batch)
                 events.append(report.as_json())
                 announced[pipeline.name] = [str(report.batch.plan_id), *plans]
-                counts = (
-                    report.batch.batch_id,
-                    report.batch.records,
-                    report.batch.rows,
-                    report.batch.rejected,
-                )
-                table.add_row(pipeline.name, report.batch.kind, *map(str, counts))
+                reports.append(report)
                 show_progress(broker, pipeline, report)
             if not events:
                 raise AirflowSkipException("later replays have processed the ranges of all batches")
-            print(render(table))  # noqa: T201 - a task's output is its log
+            print(as_one_table(reports))  # noqa: T201 - a task's output is its log
             beyond = ti.xcom_pull(task_ids="plan_batch", key="beyond_stored") or []
             outlet_events[asset].extra = {"tables": tables.name, "batches": events, "beyond_stored": beyond}
             ti.xcom_push(key=ANNOUNCED, value=announced)

@@ -7,6 +7,7 @@ memory does not grow with the log.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from exactbatch.audit.batches import compare_batches, whole_batches
 from exactbatch.audit.derived import stale_rows
 from exactbatch.audit.latest_values import LatestValues
 from exactbatch.audit.places import find_places, pipeline_counts_batches, sharing_pipelines
-from exactbatch.audit.report import AuditReport, Compared, PartitionAudit, TargetAudit
+from exactbatch.audit.report import AuditReport, Compared, PartitionAudit, TargetAudit, joined_reports
 from exactbatch.audit.rows import has_other_incarnations
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.unit_comparison import AuditedLog
@@ -63,7 +64,40 @@ def audit(
     Raises ConfigurationError if values cannot be compared, KafkaUnavailable, PostgresUnavailable,
     NotRegistered, TopicMissing, ReadFailed, TargetMismatch if the target does not exist, TasksFailed if Spark fails,
     and TopicRecreated or PartitionGone if the processed log no longer exists.
+
+    If a batch writes several targets, each is compared by itself: the report has each partition once for each.
     """
+    parts = pipeline.sink.parts
+    if len(parts) == 1:
+        return _audit(pipeline, pipeline, settings, values=values, spark=spark, progress=progress)
+    return joined_reports(
+        [
+            (
+                part.target,
+                _audit(
+                    pipeline,
+                    replace(pipeline, sink=part),
+                    settings,
+                    values=values,
+                    spark=spark,
+                    progress=progress,
+                ),
+            )
+            for part in parts
+        ]
+    )
+
+
+def _audit(
+    registered: Pipeline,
+    pipeline: Pipeline,
+    settings: Settings,
+    *,
+    values: bool,
+    spark: "SparkSession | None",
+    progress: Callable[[int, int], None],
+) -> AuditReport:
+    """Audit a pipeline with one of the targets of the registered one."""
     with (
         ledger_session(settings.postgres, "exactbatch audit") as connection,
         connect_arrow(settings.postgres, application="exactbatch audit", read_only=True) as arrow,
@@ -75,11 +109,12 @@ def audit(
             cursor.execute("set transaction isolation level repeatable read")
             lock_tables(cursor, pipeline)
             ledger = Ledger(connection)
-            ledger.check_registered(pipeline, may_double=True)  # results that are doubled are a finding
+            ledger.check_registered(registered, may_double=True)  # results that are doubled are a finding
             stored = ledger.stored_offsets(pipeline)
             topics = pipeline.known_topics(stored)
             first_advanced = ledger.first_advanced(pipeline)
-            horizons = ledger.horizons(pipeline)
+            # Compaction drops changes of an Upsert, and no row of an Append next to it.
+            horizons = ledger.horizons(pipeline) if pipeline.sink.compactor is not None else {}
             check_visible(cursor, pipeline, values=values)
             unsafe = unsafe_tables(cursor, pipeline)
             snapshot.share(cursor)

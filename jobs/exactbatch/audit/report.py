@@ -177,3 +177,16 @@ class AuditReport:
     def rejected(self) -> int:
         """Rejected records."""
         return sum(partition.rejected for partition in self.partitions)
+
+
+def joined_reports(reports: Sequence[tuple[str, AuditReport]]) -> AuditReport:
+    """Return one report of several targets, by name, that the batches of one pipeline write."""
+    target = TargetAudit()
+    for name, report in reports:
+        for kind in (*report.target.findings, "not_ours"):
+            setattr(target, kind, getattr(target, kind) + getattr(report.target, kind))
+        target.notes += [f"{name}: {note}" for note in report.target.notes]
+        if not report.is_exact:
+            found = ", ".join(f"{count} {kind}" for kind, count in report.findings.items() if count)
+            target.notes.append(f"{name}: {found}")
+    return AuditReport([partition for _, report in reports for partition in report.partitions], target)

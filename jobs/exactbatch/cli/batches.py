@@ -10,11 +10,10 @@ from rich.text import Text
 
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.pipeline import RegisteredName, ledger_connection, load_settings, registered_name
-from exactbatch.cli.tables import duration_text, partition_text, time_text
+from exactbatch.cli.tables import duration_text, new_table, partition_text, time_text
 from exactbatch.ledger import BatchStatus
 from exactbatch.ledger import Kind as BatchKind
 from exactbatch.operations.batches import PastBatch, load_batches
-from exactbatch.operations.text_table import new_table
 
 
 class Status(StrEnum):

@@ -9,11 +9,10 @@ from rich.text import Text
 from exactbatch.cli.completion import pipeline_names
 from exactbatch.cli.console import AsJson, out, print_json
 from exactbatch.cli.pipeline import ledger_connection, load_settings, registered_name
-from exactbatch.cli.tables import duration_text, partition_text
+from exactbatch.cli.tables import duration_text, new_table, partition_text
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.operations.freshness import overdue_text
 from exactbatch.operations.lag import PipelineLag, load_lag, seconds_since, seconds_until
-from exactbatch.operations.text_table import new_table
 from exactbatch.operations.unprocessed import contradiction_of
 
 

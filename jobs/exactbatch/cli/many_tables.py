@@ -13,14 +13,13 @@ from rich.text import Text
 from exactbatch.cli import render
 from exactbatch.cli.console import out, print_json
 from exactbatch.cli.pipeline import ledger_connection
-from exactbatch.cli.tables import time_text
+from exactbatch.cli.tables import new_table, time_text
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.operations.tables_status import TablesStatus, load_tables_status
-from exactbatch.operations.text_table import new_table
 from exactbatch.planning.plan_tables import MemberPlan, find_members, plan_tables, preview_tables
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings

@@ -9,11 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from exactbatch.cli.tables import partition_text, time_text
+from exactbatch.cli.tables import new_table, partition_text, time_text
 from exactbatch.ledger import PartlyCommitted, Reject, RejectReasons, TimeBoundary
 from exactbatch.model import LogPartition, Plan
 from exactbatch.operations.status import Status
-from exactbatch.operations.text_table import new_table
 from exactbatch.pipeline import Pipeline
 from exactbatch.planning.window import beyond_text
 from exactbatch.topic_pattern import TopicPattern

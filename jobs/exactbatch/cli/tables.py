@@ -1,9 +1,12 @@
-"""How places, times and durations are written in tables on a terminal."""
+"""What all tables on a terminal have in common: their layout, and how places, times and durations are written."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Protocol
 
+from rich import box
 from rich.markup import escape
+from rich.table import Table
 
 
 class InPartition(Protocol):
@@ -13,6 +16,23 @@ class InPartition(Protocol):
     def topic(self) -> str: ...
     @property
     def partition(self) -> int: ...
+
+
+def new_table(title: str, *, text: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Create a table that fits 80 characters: without a frame, and with headers that may break at a space."""
+    table = Table(
+        title=escape(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        min_width=70,
+    )
+    for name in text:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", min_width=max(map(len, name.split())))
+    return table
 
 
 def partition_text(located: InPartition) -> str:

@@ -1,5 +1,6 @@
 """The registration of a pipeline, and the rules by which pipelines may write to the same tables."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,7 +12,7 @@ from exactbatch.sinks import SINKS
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.topic_pattern import TopicPattern, known_topics, loads
 
-_IDENTITY: Final = ("target", "sink", "key", "version", "lineage")
+_IDENTITY: Final = ("target", "sink", "key", "version", "lineage", "other_targets")
 # Pipelines whose values of these are equal write the rows of a target by the same rules.
 _RULES: Final = ("sink", "key", "version")
 
@@ -23,7 +24,7 @@ class Definition:
     `version` is None and `topics` is empty if the pipeline was registered before the ledger had these columns. With a
     `topic_pattern`, a regular expression, `topics` is empty, too: the topics that have joined have stored offsets.
     With `shares_topics`, it may load topics that another pipeline loads into the same target. `freshness` is not part
-    of its identity.
+    of its identity. `other_targets` are those that each batch writes in the same transaction, as JSON, or "".
     """
 
     name: str
@@ -36,6 +37,7 @@ class Definition:
     shares_topics: bool
     freshness: timedelta | None
     topic_pattern: str | None = None
+    other_targets: str = ""
 
     @property
     def pattern(self) -> TopicPattern | None:
@@ -62,15 +64,20 @@ class Definition:
 
     @property
     def tables(self) -> frozenset[tuple[str, str]]:
-        """The target and its companion tables, as (schema, table)."""
-        if self.sink not in SINKS:
+        """The targets and their companion tables, as (schema, table)."""
+        others = json.loads(self.other_targets or "[]")
+        sinks = [(self.target, self.sink), *((target, sink) for target, sink, *_ in others)]
+        return frozenset(table for target, sink in sinks for table in self._tables_of(target, sink))
+
+    def _tables_of(self, target: str, sink: str) -> Iterable[tuple[str, str]]:
+        if sink not in SINKS:
             raise ConfigurationError(
-                f"pipeline {self.name!r} is registered with the sink {self.sink!r}, which this version of "
+                f"pipeline {self.name!r} is registered with the sink {sink!r}, which this version of "
                 f"exactbatch does not have. It cannot tell which tables the pipeline writes. Use the version of "
                 f"exactbatch that registered it."
             )
-        schema, table = self.table
-        return frozenset((schema, table + suffix) for suffix in ("", *SINKS[self.sink].companion_suffixes))
+        schema, table = TargetTable(target).name
+        return [(schema, table + suffix) for suffix in ("", *SINKS[sink].companion_suffixes)]
 
 
 def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
@@ -86,6 +93,11 @@ def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definit
         topics=[] if isinstance(pipeline.topics, TopicPattern) else sorted(pipeline.topics),
         shares_topics=shares_topics,
         freshness=pipeline.freshness,
+        other_targets=json.dumps(
+            [[other.target, other.sink, other.key, other.version] for other in identity.others]
+        )
+        if identity.others
+        else "",
         topic_pattern=pipeline.topics.regex if isinstance(pipeline.topics, TopicPattern) else None,
     )
 
@@ -164,6 +176,9 @@ def _shared_topics(own: Definition, other: Definition) -> str:
 
 def _difference(own: Definition, other: Definition) -> str | None:
     """Return the property that keeps two pipelines from sharing a table, if any; an unknown version does not."""
+    if own.other_targets or other.other_targets:
+        # Which rows such a target holds follows from the batches of one pipeline.
+        return "other_targets"
     if own.table != other.table:
         return "target"
     for name in _RULES:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from exactbatch.errors import ExactbatchError
@@ -184,6 +186,20 @@ def _range(range_: OffsetRange) -> dict[str, Any]:
         "from_offset": range_.from_offset,
         "until_offset": range_.until_offset,
     }
+
+
+def as_one_table(reports: Sequence[Report]) -> str:
+    """Return the batches of several pipelines as a table, for a task's log."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("pipeline", "kind"):
+        table.add_column(name, overflow="fold")
+    for name in ("batch", "records", "rows", "rejected"):
+        table.add_column(name, justify="right")
+    for each in reports:
+        batch = each.batch
+        counts = (batch.batch_id, batch.records, batch.rows, batch.rejected)
+        table.add_row(escape(batch.pipeline), batch.kind, *map(str, counts))
+    return render(table)
 
 
 def render(*parts: Any) -> str:

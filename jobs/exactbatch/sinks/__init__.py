@@ -9,11 +9,12 @@ from exactbatch.sinks.aggregate.window import Window
 from exactbatch.sinks.append import Append
 from exactbatch.sinks.base import Sink
 from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.together import Together
 from exactbatch.sinks.upsert.sink import Upsert
 from exactbatch.sinks.upsert.without_history import UpsertWithoutHistory
 from exactbatch.sinks.values.cast import RejectRule
 
-# The sinks by the name under which the ledger registers them.
+# The sinks by the name under which the ledger registers them. It registers a Together as its sinks.
 SINKS: Final[Mapping[str, type[Sink]]] = {
     sink.kind: sink for sink in (Append, Upsert, UpsertWithoutHistory, Aggregate)
 }
@@ -29,6 +30,7 @@ __all__ = [
     "Sink",
     "StagedRows",
     "Sum",
+    "Together",
     "Upsert",
     "UpsertWithoutHistory",
     "Window",

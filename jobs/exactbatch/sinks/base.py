@@ -33,7 +33,7 @@ class SinkIdentity:
     """The part of a sink that the ledger registers: rows written under another identity follow other rules.
 
     `key` names the columns that identify a row of the target, or the meaning of its columns. `version` is "" if the
-    sink has none.
+    sink has none. `others` are those of further targets that the sink writes in the same transaction.
     """
 
     target: str
@@ -41,6 +41,7 @@ class SinkIdentity:
     key: tuple[str, ...]
     version: str
     lineage: Lineage
+    others: "tuple[SinkIdentity, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,11 @@ class Sink(Protocol):
     @property
     def tables(self) -> tuple[TargetTable, ...]:
         """All tables of the sink in the order in which they are locked; the target is the last."""
+        ...
+
+    @property
+    def parts(self) -> "tuple[Sink, ...]":
+        """The sinks of its targets, which an audit compares one by one; the sink itself if it has one target."""
         ...
 
     @property

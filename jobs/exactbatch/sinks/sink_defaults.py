@@ -1,7 +1,7 @@
 """The defaults of sinks: no keys, no deletes, no derived target, no compaction."""
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from psycopg2 import sql
 
@@ -42,6 +42,11 @@ class SinkDefaults:
     def tables(self) -> tuple[TargetTable, ...]:
         """The target alone."""
         return (self._target,)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The sink itself: it has one target."""
+        return (self,)
 
     @property
     def key_columns(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from exactbatch.airflow.page.airflow_connections import airflow_connection, erro
 from exactbatch.airflow.page.brokers import Brokers, LogState
 from exactbatch.airflow.page.dags import PipelineDag, PipelineDags, task_times
 from exactbatch.airflow.page.databases import Databases
+from exactbatch.airflow.page.members import with_members
 from exactbatch.airflow.page.past_ends import PastEnds
 from exactbatch.airflow.page.views import (
     batch_view,
@@ -99,7 +100,7 @@ def create_app() -> FastAPI:
         # The same of a pipeline for every route: what one of them leaves out would be forgotten until another asks.
         brokers.watch(
             dag.kafka,
-            dag.dag_id,
+            dag.pipeline,
             summary.topics,
             summary.stored,
             may_be_overdue=summary.definition.freshness is not None,
@@ -124,22 +125,27 @@ def create_app() -> FastAPI:
         found = [dag for dag in found if dag.dag_id in seen]
         summaries: dict[str, LedgerSummary] = {}
         problems: dict[str, str] = {}
+        shown: list[PipelineDag] = []
         for conn_id in sorted({dag.postgres for dag in found}):
+            of_database = [dag for dag in found if dag.postgres == conn_id]
             try:
                 with databases.connection(conn_id) as connection:
-                    summaries |= load_summaries(
-                        connection, [dag.dag_id for dag in found if dag.postgres == conn_id]
-                    )
+                    of_database = with_members(connection, of_database)
+                    summaries |= load_summaries(connection, [dag.pipeline for dag in of_database])
             except Exception as error:
                 # One ledger that cannot be read does not hide the others.
                 problems[conn_id] = error_text(error)
+            shown += of_database
+        found = sorted(shown, key=lambda dag: dag.pipeline)
         for dag in found:
-            if (summary := summaries.get(dag.dag_id)) is not None:
+            if (summary := summaries.get(dag.pipeline)) is not None:
                 watch(dag, summary)
         states = {conn_id: brokers.state(conn_id) for conn_id in sorted({dag.kafka for dag in found})}
         now = datetime.now(UTC)
         rows = [
-            overview_view(dag, summaries.get(dag.dag_id), states[dag.kafka], problems.get(dag.postgres), now)
+            overview_view(
+                dag, summaries.get(dag.pipeline), states[dag.kafka], problems.get(dag.postgres), now
+            )
             for dag in found
         ]
         for row in rows:

@@ -25,11 +25,13 @@ _TASK: Final = "process_batch"
 
 @dataclass(frozen=True, slots=True)
 class PipelineDag:
-    """A pipeline's DAG, whose ID is the pipeline's name.
+    """A pipeline's DAG, whose ID is the pipeline's name, or the DAG of many tables.
 
     kafka, postgres    the IDs of its connections
     replays_compacted  Pipeline.replays_compacted
     spark_history      the address of Spark's history server, if any
+    is_tables          whether it is the DAG of many tables
+    member             the name of one of these, the pipeline; "" for the DAG's own
     """
 
     dag_id: str
@@ -38,6 +40,13 @@ class PipelineDag:
     postgres: str
     replays_compacted: bool
     spark_history: str | None
+    is_tables: bool = False
+    member: str = ""
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline."""
+        return self.member or self.dag_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,7 @@ class _Stored(NamedTuple):
     postgres: str
     replays_compacted: bool
     spark_history: str | None
+    is_tables: bool
 
 
 class PipelineDags:
@@ -154,7 +164,11 @@ def stored_in(data: dict[str, Any]) -> _Stored | None:
             is_address = isinstance(history, str) and is_web_address(history)
             # Airflow leaves out what equals the default.
             return _Stored(
-                kafka, postgres, task.get("replays_compacted") is True, history if is_address else None
+                kafka,
+                postgres,
+                task.get("replays_compacted") is True,
+                history if is_address else None,
+                isinstance(task.get("tables"), str),
             )
     return None
 

@@ -56,7 +56,13 @@ def pipeline_view(dag: PipelineDag, summary: LedgerSummary, state: LogState, now
 
 
 def _of_dag(dag: PipelineDag) -> dict[str, Any]:
-    return {"dag_id": dag.dag_id, "is_paused": dag.is_paused, "kafka": dag.kafka, "postgres": dag.postgres}
+    return {
+        "dag_id": dag.dag_id,
+        "pipeline": dag.pipeline,
+        "is_paused": dag.is_paused,
+        "kafka": dag.kafka,
+        "postgres": dag.postgres,
+    }
 
 
 def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:

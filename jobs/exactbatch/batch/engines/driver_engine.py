@@ -30,6 +30,8 @@ class DriverEngine:
             launch_timeout(self._spark, pipeline.launch_timeout, where),
             batch_session(self._spark, pipeline) as session,
         ):
+            # Where jobs are scheduled fairly, each pipeline has its share; a thread's pool stays until its next batch.
+            session.sparkContext.setLocalProperty("spark.scheduler.pool", pipeline.name)
             yield DriverExecutors(session)
 
 

@@ -52,6 +52,8 @@ def spark_session(pipeline: Pipeline | Tables, *, master: str | None = None) -> 
                 f"connection. For Spark Connect, use engine='connect' or --master sc://…."
             )
     own = {**_KEPT, **pipeline.spark_conf, "spark.api.mode": "classic"}
+    if isinstance(pipeline, Tables):
+        own.setdefault("spark.scheduler.mode", "FAIR")  # else a large batch would keep all others waiting
     if "spark.remote" in own:
         raise ConfigurationError(
             f"pipeline {pipeline.name!r}: spark_conf has spark.remote: Spark would start a session of Spark "

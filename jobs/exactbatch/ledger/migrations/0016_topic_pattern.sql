@@ -1,8 +1,12 @@
--- Topics by pattern: which topics a pipeline loads, and when each of them joined.
+-- Topics by pattern: which topics a pipeline loads, and when each of them joined; pipelines with several targets.
 
 alter table exactbatch.pipeline add column topic_pattern text;
 comment on column exactbatch.pipeline.topic_pattern is
     'A regular expression of Python: all topics whose names match it; then topics is empty. Null: topics are named.';
+
+alter table exactbatch.pipeline add column other_targets text not null default '';
+comment on column exactbatch.pipeline.other_targets is
+    'Further targets that each batch writes in the same transaction, as JSON: [[target, sink, key, version], …]; or empty.';
 
 create table exactbatch.joined_topic (
     pipeline        text not null references exactbatch.pipeline on update cascade,

@@ -33,18 +33,20 @@ order by name;
 -- name: register_pipeline!
 -- Register a pipeline, or give it a new identity.
 insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness,
-                                 topic_pattern)
-values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness, :topic_pattern)
+                                 topic_pattern, other_targets)
+values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness, :topic_pattern,
+        :other_targets)
 on conflict (name) do update
 set target = excluded.target, sink = excluded.sink, key = excluded.key, lineage = excluded.lineage,
     version = excluded.version, topics = excluded.topics, shares_topics = excluded.shares_topics,
-    freshness = excluded.freshness, topic_pattern = excluded.topic_pattern;
+    freshness = excluded.freshness, topic_pattern = excluded.topic_pattern, other_targets = excluded.other_targets;
 
 -- name: register_member!
 -- Register a pipeline that is not registered yet, because its topic matches a pattern, and record when.
 with registered as (
-    insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness)
-    values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness)
+    insert into exactbatch.pipeline (name, target, sink, key, lineage, version, topics, shares_topics, freshness,
+                                     other_targets)
+    values (:name, :target, :sink, :key, :lineage, :version, :topics, :shares_topics, :freshness, :other_targets)
     on conflict (name) do nothing
     returning name, topics
 )

@@ -11,7 +11,12 @@ from exactbatch.ledger import Ledger, check_schema
 from exactbatch.operations.doctor import database, machine
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
 from exactbatch.operations.doctor.pools import check_pools
-from exactbatch.operations.doctor.registrations import check_registrations, check_targets, find_pipelines
+from exactbatch.operations.doctor.registrations import (
+    check_registrations,
+    check_targets,
+    find_pipelines,
+    with_members,
+)
 from exactbatch.operations.doctor.servers import (
     check_kafka,
     check_postgres,
@@ -28,6 +33,7 @@ from exactbatch.operations.lag import PipelineLag, lag_of
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.settings import POSTGRES, Settings
+from exactbatch.tables import Tables
 
 _MACHINE: Final = (
     ("java", machine.check_java, DEADLINE),
@@ -66,7 +72,8 @@ def examine(
     for name, check, seconds in _MACHINE:
         yield from run(name, check, seconds)
     yield from run("Airflow's pools", partial(check_pools, airflow, pools))
-    pipelines: dict[str, Pipeline] = {}
+    pipelines: dict[str, Pipeline | Tables] = {}
+    members: dict[str, Pipeline] = {}
 
     def find() -> list[Finding]:
         found, findings = find_pipelines(references)
@@ -88,13 +95,13 @@ def examine(
         return
     try:
         with postgres_connection(settings) as connection:
-            yield from _of_database(run, connection, pipelines, references)
+            yield from _of_database(run, connection, pipelines, members, references)
             if not _is_usable(connection):
                 yield from (not_checked(name, "the ledger") for name in (*_LEDGER, *_LOG))
             elif not _all_ok(kafka):
                 yield from (not_checked(name, "Kafka") for name in _LOG)
             else:
-                yield from _of_log(run, connection, KafkaBroker(settings.kafka), pipelines, references)
+                yield from _of_log(run, connection, KafkaBroker(settings.kafka), members, references)
     except ExactbatchError as error:  # the server has gone in the meantime
         yield connection_finding("Postgres", POSTGRES, error)
 
@@ -102,16 +109,25 @@ def examine(
 def _of_database(
     run: Callable[..., list[Finding]],
     connection: Connection,
-    pipelines: dict[str, Pipeline],
+    pipelines: dict[str, Pipeline | Tables],
+    members: dict[str, Pipeline],
     references: Sequence[str],
 ) -> Iterator[Finding]:
+    """Check the database; `members` receives the pipelines, and those of Tables, by reference."""
     for name, check in _DATABASE:
         yield from run(name, partial(check, connection))
     if _is_usable(connection):
-        registrations = partial(check_registrations, connection, pipelines, all_of_them=not references)
+
+        def find() -> list[Finding]:
+            found, findings = with_members(connection, pipelines)
+            members.update(found)
+            return findings
+
+        yield from run("pipelines", find)
+        registrations = partial(check_registrations, connection, members, all_of_them=not references)
         yield from run("privileges", partial(database.check_privileges, connection))
         yield from run("pipelines", registrations)
-        yield from run("targets", partial(check_targets, connection, pipelines))
+        yield from run("targets", partial(check_targets, connection, members))
 
 
 def _of_log(

@@ -2,15 +2,18 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from exactbatch.discovery import load_pipeline
+from exactbatch.discovery import load_object
 from exactbatch.errors import ExactbatchError, IdentityChanged, NotRegistered
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor.finding import Finding, of_error
 from exactbatch.operations.freshness import differing_freshness
 from exactbatch.pipeline import Pipeline
+from exactbatch.planning.plan_tables import registered_members
 from exactbatch.postgres.connection import Connection, transaction
+from exactbatch.tables import Tables
+from exactbatch.topic_pattern import TopicPattern
 
 _PACKAGE = "pipelines"
 # What a sink does with the rows of its tables, and whether the login may.
@@ -20,16 +23,16 @@ where to_regclass(%s) is not null and not has_table_privilege(to_regclass(%s), p
 """
 
 
-def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline], list[Finding]]:
-    """Import pipelines by their references, or all of the package `pipelines`; return them by reference.
+def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline | Tables], list[Finding]]:
+    """Import pipelines and Tables by their references, or all of the package `pipelines`; return them by reference.
 
     A module that cannot be imported is a finding.
     """
-    pipelines: dict[str, Pipeline] = {}
+    pipelines: dict[str, Pipeline | Tables] = {}
     findings = []
     for reference in references:
         try:
-            pipelines[reference] = load_pipeline(
+            pipelines[reference] = load_object(
                 reference if ":" in reference else f"{_PACKAGE}.{reference}:{reference}"
             )
         except ExactbatchError as error:
@@ -61,7 +64,42 @@ def find_pipelines(references: Sequence[str]) -> tuple[dict[str, Pipeline], list
                 )
             )
             continue
-        pipelines |= {f"{name}:{each}": value for each, value in found.items() if isinstance(value, Pipeline)}
+        pipelines |= {
+            f"{name}:{each}": value for each, value in found.items() if isinstance(value, Pipeline | Tables)
+        }
+    return pipelines, findings
+
+
+def with_members(
+    connection: Connection, found: Mapping[str, Pipeline | Tables]
+) -> tuple[dict[str, Pipeline], list[Finding]]:
+    """Return the pipelines and, in the place of Tables, their members by reference: those of named topics, and those
+    that are registered. Members that cannot be made are a finding."""
+    pipelines: dict[str, Pipeline] = {}
+    findings = []
+    for reference, each in found.items():
+        if isinstance(each, Pipeline):
+            pipelines[reference] = each
+            continue
+        try:
+            members = (
+                registered_members(connection, each)
+                if isinstance(each.topics, TopicPattern)
+                else each.members(each.topics)
+            )
+        except ExactbatchError as error:
+            findings.append(of_error("pipelines", error))
+            continue
+        if not members:
+            findings.append(
+                Finding(
+                    "pipelines",
+                    "warning",
+                    f"no member of the tables {each.name!r} is registered",
+                    f"Run `exactbatch init {reference}` once.",
+                )
+            )
+        pipelines |= {f"{reference}.{member.name.removeprefix(each.prefix)}": member for member in members}
     return pipelines, findings
 
 

@@ -1,7 +1,7 @@
 // All pipelines that the user may see, the most urgent first.
 
 import { live, pipelines } from "./api.js";
-import { el, fill, keyed } from "./dom.js";
+import { airflowLink, el, fill, keyed } from "./dom.js";
 import { ago, compact, count, duration, overdueText, plural, rate } from "./format.js";
 import { OVERDUE, stateBadge, URGENCY } from "./states.js";
 
@@ -10,8 +10,8 @@ const SOON = 1000;
 const words = (row) => (row.overdue ? [row.state, OVERDUE] : [row.state]);
 const urgency = (row) => Math.min(...words(row).map((word) => URGENCY.indexOf(word)));
 const SORTS = {
-  urgency: ["Most urgent first", (a, b) => urgency(a) - urgency(b) || a.dag_id.localeCompare(b.dag_id)],
-  name: ["By name", (a, b) => a.dag_id.localeCompare(b.dag_id)],
+  urgency: ["Most urgent first", (a, b) => urgency(a) - urgency(b) || a.pipeline.localeCompare(b.pipeline)],
+  name: ["By name", (a, b) => a.pipeline.localeCompare(b.pipeline)],
   lag: ["Most lag first", (a, b) => (b.lag ?? -1) - (a.lag ?? -1)],
   retention: [
     "Retention soonest first",
@@ -71,9 +71,9 @@ export function showOverview() {
   function draw() {
     const wanted = search.value.trim().toLowerCase();
     const shown = rows
-      .filter((row) => !wanted || `${row.dag_id} ${words(row).join(" ")}`.toLowerCase().includes(wanted))
+      .filter((row) => !wanted || `${row.pipeline} ${words(row).join(" ")}`.toLowerCase().includes(wanted))
       .sort(SORTS[sort.value][1]);
-    keyed(body, shown, (row) => row.dag_id, overviewRow);
+    keyed(body, shown, (row) => row.pipeline, overviewRow);
     for (const time of body.querySelectorAll("[data-ago]")) time.textContent = ago(time.dataset.ago);
     list.hidden = shown.length === 0;
     empty.hidden = shown.length > 0;
@@ -111,12 +111,18 @@ export function showOverview() {
   });
 }
 
+/** The pipeline's name, with a link to its page; one of many tables has none, and links to the DAG of all. */
+function nameOf(row) {
+  if (row.pipeline !== row.dag_id) return airflowLink(`dags/${encodeURIComponent(row.dag_id)}`, row.pipeline);
+  return el("a", { href: `?dag=${encodeURIComponent(row.dag_id)}`, "data-focus": "name" }, row.dag_id);
+}
+
 function overviewRow(row) {
   const batch = row.newest;
   return el(
     "tr",
     {},
-    el("th", { scope: "row" }, el("a", { href: `?dag=${encodeURIComponent(row.dag_id)}` , "data-focus": "name" }, row.dag_id)),
+    el("th", { scope: "row" }, nameOf(row)),
     el(
       "td",
       { "data-label": "State" },

@@ -1,0 +1,175 @@
+"""The tasks of the DAG of many tables, with a real broker, ledger and Spark, and without Airflow."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from uuid import UUID
+
+import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from exactbatch import Tables
+from exactbatch.airflow import Connections, tables_dag
+from exactbatch.airflow.tables_operator import ProcessTablesOperator
+from exactbatch.audit.audit import audit
+from exactbatch.batch.engines.driver_engine import DriverEngine
+from exactbatch.batch.process_tables import MemberBatch, process_tables
+from exactbatch.errors.exit_status import TERMINAL
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
+from support.airflow_runs import Events, Run
+from support.shop import Shop
+
+NAMES = ("customers", "event", "orders")
+MODULE = "pipelines.shop_of_tasks"  # of a package that the search path has
+
+
+class Tasks:
+    """The tasks of the DAG; what spark-submit would start runs in this process."""
+
+    def __init__(self, world, tables: Tables) -> None:
+        self.world, self.tables = world, tables
+        self.tasks = tables_dag(tables).task_dict
+        self.submitted: list[list[str]] = []
+
+    def plan(self, run: Run) -> str:
+        run.dag_id = self.tables.name
+        return str(self.tasks["plan_batch"].python_callable(dag_run=run, params={}, ti=run))
+
+    def process(self, run: Run) -> None:
+        operator = ProcessTablesOperator(
+            task_id="process_batch",
+            connections=Connections(),
+            tables=f"{MODULE}:shop",
+            batches=run.xcoms.get("batches", ""),
+            failed=run.xcoms.get("failed", ""),
+        )
+        hook = SimpleNamespace(_connection={"deploy_mode": None}, _submit_sp=None)
+        operator._get_hook = lambda: hook  # type: ignore[method-assign]
+
+        def submit(*_: object) -> None:
+            given = json.loads(operator.application_args[3])
+            self.submitted.append([topic.rpartition(".")[2] for topic, *_ in given])
+            batches = [
+                MemberBatch(self.tables.member(topic), number, UUID(plan)) for topic, number, plan in given
+            ]
+            engine = DriverEngine(self.world.spark)
+            outcomes = process_tables(engine, batches, self.world.settings, at_a_time=2)
+            if any(each.error for each in outcomes):
+                hook._submit_sp = SimpleNamespace(returncode=TERMINAL)
+                raise AirflowException("spark-submit failed")
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(SparkSubmitOperator, "execute", submit)
+            patched.setattr(BaseHook, "get_connection", lambda _: None)
+            operator.execute({"ti": run})
+
+    def report(self, run: Run):
+        events, report = Events(), self.tasks["report_batch"]
+        report.python_callable(
+            run.xcoms.get("batches", ""), run.xcoms.get("missed", ""), ti=run, outlet_events=events
+        )
+        for callback in report.on_success_callback:  # Airflow calls them once it has the event
+            callback({"ti": run})
+        return events.extra
+
+
+@pytest.fixture
+def shop(stack, admin):
+    shop = Shop(stack.kafka_properties, admin)
+    shop.create(*NAMES)
+    for name in NAMES:
+        shop.produce(name, 1, 2)
+    return shop
+
+
+@pytest.fixture
+def make_tasks(world, settings, monkeypatch):
+    module = ModuleType(MODULE)
+    monkeypatch.setitem(sys.modules, MODULE, module)
+    monkeypatch.setattr(Connections, "settings", lambda _: settings)
+
+    def make(tables: Tables) -> Tasks:
+        module.shop = tables  # type: ignore[attr-defined]
+        with transaction(world.connection):
+            for member in tables.members(f"{tables.name}.public.{name}" for name in NAMES):
+                Ledger(world.connection).register(member)
+        return Tasks(world, tables)
+
+    return make
+
+
+def test_a_run_plans_processes_and_announces_all_tables(world, shop, make_tasks):
+    tasks = make_tasks(shop.tables())
+    run = Run("first")
+    assert tasks.plan(run) == "process_batch"
+    tasks.process(run)
+    event = tasks.report(run)
+    assert [each["pipeline"].removeprefix(shop.prefix) for each in event["batches"]] == [
+        ".customers",
+        ".event",
+        ".orders",
+    ]
+    assert world.rows("select count(*) from exactbatch.batch where announced_at is null") == [(0,)]
+    with pytest.raises(AirflowSkipException, match="nothing new"):
+        tasks.plan(Run("second"))
+    tasks.process(run)
+    assert len(tasks.submitted) == 1, "a task that is repeated submits nothing"
+
+
+def test_a_bad_table_fails_the_task_and_its_next_try_submits_only_this_one(world, shop, make_tasks):
+    shop.produce_bytes("orders", b"bad")
+    tasks = make_tasks(shop.tables())
+    run = Run("first")
+    tasks.plan(run)
+    for _ in range(2):
+        with pytest.raises(AirflowFailException, match="tables failed"):
+            tasks.process(run)
+    assert tasks.submitted == [["customers", "event", "orders"], ["orders"]]
+
+
+def test_a_table_that_is_gone_fails_the_task_after_the_others(world, shop, make_tasks, admin):
+    tasks = make_tasks(shop.tables([*NAMES]))
+    run = Run("first")
+    tasks.plan(run)
+    tasks.process(run)
+    tasks.report(run)
+    gone = shop.topic("customers")
+    admin.delete_topics([gone])[gone].result(30)
+    shop.produce("event", 3)
+    run = Run("second")
+    assert tasks.plan(run) == "process_batch"
+    with pytest.raises(AirflowFailException, match=rf"{shop.prefix}.customers: TopicMissing"):
+        tasks.process(run)
+    (member,) = tasks.tables.members([shop.topic("event")])
+    assert audit(member, world.settings).rows == 3
+    run = Run("third")
+    with pytest.raises(AirflowFailException, match=r"TablesFailed: 1 of 3 tables .*TopicMissing"):
+        tasks.plan(run)
+
+
+def test_a_form_and_a_clear_replay_what_they_name(world, shop, make_tasks):
+    tasks = make_tasks(shop.tables())
+    run = Run("first")
+    tasks.plan(run)
+    tasks.process(run)
+    asked = {"topic": shop.topic("orders"), "partition": 0, "from_offset": 0, "until_offset": 1}
+    by_hand = Run("by hand", run_type="manual", conf={"ranges": [asked]})
+    assert tasks.plan(by_hand) == "process_replay"
+    tasks.process(by_hand)
+    assert tasks.submitted[-1] == ["orders"]
+    shop.produce("event", 5)
+    shop.produce("orders", 5)
+    only = Run("one", run_type="manual", conf={"tables": ["event"]})
+    assert tasks.plan(only) == "process_batch"
+    tasks.process(only)
+    assert tasks.submitted[-1] == ["event"]
+    only.clear_number, only.xcoms = 1, {}
+    assert tasks.plan(only) == "process_replay"
+    tasks.process(only)
+    event = tasks.report(only)
+    assert [each["kind"] for each in event["batches"]] == ["replay"]
+    for member in tasks.tables.members(map(shop.topic, NAMES)):
+        assert audit(member, world.settings).is_exact
