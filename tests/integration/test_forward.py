@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
 from exactbatch.errors import (
     ConfigurationError,
+    Fenced,
     NotRegistered,
     ResultsDiverged,
     ResultTooLarge,
@@ -201,20 +203,33 @@ def test_forwarders_that_are_killed_at_any_time_neither_lose_nor_repeat(late):
     assert standing_rows(late.check()) == Counter(map(message_of, flights(0, produced)))
 
 
-def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path, small):
+@pytest.mark.parametrize("moment", [each for each in SENDING if "confirm" not in each])
+def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path, small, moment):
     late.batches.run(*flights(0, 10))
-    for number, moment in enumerate(SENDING):
-        go = tmp_path / f"go{number}"
-        held = late.start(failpoints=f"{moment}=hold:{go}")
-        wait_for((tmp_path / f"go{number}.held").exists)
-        late.send()
-        late.batches.run(*flights(10 + 10 * number, 10))
-        go.touch()
-        _, problems = held.communicate(timeout=60)
-        assert held.returncode == 42, (moment, problems)
-        assert "another forwarder has taken over" in " ".join(problems.split()), moment
-        late.send()
-    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 10 + 10 * len(SENDING))))
+    go = tmp_path / "go"
+    held = late.start(failpoints=f"{moment}=hold:{go}")
+    wait_for((tmp_path / "go.held").exists, timeout=60)
+    late.send()
+    late.batches.run(*flights(10, 10))
+    go.touch()
+    _, problems = held.communicate(timeout=60)
+    assert held.returncode == 42, problems
+    assert "another forwarder has taken over" in " ".join(problems.split())
+    late.send()
+    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 20)))
+
+
+def test_forwarders_that_fence_each_other_all_the_time_send_each_result_once(late):
+    late.batches.run(*flights(0, 4000))
+    forwarders = [late.start() for _ in range(3)]
+    for _ in range(3):
+        with suppress(Fenced):
+            late.send()
+    for each in forwarders:
+        _, problems = each.communicate(timeout=120)
+        assert each.returncode in (0, 42), problems
+    late.send()
+    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 4000)))
 
 
 def test_an_open_transaction_of_others_holds_a_forwarder_back(late, settings, monkeypatch):
