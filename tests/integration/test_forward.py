@@ -11,9 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import psycopg2.errors
 import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowSkipException
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
+from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.forward_task import forward_task
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,
@@ -28,11 +33,16 @@ from exactbatch.failpoints import FAILPOINTS, actions
 from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding.forward import Forwarded, forward_results
 from exactbatch.ledger import Ledger
+from exactbatch.operations.measurement import measure
+from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import recreate
 from support.environment import JOBS, LONG, draw_seed
 from support.forwarded import Message, check_once_in_order, committed, latest_by_key, standing_rows
+from support.replays import ranges
+from support.roles import ROLES
 from support.staged_batches import Batches
+from support.topics import record
 from support.waiting import wait_for
 
 COLUMNS = "carrier text, flight int, late boolean"
@@ -691,3 +701,108 @@ def test_the_command_says_what_it_sent(late):
         "unsent": 0,
     }, problems
     late.check()
+
+
+def test_roles_can_do_what_forwarding_needs(deployment, connection, settings, make_topic, tmp_path):
+    topic = make_topic(2)
+    pipeline = Pipeline(
+        name="p",
+        topics=("t",),
+        value=Json(COLUMNS),
+        sink=Append("shop.late"),
+        forward=ToTopic(topic.name, key=("carrier",)),
+    )
+    deployment.execute(
+        "drop schema if exists exactbatch cascade; drop schema if exists exactbatch_staging cascade"
+    )
+    deployment.execute(ROLES)
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    job = connect(deployment.settings("job").postgres, application="tests", timeout=10)
+    batches = Batches.__new__(Batches)
+    batches.connection, batches.pipeline, batches.columns = job, pipeline, pipeline.value.columns
+    batches.log, batches.launches = {}, 0
+    batches.run(*flights(0, 5))
+    batches.replay()
+    assert forward_results(job, deployment.settings("job"), pipeline).sent == 5
+    job.close()
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        deployment.execute("delete from exactbatch.outbox", role="reader")
+    check_once_in_order(committed(settings.kafka, topic.name), 5)
+
+
+TRANSFORMED = "select carrier, count(*) as flights from records group by carrier"
+
+
+@pytest.mark.parametrize("kind", ["append", "by_batch", "transform", "aggregate"])
+def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pipeline, kind):
+    """Also where rows would otherwise be inserted in parts, or attached as a partition."""
+    topic, target = make_topic(2), make_topic(3)
+    for partition in range(2):
+        topic.produce(
+            *(json.dumps({"carrier": "ABC"[each % 3], "flight": each}).encode() for each in range(50)),
+            partition=partition,
+        )
+    table = f'public."{topic.name}"'
+    sinks = {
+        "append": Append(table),
+        "by_batch": Append(table, layout="by_batch", smallest_partition=10),
+        "transform": Append(table, lineage="batch"),
+        "aggregate": Aggregate(table, group_by=("carrier",), aggregates={"flights": Count()}),
+    }
+    pipeline = make_pipeline(
+        topic,
+        value=Json("carrier text, flight int"),
+        sink=sinks[kind],
+        sql=TRANSFORMED if kind == "transform" else None,
+        forward=ToTopic(target.name, key=("carrier",)),
+    )
+    world.run(pipeline)
+    replays.run(pipeline, ranges((10, 20), topic=topic))
+    topic.produce(b'{"carrier": "D", "flight": 1}')
+    world.run(pipeline)
+    forward_results(world.connection, world.settings, pipeline)
+    messages = committed(world.settings.kafka, target.name)
+    check_once_in_order(messages, len(messages))
+    columns = "carrier, flight" if kind in ("append", "by_batch") else "carrier, flights"
+    stored = world.rows(f"select row_to_json(r)::text from (select {columns} from {table}) r")
+    standing = latest_by_key(messages).values() if kind == "aggregate" else standing_rows(messages).elements()
+    values = [each if kind == "aggregate" else each[1] for each in standing]
+    assert sorted(values) == sorted(text.encode() for (text,) in stored)
+    assert len(messages) < 110  # the replay corrected nothing
+
+
+def test_the_status_says_what_waits(world, make_topic, make_pipeline):
+    topic, target = make_topic(), make_topic()
+    topic.produce(record(1), record(2))
+    pipeline = make_pipeline(topic, forward=ToTopic(target.name))
+    batch = world.run(pipeline).batch
+    found = load_status(world.connection, world.log, pipeline).forwarding
+    assert (found.topic, found.sent_sequence, found.unsent, found.oldest, found.sent_at) == (
+        target.name,
+        0,
+        2,
+        batch.committed_at,
+        None,
+    )
+    gauges = {each.measure: each.value for each in measure(world.connection, world.log, pipeline.name)}
+    assert gauges["unsent_results"] == 2
+    assert 0 <= gauges["unsent_age"] < 600
+    forward_results(world.connection, world.settings, pipeline)
+    found = load_status(world.connection, world.log, pipeline)
+    assert (found.forwarding.unsent, found.forwarding.oldest) == (0, None)
+    assert found.as_json()["forwarding"]["sent_sequence"] == 2
+    assert str(found.forwarding) == f"the topic {target.name} has all 2 results"
+
+
+def test_the_task_of_the_dag_sends_what_waits_and_is_skipped_then(late, monkeypatch, capsys):
+    monkeypatch.setattr("exactbatch.discovery.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
+    with DAG("p"):
+        task = forward_task("pipelines.p:p", Connections()).operator
+    late.batches.run(*flights(0, 5))
+    task.python_callable()
+    assert "5 results sent to the topic" in capsys.readouterr().out
+    late.check()
+    with pytest.raises(AirflowSkipException, match="has all results"):
+        task.python_callable()
