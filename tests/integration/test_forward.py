@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.forward_task import forward_task
+from exactbatch.batch.staging import stager
 from exactbatch.errors import (
     ConfigurationError,
     Fenced,
@@ -735,8 +736,9 @@ TRANSFORMED = "select carrier, count(*) as flights from records group by carrier
 
 
 @pytest.mark.parametrize("kind", ["append", "by_batch", "transform", "aggregate"])
-def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pipeline, kind):
+def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pipeline, kind, monkeypatch):
     """Also where rows would otherwise be inserted in parts, or attached as a partition."""
+    monkeypatch.setattr(stager, "IN_PARTS_FROM", 1)
     topic, target = make_topic(2), make_topic(3)
     for partition in range(2):
         topic.produce(
