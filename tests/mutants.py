@@ -49,6 +49,7 @@ _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
+_FORWARD: Final = "tests/integration/test_forward.py"
 
 
 @dataclass(frozen=True)
@@ -1911,6 +1912,90 @@ MUTANTS: Final = (
         'ARTIFACT_ISOLATION: "false"',
         'ARTIFACT_ISOLATION: "true"',
         ("tests/integration/test_connect.py::test_workers_are_forked_by_one_daemon_and_end_with_their_task",),
+    ),
+    Mutant(
+        "a forwarder believes the ledger, not the topic",
+        "forwarding/forward.py",
+        "        return newest.sequence\n",
+        "        return stream.sent_sequence\n",
+        (f"{_FORWARD}::test_what_the_last_forwarder_could_not_record_is_found_behind_messages_of_others",),
+    ),
+    Mutant(
+        "results of a lost batch pass for those of the ledger",
+        "forwarding/forward.py",
+        "        if plan != newest.plan_id:\n",
+        "        if False:\n",
+        (f"{_FORWARD}::test_a_restored_database_is_noticed_before_anything_is_sent",),
+    ),
+    Mutant(
+        "messages of another stream count as sent",
+        "forwarding/sent.py",
+        "    if headers.get(STREAM) != stream.encode():\n",
+        "    if STREAM not in headers:\n",
+        (f"{_FORWARD}::test_messages_of_others_in_the_topic_are_passed_over",),
+    ),
+    Mutant(
+        "a gap in the outbox is passed over",
+        "forwarding/forward.py",
+        "            or [each.sequence for each in results] != expected\n",
+        "",
+        (f"{_FORWARD}::test_a_row_that_is_missing_in_the_outbox_is_noticed",),
+    ),
+    Mutant(
+        "a topic of results that was created again is taken for the earlier one",
+        "forwarding/forward.py",
+        "        if self._stream.topic_id not in (None, topic_id) and not accept_repeats:\n",
+        "        if False:\n",
+        (f"{_FORWARD}::test_a_topic_that_was_created_again_is_refused",),
+    ),
+    Mutant(
+        "an open transaction hides what a topic has",
+        "forwarding/sent.py",
+        "        if not held:\n",
+        "        if True:\n",
+        (f"{_FORWARD}::test_an_open_transaction_of_others_holds_a_forwarder_back",),
+    ),
+    Mutant(
+        "a replay sends each row that it writes again",
+        "batch/publishing/outbox.py",
+        '    "where place > case when removed then written else removals end"\n',
+        '    "where place > 0"\n',
+        (f"{_FORWARD}::test_a_replay_that_has_fewer_of_equal_rows_retracts_the_difference",),
+    ),
+    Mutant(
+        "the first state of a row in a batch is sent, not the last",
+        "batch/publishing/outbox.py",
+        "order by key, number desc",
+        "order by key, number",
+        (f"{_FORWARD}::test_updates_of_windows_and_their_finality_are_sent",),
+    ),
+    Mutant(
+        "partitions that a replay drops are not retracted in the topic",
+        "batch/publishing/publish.py",
+        "    if pipeline.sink.drops_batches and pipeline.forward is None:\n",
+        "    if pipeline.sink.drops_batches:\n",
+        (f"{_FORWARD}::test_a_target_that_is_partitioned_by_batch_is_forwarded_and_corrected",),
+    ),
+    Mutant(
+        "rows that are inserted in parts are not forwarded",
+        "batch/job.py",
+        "            and pipeline.forward is None\n",
+        "",
+        (f"{_FORWARD}::test_a_batch_of_spark_reaches_the_topic",),
+    ),
+    Mutant(
+        "results that a trigger swallows are not missed",
+        "batch/publishing/outbox.py",
+        "            if cursor.rowcount != results:\n",
+        "            if False:\n",
+        (f"{_FORWARD}::test_a_trigger_that_swallows_results_fails_the_batch",),
+    ),
+    Mutant(
+        "messages about one row have several keys",
+        "batch/publishing/outbox.py",
+        "            if not has_one_image(stored[name].type):\n",
+        "            if False:\n",
+        (f"{_FORWARD}::test_a_key_whose_equal_values_look_different_is_refused",),
     ),
 )
 

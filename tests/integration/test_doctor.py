@@ -17,7 +17,7 @@ import pytest
 from psycopg2.extensions import make_dsn
 from typer.testing import CliRunner
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.cli.app import app
 from exactbatch.ledger import Ledger
 from exactbatch.operations.doctor import finding
@@ -64,7 +64,7 @@ class Doctor:
 CHECKS = {
     "java", "packages", "fast path", "class archive", "Kafka connection", "Postgres connection", "server settings",
     "clocks", "ledger", "privileges", "pipelines", "targets", "topics", "retention", "freshness", "open transactions",
-    "Airflow's pools",
+    "forwarding", "Airflow's pools",
 }  # fmt: skip
 
 
@@ -350,6 +350,32 @@ def test_a_transaction_stays_open(doctor, make_pipeline, make_topic):
     assert "producer unknown" not in found["found"]
     assert "kafka-transactions.sh --abort" in found["remedy"]
     hanging.abort_transaction(30)
+
+
+def test_a_topic_of_results_is_missing_or_compacted_and_results_wait(
+    doctor, make_pipeline, make_topic, connection
+):
+    topic, compacted = make_topic(), make_topic(cleanup_policy="compact")
+    missing = replace(make_pipeline(topic), forward=ToTopic("nowhere"))
+    with transaction(connection):
+        Ledger(connection).register(missing)
+    found = of(doctor(missing), "forwarding")
+    assert (found["level"], "'nowhere' of its results: it does not exist" in found["found"]) == (
+        "problem",
+        True,
+    )
+    forwarding = replace(missing, forward=ToTopic(compacted.name))
+    with transaction(connection) as cursor:
+        Ledger(connection).register(forwarding)
+        cursor.execute("update exactbatch.forward set last_sequence = 3")
+    levels = [each for each in doctor(forwarding) if each["check"] == "forwarding"]
+    assert [each["level"] for each in levels] == ["warning", "warning"]
+    assert "Kafka compacts it, and removes rows of an Append" in levels[0]["found"]
+    assert f"exactbatch forward {topic.name}" in levels[1]["remedy"]
+    with transaction(connection) as cursor:
+        cursor.execute("update exactbatch.forward set sent_sequence = 3, topic_id = gen_random_uuid()")
+    found = [each for each in doctor(forwarding) if each["check"] == "forwarding"]
+    assert "it was deleted and created again" in found[0]["found"]
 
 
 @contextmanager

@@ -7,14 +7,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import psycopg2.errors
 import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowSkipException
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
+from exactbatch.airflow.connections import Connections
+from exactbatch.airflow.forward_task import forward_task
+from exactbatch.batch.staging import stager
 from exactbatch.errors import (
     ConfigurationError,
+    Fenced,
     NotRegistered,
     ResultsDiverged,
     ResultTooLarge,
@@ -26,11 +34,16 @@ from exactbatch.failpoints import FAILPOINTS, actions
 from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding.forward import Forwarded, forward_results
 from exactbatch.ledger import Ledger
+from exactbatch.operations.measurement import measure
+from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import recreate
 from support.environment import JOBS, LONG, draw_seed
 from support.forwarded import Message, check_once_in_order, committed, latest_by_key, standing_rows
+from support.replays import ranges
+from support.roles import ROLES
 from support.staged_batches import Batches
+from support.topics import record
 from support.waiting import wait_for
 
 COLUMNS = "carrier text, flight int, late boolean"
@@ -201,20 +214,33 @@ def test_forwarders_that_are_killed_at_any_time_neither_lose_nor_repeat(late):
     assert standing_rows(late.check()) == Counter(map(message_of, flights(0, produced)))
 
 
-def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path, small):
+@pytest.mark.parametrize("moment", [each for each in SENDING if "confirm" not in each])
+def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path, small, moment):
     late.batches.run(*flights(0, 10))
-    for number, moment in enumerate(SENDING):
-        go = tmp_path / f"go{number}"
-        held = late.start(failpoints=f"{moment}=hold:{go}")
-        wait_for((tmp_path / f"go{number}.held").exists)
-        late.send()
-        late.batches.run(*flights(10 + 10 * number, 10))
-        go.touch()
-        _, problems = held.communicate(timeout=60)
-        assert held.returncode == 42, (moment, problems)
-        assert "another forwarder has taken over" in " ".join(problems.split()), moment
-        late.send()
-    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 10 + 10 * len(SENDING))))
+    go = tmp_path / "go"
+    held = late.start(failpoints=f"{moment}=hold:{go}")
+    wait_for((tmp_path / "go.held").exists, timeout=60)
+    late.send()
+    late.batches.run(*flights(10, 10))
+    go.touch()
+    _, problems = held.communicate(timeout=60)
+    assert held.returncode == 42, problems
+    assert "another forwarder has taken over" in " ".join(problems.split())
+    late.send()
+    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 20)))
+
+
+def test_forwarders_that_fence_each_other_all_the_time_send_each_result_once(late):
+    late.batches.run(*flights(0, 4000))
+    forwarders = [late.start() for _ in range(3)]
+    for _ in range(3):
+        with suppress(Fenced):
+            late.send()
+    for each in forwarders:
+        _, problems = each.communicate(timeout=120)
+        assert each.returncode in (0, 42), problems
+    late.send()
+    assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 4000)))
 
 
 def test_an_open_transaction_of_others_holds_a_forwarder_back(late, settings, monkeypatch):
@@ -676,3 +702,109 @@ def test_the_command_says_what_it_sent(late):
         "unsent": 0,
     }, problems
     late.check()
+
+
+def test_roles_can_do_what_forwarding_needs(deployment, connection, settings, make_topic, tmp_path):
+    topic = make_topic(2)
+    pipeline = Pipeline(
+        name="p",
+        topics=("t",),
+        value=Json(COLUMNS),
+        sink=Append("shop.late"),
+        forward=ToTopic(topic.name, key=("carrier",)),
+    )
+    deployment.execute(
+        "drop schema if exists exactbatch cascade; drop schema if exists exactbatch_staging cascade"
+    )
+    deployment.execute(ROLES)
+    deployment.init(pipeline)
+    deployment.execute(ROLES)
+    job = connect(deployment.settings("job").postgres, application="tests", timeout=10)
+    batches = Batches.__new__(Batches)
+    batches.connection, batches.pipeline, batches.columns = job, pipeline, pipeline.value.columns
+    batches.log, batches.launches = {}, 0
+    batches.run(*flights(0, 5))
+    batches.replay()
+    assert forward_results(job, deployment.settings("job"), pipeline).sent == 5
+    job.close()
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        deployment.execute("delete from exactbatch.outbox", role="reader")
+    check_once_in_order(committed(settings.kafka, topic.name), 5)
+
+
+TRANSFORMED = "select carrier, count(*) as flights from records group by carrier"
+
+
+@pytest.mark.parametrize("kind", ["append", "by_batch", "transform", "aggregate"])
+def test_a_batch_of_spark_reaches_the_topic(world, replays, make_topic, make_pipeline, kind, monkeypatch):
+    """Also where rows would otherwise be inserted in parts, or attached as a partition."""
+    monkeypatch.setattr(stager, "IN_PARTS_FROM", 1)
+    topic, target = make_topic(2), make_topic(3)
+    for partition in range(2):
+        topic.produce(
+            *(json.dumps({"carrier": "ABC"[each % 3], "flight": each}).encode() for each in range(50)),
+            partition=partition,
+        )
+    table = f'public."{topic.name}"'
+    sinks = {
+        "append": Append(table),
+        "by_batch": Append(table, layout="by_batch", smallest_partition=10),
+        "transform": Append(table, lineage="batch"),
+        "aggregate": Aggregate(table, group_by=("carrier",), aggregates={"flights": Count()}),
+    }
+    pipeline = make_pipeline(
+        topic,
+        value=Json("carrier text, flight int"),
+        sink=sinks[kind],
+        sql=TRANSFORMED if kind == "transform" else None,
+        forward=ToTopic(target.name, key=("carrier",)),
+    )
+    world.run(pipeline)
+    replays.run(pipeline, ranges((10, 20), topic=topic))
+    topic.produce(b'{"carrier": "D", "flight": 1}')
+    world.run(pipeline)
+    forward_results(world.connection, world.settings, pipeline)
+    messages = committed(world.settings.kafka, target.name)
+    check_once_in_order(messages, len(messages))
+    columns = "carrier, flight" if kind in ("append", "by_batch") else "carrier, flights"
+    stored = world.rows(f"select row_to_json(r)::text from (select {columns} from {table}) r")
+    standing = latest_by_key(messages).values() if kind == "aggregate" else standing_rows(messages).elements()
+    values = [each if kind == "aggregate" else each[1] for each in standing]
+    assert sorted(values) == sorted(text.encode() for (text,) in stored)
+    assert len(messages) < 110  # the replay corrected nothing
+
+
+def test_the_status_says_what_waits(world, make_topic, make_pipeline):
+    topic, target = make_topic(), make_topic()
+    topic.produce(record(1), record(2))
+    pipeline = make_pipeline(topic, forward=ToTopic(target.name))
+    batch = world.run(pipeline).batch
+    found = load_status(world.connection, world.log, pipeline).forwarding
+    assert (found.topic, found.sent_sequence, found.unsent, found.oldest, found.sent_at) == (
+        target.name,
+        0,
+        2,
+        batch.committed_at,
+        None,
+    )
+    gauges = {each.measure: each.value for each in measure(world.connection, world.log, pipeline.name)}
+    assert gauges["unsent_results"] == 2
+    assert 0 <= gauges["unsent_age"] < 600
+    forward_results(world.connection, world.settings, pipeline)
+    found = load_status(world.connection, world.log, pipeline)
+    assert (found.forwarding.unsent, found.forwarding.oldest) == (0, None)
+    assert found.as_json()["forwarding"]["sent_sequence"] == 2
+    assert str(found.forwarding) == f"the topic {target.name} has all 2 results"
+
+
+def test_the_task_of_the_dag_sends_what_waits_and_is_skipped_then(late, monkeypatch, capsys):
+    monkeypatch.setattr("exactbatch.discovery.load_pipeline", lambda _: late.pipeline)
+    monkeypatch.setattr(Connections, "settings", lambda _: late.settings)
+    with DAG("p"):
+        task = forward_task("pipelines.p:p", Connections()).operator
+    late.batches.run(*flights(0, 5))
+    task.python_callable()
+    assert "5 results sent to the topic" in capsys.readouterr().out
+    late.check()
+    with pytest.raises(AirflowSkipException, match="has all results"):
+        task.python_callable()

@@ -141,9 +141,13 @@ class ResultProducer:
     def _clear_errors(self) -> Iterator[None]:
         try:
             yield
-        except KafkaException as error:
+        except (KafkaException, SystemError) as error:
+            # confluent-kafka raises a fatal error in poll() and flush(), and goes on to call back: a SystemError.
+            cause = error.__cause__ if isinstance(error, SystemError) else error
+            if not isinstance(cause, KafkaException):
+                raise
             self._signals.receive()
-            raise self._meaning_of(error.args[0]) from error
+            raise self._meaning_of(cause.args[0]) from error
 
     def _meaning_of(self, error: KafkaError) -> ExactbatchError:
         name, topic = error.name(), self._stream.topic

@@ -23,12 +23,12 @@ class Forwarding:
     sent_at: datetime | None
 
     def __str__(self) -> str:
-        if self.oldest is None:
+        if not self.unsent:
             return f"the topic {self.topic} has all {self.sent_sequence:,} results"
-        return (
-            f"the topic {self.topic} lacks {self.unsent:,} results, of which the oldest was committed at "
-            f"{self.oldest:%Y-%m-%d %H:%M:%S} UTC"
-        )
+        lacks = f"the topic {self.topic} lacks {self.unsent:,} results"
+        if self.oldest is None:
+            return lacks
+        return f"{lacks}, of which the oldest was committed at {self.oldest:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def load_forwarding(ledger: Ledger, pipeline: str) -> Forwarding | None:

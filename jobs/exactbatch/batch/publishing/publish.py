@@ -159,9 +159,8 @@ def _retract(
     ledger.cut_coverage(batch)
     remaining = ledger.batches_with_coverage(pipeline, replaced)
     dropped: Sequence[int] = ()
-    if (
-        pipeline.sink.drops_batches and pipeline.forward is None
-    ):  # what is dropped with its partition is not noted
+    # Rows that go with their partition could not be noted as retracted.
+    if pipeline.sink.drops_batches and pipeline.forward is None:
         dropped = sorted({*replaced} - {*remaining})
         parts = [(range_, tuple(each for each in ids if each not in dropped)) for range_, ids in parts]
     pipeline.sink.retract(cursor, parts)

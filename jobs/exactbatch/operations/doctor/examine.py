@@ -10,6 +10,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, check_schema
 from exactbatch.operations.doctor import database, machine
 from exactbatch.operations.doctor.finding import DEADLINE, Finding, not_checked, of_error, run_check
+from exactbatch.operations.doctor.forwarding import check_forwarding
 from exactbatch.operations.doctor.pools import check_pools
 from exactbatch.operations.doctor.registrations import (
     check_registrations,
@@ -47,7 +48,7 @@ _DATABASE: Final = (
     ("ledger", database.check_ledger),
 )
 _LEDGER: Final = ("privileges", "pipelines", "targets")
-_LOG: Final = ("topics", "retention", "freshness", "open transactions")
+_LOG: Final = ("forwarding", "topics", "retention", "freshness", "open transactions")
 
 
 def examine(
@@ -137,6 +138,7 @@ def _of_log(
     pipelines: dict[str, Pipeline],
     references: Sequence[str],
 ) -> Iterator[Finding]:
+    yield from run("forwarding", partial(check_forwarding, connection, broker, list(pipelines.values())))
     lags: list[PipelineLag] = []
 
     def load() -> Iterator[Finding]:
@@ -151,7 +153,7 @@ def _of_log(
     topics = run("topics", load)
     yield from topics
     if not lags and not _all_ok(topics):
-        yield from (not_checked(name, "the topics") for name in _LOG[1:])
+        yield from (not_checked(name, "the topics") for name in _LOG[2:])
         return
     yield from run("retention", partial(check_retention, lags))
     yield from run("freshness", partial(check_freshness, lags))
