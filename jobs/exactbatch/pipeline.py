@@ -277,6 +277,15 @@ class Pipeline:
             "forward to name a topic that the pipeline does not read: it would process its own results",
             repr(forward.topic),
         )
+        # What these write is not what their targets' rows become: the messages would be others than the rows.
+        if len(self.sink.parts) > 1:
+            raise self._error(
+                "forward sends the results of one target, and the sink has several. Use two pipelines."
+            )
+        if not self.sink.keeps_every_row:
+            raise self._error(
+                "forward needs the history of the Upsert, to send corrections. Leave out history=False."
+            )
         forward.key_columns(self.sink.key_columns)
         if not self.is_transformed:
             forward.check(

@@ -99,6 +99,11 @@ class Tables:
                 f"topic {topic!r}, found name={pipeline.name!r}, topics={pipeline.topics!r}. Write "
                 f"Pipeline(name=t.name, topics=(t.topic,), …)."
             )
+        if pipeline.forward is not None:
+            raise self._error(
+                f"{wanted.name} forwards its results to {pipeline.forward.topic!r}, for which this DAG has no task. Give "
+                f"it a DAG of its own: leave {topic!r} out here, and load it with pipeline_dag()."
+            )
         return pipeline
 
     def members(self, topics: Iterable[str]) -> list[Pipeline]:

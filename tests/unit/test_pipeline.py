@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Raw, Upsert
+from exactbatch import Append, Json, Pipeline, Raw, Tables, Together, ToTopic, Upsert
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ConfigurationError
 from exactbatch.sinks.tables.target import TargetTable
@@ -235,3 +235,36 @@ def test_a_way_to_commit_that_there_is_not_is_refused():
 def test_shares_are_plain_numbers(rejected, records, share):
     pipeline = Pipeline(name="p", topics=("t",), value=Raw(), sink=Append("t"))
     assert f"({share})" in pipeline.too_many_rejects(rejected, records)
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (Together((Append("public.all"), Upsert("public.latest", key=("id",)))), "the sink has several"),
+        (Upsert("public.latest", key=("id",), history=False), "forward needs the history of the Upsert"),
+    ],
+)
+def test_results_of_a_sink_whose_messages_would_be_others_than_its_rows_are_not_forwarded(sink, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Pipeline(name="x", topics=("t",), value=Json("id int"), sink=sink, forward=ToTopic("results"))
+
+
+def test_a_member_of_tables_does_not_forward():
+    tables = Tables(
+        name="shop",
+        topics=("shop.a",),
+        pipeline=lambda t: Pipeline(
+            name=t.name,
+            topics=(t.topic,),
+            value=Json("id int"),
+            sink=Append("public.a"),
+            forward=ToTopic("results"),
+        ),
+    )
+    with pytest.raises(ConfigurationError, match=r"shop\.a forwards its results to 'results'"):
+        tables.member("shop.a")
+
+
+def test_targets_of_one_transaction_keep_their_history():
+    with pytest.raises(ConfigurationError, match="history=False, so that a replay cannot retract"):
+        Together((Append("public.all"), Upsert("public.latest", key=("id",), history=False)))

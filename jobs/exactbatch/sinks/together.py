@@ -86,6 +86,10 @@ class Together(SinkDefaults):
         if sum(isinstance(sink, Upsert) for sink in self.sinks) > 1:
             raise self._error("more than one of the sinks is an Upsert. Load the topic with two pipelines")
         for sink in self.sinks:
+            if not sink.keeps_every_row:
+                raise self._error(
+                    f"{sink.target} has history=False, so that a replay cannot retract its rows"
+                )
             if isinstance(sink, Append) and (sink.lineage != "record" or sink.layout != "plain"):
                 raise self._error(f"{sink.target} needs lineage='record' and layout='plain'")
 
