@@ -13,6 +13,9 @@ from support.faults.victims import NotExact
 CORE = (
     "append: SIGSTOP, SIGCONT at publish.before_commit",
     "upsert: SIGKILL at publish.after_retract, replay",
+    "append: SIGKILL at launch.before_commit",
+    "append: SIGKILL at launch.after_commit",
+    "append: answer to COMMIT dropped at Postgres, launch",
     "append: SIGKILL at job.after_stage",
     "append: SIGKILL at publish.after_insert",
     "append: SIGKILL at publish.before_commit",
