@@ -1293,6 +1293,20 @@ MUTANTS: Final = (
         ("tests/unit/test_log_windows.py::test_offsets_that_do_not_ascend_are_refused",),
     ),
     Mutant(
+        "the auditor takes records of small logs that come a second time",
+        "audit/small_logs.py",
+        "            check_ascending(block.offsets, *key, one.position)\n",
+        "",
+        ("tests/integration/test_audit_small_logs.py::test_records_that_come_a_second_time_are_refused",),
+    ),
+    Mutant(
+        "the auditor takes a small log for read when others are too large",
+        "audit/small_logs.py",
+        "if each.slice not in unread}",
+        "}",
+        ("tests/integration/test_audit_small_logs.py::test_what_is_planted_in_small_logs_is_found",),
+    ),
+    Mutant(
         "numba compiles the loop over JSON again in a batch",
         "compiled/json_kernel.py",
         "        data.flags.writeable = False\n",

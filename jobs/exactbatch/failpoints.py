@@ -21,6 +21,8 @@ from typing import Final, Literal, get_args
 DriverFailpoint = Literal[
     "plan.before_commit",
     "plan.after_commit",
+    "launch.before_commit",
+    "launch.after_commit",
     "job.before_stage",
     "job.after_stage",
     "job.after_close",

@@ -101,8 +101,8 @@ class Tables:
             )
         if pipeline.forward is not None:
             raise self._error(
-                f"{wanted.name} forwards its results to {pipeline.forward.topic!r}, for which this DAG has no task. Give "
-                f"it a DAG of its own: leave {topic!r} out here, and load it with pipeline_dag()."
+                f"{wanted.name} forwards its results to {pipeline.forward.topic!r}, for which this DAG has no task. "
+                f"Give it a DAG of its own: leave {topic!r} out here, and load it with pipeline_dag()."
             )
         return pipeline
 

@@ -36,6 +36,7 @@ RANGES_ON_EXECUTORS: Final = (
     "partition.before_commit",
     "partition.after_commit",
 )
+_LAUNCH: Final = ("launch.before_commit", "launch.after_commit")
 _PUBLISH: Final = ("publish.after_insert", "publish.before_commit", "publish.after_commit")
 
 
@@ -63,13 +64,14 @@ class Job:
         """Return the failpoints of its driver."""
         if self.by_range:
             return (
+                *_LAUNCH,
                 "job.before_ranges",
                 "job.after_ranges",
                 "partition.before_batch_commit",
                 "partition.after_batch_commit",
             )
         first = "publish.after_advance" if self.kind == "advance" else "publish.after_retract"
-        return ("job.before_stage", "job.after_stage", first, *_PUBLISH)
+        return (*_LAUNCH, "job.before_stage", "job.after_stage", first, *_PUBLISH)
 
     @property
     def executor_moments(self) -> tuple[str, ...]:

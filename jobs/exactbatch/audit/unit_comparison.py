@@ -13,6 +13,7 @@ from exactbatch.audit.offset_sets import FoundInSlice, FoundOffsets, Positions, 
 from exactbatch.audit.report import SHOWN, Compared, Finding, PartitionAudit
 from exactbatch.audit.rowless import rowless_of
 from exactbatch.audit.rows import LocatedRows
+from exactbatch.audit.small_logs import HeldLog, SmallLogs
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.audit.units import WINDOW, Slice, Unit, windows_of
 from exactbatch.audit.values import ExpectedValues
@@ -123,10 +124,13 @@ class _UnitComparison:
             log.check_cluster()
 
     def _compare_together(self, group: Sequence[Slice]) -> None:
-        """Compare several slices, whose rows one query reads."""
+        """Compare several slices, whose rows one query reads, and as many of whose logs as are small, one consumer."""
         found = self._found(group, [self._coverings[slice_] for slice_ in group])
+        audited, topic = self._audited, self._unit.topic
+        partitions = {slice_: audited.partitions[topic, slice_.partition] for slice_ in group}
+        small = SmallLogs(audited.settings.kafka, partitions, audited.cluster_id)
         for number, slice_ in enumerate(group):
-            with closing(self._log(slice_)) as log:
+            with closing(small.log(slice_) or self._log(slice_)) as log:
                 self._compare_with_log(slice_, slice_, found.in_slice(number), log)
                 log.check_cluster()
 
@@ -139,7 +143,9 @@ class _UnitComparison:
         self._rows_of_batches += found.rows_of_batches
         return found
 
-    def _compare_with_log(self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows) -> int:
+    def _compare_with_log(
+        self, part: Slice, whole: Slice, found: FoundInSlice, log: LogWindows | HeldLog
+    ) -> int:
         """Compare a part of a slice with the log, and return how many records the log has there."""
         covering, result = self._coverings[whole], self._results[whole]
         is_record, nulls = np.zeros(len(part), bool), [np.array([], np.int64)]

@@ -77,6 +77,8 @@ def process_batch(
             logger.info("batch %s: the Spark application is %s", batch_id, application_id or "not known")
             with transaction(connection):
                 Ledger(connection).note_launch(batch, application_id)
+                failpoint("launch.before_commit")
+            failpoint("launch.after_commit")
             if pipeline.commit == "partition" and batch.kind == "advance":
                 return _process_ranges(executors, connection, pipeline, batch, epochs, settings, times)
             return _process(executors, connection, pipeline, batch, ranges, epochs, settings, times)

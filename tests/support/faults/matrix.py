@@ -51,6 +51,9 @@ class Moment:
 FAILPOINTS: Final = (
     Moment("plan.before_commit", "planner", ("append",)),
     Moment("plan.after_commit", "planner", ("append",)),
+    # The launch is noted in the ledger, in a transaction of its own.
+    Moment("launch.before_commit", "driver", ("append",)),
+    Moment("launch.after_commit", "driver", ("append",)),
     Moment("job.before_stage", "driver", ("append", "transform", "by_batch")),
     Moment("stage.after_rejects", "worker", STAGED_SINKS),
     Moment("stage.before_copy_commit", "worker", STAGED_SINKS),
@@ -86,11 +89,13 @@ IN_REPLAYS: Final = (
 )
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
+_LAUNCH: Final = b"set application_id ="
 _PIECE: Final = b"with entered as"
 _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
 ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
+    Moment("Postgres, launch", "postgres", ("append",), _LAUNCH, _LAUNCH),
     Moment("Postgres, COPY", "postgres", STAGED_SINKS, b'COPY "', b'COPY "'),
     Moment("Postgres, entry of a piece", "postgres", ("by_batch",), _PIECE, _PIECE),
     Moment("Postgres, publish", "postgres", BATCH_SINKS, _MOVE, _MOVE),
@@ -109,6 +114,7 @@ RESTART: Final = "Postgres: immediate stop, start"
 BROKER: Final = "broker: SIGKILL, start"
 RESTARTS: Final = {
     "plan.before_commit",
+    "launch.before_commit",
     "job.before_stage",
     "stage.before_copy_commit",
     "job.after_stage",
