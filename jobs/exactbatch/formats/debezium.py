@@ -295,10 +295,9 @@ class Debezium:
             if reason := self._special(event_of(values[0].as_py())):
                 raise ValueError(reason) from None
             reason = why_refused(values, self.columns, read)
-            if not has_schema:
-                for column in self.columns:
-                    if reason.startswith(f"column {column.name!r}, "):
-                        reason = hint_for(column, reason)
+            for column in self.columns:
+                if reason.startswith(f"column {column.name!r}, "):
+                    reason = hint_for(column, reason, has_schema=has_schema)
             raise ValueError(reason) from None
 
     def _read(
