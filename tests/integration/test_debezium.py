@@ -6,7 +6,9 @@ import pytest
 
 from exactbatch import Append, Debezium, Upsert
 from exactbatch.audit.audit import audit
-from support.debezium_types import CONNECTORS, envelope, typed
+from support.connect_avro import avro_body, avro_schema
+from support.debezium_types import CONNECTORS, decimal, envelope, time, typed, unscaled
+from support.registry import registry_server
 
 
 def named(number: int) -> str:
@@ -68,3 +70,39 @@ def test_events_that_tell_of_no_row_are_counted_and_audited(world, make_topic, m
     report = audit(pipeline, world.settings)
     [found] = report.partitions
     assert found.missing.first == [0]
+
+
+def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipeline):
+    schema = envelope(
+        {"id": typed("int32"), "price": decimal(2), "at": time("int64", "MicroTimestamp")},
+        {"lsn": typed("int64")},
+    )
+    heartbeat = {"type": "struct", "name": "h.Heartbeat", "fields": [{"type": "int64", "field": "ts_ms"}]}
+    topic = make_topic()
+
+    def event(number, op="c"):
+        row = {"id": number, "price": unscaled(-number), "at": number}
+        before, after = (row, None) if op == "d" else (None, row)
+        return {"before": before, "after": after, "source": {"lsn": number}, "op": op, "ts_ms": 1}
+
+    def body(of, schema_id, value):
+        return bytes([0, 0, 0, 0, schema_id]) + avro_body(of, value)
+
+    topic.produce(*(body(schema, 7, event(number)) for number in range(50)))
+    topic.produce(body(heartbeat, 8, {"ts_ms": 1}), None, body(schema, 7, event(51, "d")), b"\0\0\0\0\7")
+    with registry_server() as registry:
+        registry.has(7, avro_schema(schema))
+        registry.has(8, avro_schema(heartbeat))
+        form = Debezium("id int, price numeric(9,2), at timestamp", version="lsn", registry=registry.address)
+        sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+        pipeline = make_pipeline(topic, value=form, sink=sink, max_rejects=1)
+        batch = world.run(pipeline).batch
+        assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (54, 51, 1, 2)
+        [row] = world.rows(f'select price::text, at::text from public."{topic.name}" where id = 7')
+        assert row == ("-0.07", "1970-01-01 00:00:00.000007")
+        assert audit(pipeline, world.settings).is_exact
+        assert audit(pipeline, world.settings, values=True).is_exact
+        world.connection.cursor().execute(f'update public."{topic.name}_change" set price = 0 where id = 7')
+        world.connection.commit()
+        [found] = audit(pipeline, world.settings, values=True).partitions
+        assert found.changed.first == [7]

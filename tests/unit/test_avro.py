@@ -4,13 +4,10 @@ import io
 import json
 import pickle
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +22,7 @@ from exactbatch.formats import Avro, Text, WithMessage, with_registry
 from exactbatch.formats.postgres_limits import EARLIEST_TIMESTAMP
 from support.certificates import Authority
 from support.decoding import decode, reason, rows
+from support.registry import registry_server
 
 
 def body(schema: Any, value: Any) -> bytes:
@@ -302,45 +300,6 @@ def test_a_block_of_bodies_decodes_as_they_do_one_by_one(values):
         assert block.rows.to_pylist() == [row for each in alone for row in each.rows.to_pylist()]
         assert block.kept.to_pylist() == [i for i, each in enumerate(alone) if len(each.kept)]
         assert block.rejects == tuple((i, why) for i, each in enumerate(alone) for _, why in each.rejects)
-
-
-@dataclass
-class Registry:
-    """A schema registry over HTTP, as far as a reader sees it."""
-
-    address: str
-    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
-
-    def has(self, schema_id: int, schema: Any, **more: Any) -> None:
-        self.answers[f"/schemas/ids/{schema_id}"] = (200, {"schema": json.dumps(schema), **more})
-
-    def answers_with(self, schema_id: int, status: int, answer: Any) -> None:
-        self.answers[f"/schemas/ids/{schema_id}"] = (status, answer)
-
-
-@contextmanager
-def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            registry.asked.append((self.path, self.headers.get("Authorization")))
-            unknown = (404, {"error_code": 40403, "message": "Schema not found"})
-            status, answer = registry.answers.get(self.path, unknown)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    if tls is not None:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
-    registry = Registry(f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield registry
-    server.shutdown()
-    server.server_close()
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """What could mean two things, or fits no column, is a reject that says what to declare; nothing crashes."""
 
 import json
+import pickle
 import random
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from exactbatch import Debezium
 from exactbatch.errors import ConfigurationError
+from exactbatch.formats import with_registry
 from support.connect_avro import avro_body, avro_schema
 from support.debezium_types import (
     CONNECTORS,
@@ -82,6 +84,7 @@ def reasons(column: str, values: list[bytes], **options: Any) -> list[str]:
         ("int", decimal(0), unscaled(2**31), "out of bounds"),
         ("numeric(4,2)", decimal(2), "", "expected the bytes of a decimal, found none"),
         ("numeric(4,2)", decimal(2), "1234=", "expected bytes as base64"),
+        ("numeric(4,2)", decimal(2), 12.5, "decimal.format has to be BASE64"),
         ("numeric(4,2)", connect("bytes", "Decimal"), unscaled(1), "gives no scale"),
         ("numeric", VARIABLE, {"scale": 1, "value": None}, "a decimal with a scale and a value"),
         ("numeric", VARIABLE, {"scale": 10**9, "value": unscaled(1)}, "a scale of 1000000000"),
@@ -188,6 +191,29 @@ def test_bytes_of_a_schema_are_base64_whatever_is_declared():
     values = [*with_schema(typed("bytes"), "q80="), *with_schema(typed("string"), "abcd")]
     decoded = form.decode(pa.array(values, pa.binary()))
     assert decoded.rows.column("x").to_pylist() == [b"\xab\xcd", b"\xab\xcd"]
+
+
+def test_a_format_may_be_sent_to_a_task_after_it_has_decoded():
+    form = with_registry(Debezium("id int, x text", version="mysql", registry="http://r"), {})
+    assert form.decode(pa.array([b"no header"], pa.binary())).rejects
+    assert pickle.loads(pickle.dumps(form)) == form
+    bare_form = Debezium("id int, x text")
+    bare_form.decode(pa.array(with_schema(typed("string"), "a"), pa.binary()))
+    assert pickle.loads(pickle.dumps(bare_form)) == bare_form
+
+
+def test_the_properties_of_a_registry_reach_its_client():
+    secret = {"schema.registry.basic.auth.user.info": "me:secret", "group.id": "x"}
+    form = with_registry(Debezium("id int", registry="http://r"), secret)
+    assert form.properties == {"schema.registry.basic.auth.user.info": "me:secret"}
+    assert "secret" not in repr(form)
+
+
+def test_events_with_a_block_of_their_transaction_are_rows():
+    [value] = bare(None)
+    event = json.loads(value) | {"transaction": {"id": "571", "total_order": 1, "data_collection_order": 1}}
+    decoded = Debezium("id int").decode(pa.array([json.dumps(event).encode()], pa.binary()))
+    assert len(decoded.rows) == 1
 
 
 def test_events_of_several_schemas_and_forms_keep_their_order():

@@ -134,9 +134,3 @@ def test_a_change_without_its_position_is_a_reject(version, op, source, said):
 def test_fields_of_a_version_are_no_columns_of_the_row():
     with pytest.raises(ConfigurationError, match="'pos', a field of source, is also a column"):
         Debezium("id int, pos int", version="mysql")
-
-
-def test_a_document_of_mongodb_is_a_reject_that_says_so():
-    value = json.dumps({"after": '{"_id": {"$oid": "5"}}', "source": {}, "op": "c"}).encode()
-    [(_, reason)] = Debezium("id int").decode(pa.array([value], pa.binary())).rejects
-    assert "ExtractNewDocumentState" in reason

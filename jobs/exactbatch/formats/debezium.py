@@ -20,6 +20,7 @@ from exactbatch.formats.debezium_declared import (
     hint_for,
     refuse_ambiguous,
 )
+from exactbatch.formats.debezium_documents import are_documents, document_reading, with_rows
 from exactbatch.formats.debezium_event import (
     changes_nothing,
     event_of,
@@ -182,15 +183,23 @@ class Debezium:
                 )
                 nothing = is_nothing.true_count
                 values, at = values.filter(pc.invert(is_nothing)), at.filter(pc.invert(is_nothing))
-            readings = self._readings(group.schema) if len(values) else {}
+            is_document = are_documents(values, payload)
+            documents, rows = values.filter(is_document), values.filter(pc.invert(is_document))
+            of_documents = readings_of(self._of_row(self.columns), document_reading) if len(documents) else {}
+            of_rows = self._readings(group.schema) if len(rows) else {}
         except ValueError as error:
             refused = tuple((index, str(error)) for index in group.at.to_pylist())
             return Decoded(self._no_rows, group.at[:0], refused)
-        decoded = _without_nothing(
+        has_schema = group.schema is not None
+        parts = [
             decode_block_or_halves(
-                values, at, partial(self._decode_block, readings, group.schema is not None)
+                rows, at.filter(pc.invert(is_document)), partial(self._decode_block, of_rows, has_schema)
             )
-        )
+        ]
+        if len(documents):
+            decode = partial(self._decode_block, of_documents, True)
+            parts.append(decode_block_or_halves(with_rows(documents), at.filter(is_document), decode))
+        decoded = _without_nothing(in_order(parts, 0))
         return replace(decoded, tombstones=decoded.tombstones + nothing)
 
     def _decode_avro(self, header: bytes, values: "pa.BinaryArray", at: "pa.Int64Array") -> Decoded:
@@ -286,10 +295,9 @@ class Debezium:
             if reason := self._special(event_of(values[0].as_py())):
                 raise ValueError(reason) from None
             reason = why_refused(values, self.columns, read)
-            if not has_schema:
-                for column in self.columns:
-                    if reason.startswith(f"column {column.name!r}, "):
-                        reason = hint_for(column, reason)
+            for column in self.columns:
+                if reason.startswith(f"column {column.name!r}, "):
+                    reason = hint_for(column, reason, has_schema=has_schema)
             raise ValueError(reason) from None
 
     def _read(

@@ -134,10 +134,13 @@ def _refuse_ambiguous(name: str, event: Any) -> None:
             )
 
 
-def hint_for(column: Column, reason: str) -> str:
-    """Return the reason why a value without a schema is refused, with the option that may help."""
-    found_number = "found number" in reason
-    if column.type in _TEMPORAL and found_number:
+def hint_for(column: Column, reason: str, *, has_schema: bool) -> str:
+    """Return the reason why a value is refused, with the setting that may help."""
+    if "found number" not in reason:
+        return reason
+    if has_schema and column.type.startswith("numeric"):
+        return f"{reason}: the converter's decimal.format has to be BASE64, its default"
+    if column.type in _TEMPORAL and not has_schema:
         return (
             f"{reason}: the event has no schema that says what the number counts. Declare epoch={{{column.name!r}: "
             f"'us'}} with its unit, or times=, the connector's time.precision.mode"

@@ -1,0 +1,107 @@
+"""MongoDB's events: `before` and `after` are documents as text, with values in MongoDB's extended JSON.
+
+The connector writes the strict mode of version 1, such as {"$numberLong": "5"} and {"$date": 1514764800000}; version 2
+has the same names.
+"""
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from exactbatch.columns import Column
+from exactbatch.formats.connect_schema import ConnectType
+from exactbatch.formats.connect_values import Reading
+from exactbatch.formats.debezium_declared import declared_reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IMAGES: Final = ("before", "after")
+# How a document begins in JSON; inside of a string, its quotation marks have backslashes.
+_BEGINS: Final = r'"(?:before|after)"\s*:\s*"\s*\{'
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def document_reading(column: Column) -> Reading:
+    """Return how a column takes a value of a document; raise ValueError if it cannot."""
+    if column.type in ("json", "jsonb"):
+        return Reading(None)
+    return declared_reading(column, {}, None, "string")
+
+
+def are_documents(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+    """Return true for events that may be MongoDB's; `payload` is their type, if they have a schema."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if payload is not None:
+        after = payload.field("after")
+        return pa.repeat(pa.scalar(after is not None and after.type == "string"), len(values))
+    return pc.match_substring_regex(values, _BEGINS)
+
+
+def with_rows(values: "pa.BinaryArray") -> "pa.BinaryArray":
+    """Return events of MongoDB as those of a table, whose columns are the fields of a document.
+
+    A value in extended JSON becomes one of JSON: numbers, dates as ISO text, object IDs and UUIDs as text, bytes as
+    base64. Objects stay as they are, and so do events that are not MongoDB's.
+    """
+    import pyarrow as pa
+
+    return pa.array([_with_row(value.as_py()) for value in values], pa.binary())
+
+
+def _with_row(value: bytes) -> bytes:
+    try:
+        event = json.loads(value)
+        inner = event["payload"] if isinstance(event.get("payload"), dict) else event
+        for image in _IMAGES:
+            if isinstance(inner.get(image), str):
+                document = json.loads(inner[image])
+                inner[image] = {name: _plain(each) for name, each in document.items()}
+        return json.dumps(event, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return value  # which is refused as it is
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case list():
+            return [_plain(element) for element in value]
+        case {"$oid": str(text), **rest} if not rest:
+            return text
+        case {"$numberInt": str(text), **rest} | {"$numberLong": str(text), **rest} if not rest:
+            return int(text)
+        case {"$numberDecimal": str(text), **rest} if not rest:
+            return text
+        case {"$numberDouble": str(text), **rest} if not rest:
+            return float(text)
+        case {"$date": moment, **rest} if not rest:
+            return _moment(_plain(moment))
+        case {"$uuid": str(text), **rest} if not rest:
+            return text
+        case {"$binary": str(text), "$type": str(), **rest} if not rest:
+            return _bytes(text)
+        case {"$binary": {"base64": str(text), "subType": str()}, **rest} if not rest:
+            return _bytes(text)
+        case _:
+            return value
+
+
+def _moment(moment: Any) -> str:
+    """Return milliseconds since 1970, or ISO text, as ISO text; raise ValueError for a year beyond 1 to 9999."""
+    if isinstance(moment, str):
+        return moment
+    try:
+        return (
+            (_EPOCH + timedelta(milliseconds=moment))
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
+    except OverflowError:
+        raise ValueError(f"expected a date of the years 1 to 9999, found {moment} ms") from None
+
+
+def _bytes(text: str) -> str:
+    return base64.b64encode(base64.b64decode(text, validate=True)).decode()

@@ -1,0 +1,49 @@
+"""A schema registry for tests."""
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Registry:
+    """A schema registry over HTTP, as far as a reader sees it."""
+
+    address: str
+    answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def has(self, schema_id: int, schema: Any, **more: Any) -> None:
+        self.answers[f"/schemas/ids/{schema_id}"] = (200, {"schema": json.dumps(schema), **more})
+
+    def answers_with(self, schema_id: int, status: int, answer: Any) -> None:
+        self.answers[f"/schemas/ids/{schema_id}"] = (status, answer)
+
+
+@contextmanager
+def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            registry.asked.append((self.path, self.headers.get("Authorization")))
+            unknown = (404, {"error_code": 40403, "message": "Schema not found"})
+            status, answer = registry.answers.get(self.path, unknown)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    registry = Registry(f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield registry
+    server.shutdown()
+    server.server_close()

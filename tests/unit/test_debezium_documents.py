@@ -1,0 +1,113 @@
+"""MongoDB's events: documents in extended JSON, of both versions."""
+
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from exactbatch import Debezium
+from support.debezium_types import data, typed
+
+
+def event(document: Any, op: str = "c", before: Any = None) -> dict[str, Any]:
+    images = [None if each is None else json.dumps(each) for each in (before, document)]
+    return {
+        "before": images[0],
+        "after": images[1],
+        "updateDescription": None,
+        "source": {"ts_ms": 5000, "ord": 3, "collection": "c"},
+        "op": op,
+    }
+
+
+def wrapped(value: dict[str, Any]) -> dict[str, Any]:
+    text = data("string", "Json")
+    source = {"type": "struct", "fields": [{"type": "int32", "field": "ord"}], "field": "source"}
+    fields = [
+        {**text, "field": "before"},
+        {**text, "field": "after"},
+        source,
+        {**typed("string"), "field": "op"},
+    ]
+    return {"schema": {"type": "struct", "fields": fields}, "payload": value}
+
+
+def decode(form: Debezium, *values: Any) -> Any:
+    texts = [json.dumps(value, separators=(",", ":")).encode() for value in values]
+    return form.decode(pa.array(texts, pa.binary()))
+
+
+@pytest.mark.parametrize("as_sent", [dict, wrapped], ids=["bare", "with schema"])
+@pytest.mark.parametrize(
+    ("type_", "written", "found"),
+    [
+        ("text", {"$oid": "5f"}, "5f"),
+        ("text", "plain", "plain"),
+        ("bigint", {"$numberLong": "9223372036854775807"}, 2**63 - 1),
+        ("int", {"$numberInt": "-5"}, -5),
+        ("int", 5, 5),
+        ("float8", 0.1, 0.1),
+        ("float8", {"$numberDouble": "1e300"}, 1e300),
+        ("numeric(38,4)", {"$numberDecimal": "1234"}, Decimal("1234.0000")),
+        ("numeric", {"$numberDecimal": "0.10"}, "0.10"),
+        ("timestamptz", {"$date": 1514764800123}, datetime(2018, 1, 1, 0, 0, 0, 123000, UTC)),
+        ("timestamptz", {"$date": {"$numberLong": "-1"}}, datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)),
+        ("timestamptz", {"$date": "2018-01-01T00:00:00Z"}, datetime(2018, 1, 1, tzinfo=UTC)),
+        ("bytea", {"$binary": "AQI=", "$type": "00"}, b"\1\2"),
+        ("bytea", {"$binary": {"base64": "AQI=", "subType": "00"}}, b"\1\2"),
+        ("boolean", True, True),
+        ("text[]", ["a", None], ["a", None]),
+        ("bigint[]", [{"$numberLong": "1"}, 2], [1, 2]),
+        ("jsonb", {"a": [{"$oid": "5f"}]}, '{"a": [{"$oid": "5f"}]}'),
+        ("int", None, None),
+    ],
+)
+def test_a_value_of_a_document_arrives(type_, written, found, as_sent):
+    form = Debezium(f'"_id" int, x {type_}', version="mongodb")
+    document = {"_id": 1, "x": written}
+    values = [event(document), event(document, "u"), event(None, "d", document)]
+    decoded = decode(form, *map(as_sent, values))
+    assert decoded.rejects == ()
+    assert decoded.rows.column("x").to_pylist() == [found] * 3
+    assert decoded.deleted.to_pylist() == [False, False, True]
+    assert decoded.rows.column("ord").to_pylist() == [3] * 3
+
+
+@pytest.mark.parametrize(
+    ("type_", "written", "said"),
+    [
+        ("text", {"$timestamp": {"t": 1, "i": 2}}, "expected string, found object"),
+        ("text", {"$oid": "5f", "more": 1}, "expected string, found object"),
+        ("int", {"$numberLong": "1.5"}, "as text that is not JSON"),
+        ("timestamptz", {"$date": 10**17}, "as text that is not JSON"),
+        ("float8", {"$numberDouble": "NaN"}, "as text that is not JSON"),
+        ("date", {"$date": 1514764800123}, "column 'x', date"),
+        ("bytea", {"$binary": "!", "$type": "00"}, "as text that is not JSON"),
+    ],
+)
+def test_a_value_that_cannot_arrive_is_a_reject(type_, written, said):
+    good = event({"_id": 1})
+    decoded = decode(Debezium(f'"_id" int, x {type_}'), good, event({"_id": 2, "x": written}), good)
+    assert decoded.kept.to_pylist() == [0, 2]
+    [(at, reason)] = decoded.rejects
+    assert at == 1
+    assert said in reason
+
+
+def test_images_that_are_no_documents_are_rejects():
+    broken = [{**event(None), "after": text} for text in ("{", "[1]", "5", "{} {}")]
+    decoded = decode(Debezium('"_id" int'), event({"_id": 1}), *broken, event(None, "d"), event(None, "u"))
+    assert decoded.kept.to_pylist() == [0]
+    said = [reason for _, reason in decoded.rejects]
+    assert all("as text that is not JSON" in reason for reason in said[:4])
+    assert "no 'before'" in said[4]
+    assert "no 'after'" in said[5]
+
+
+def test_rows_of_tables_beside_documents_stay_as_they_are():
+    row = {"before": None, "after": {"_id": 2, "after": '{"a": 1}'}, "op": "c"}
+    decoded = decode(Debezium('"_id" int, after text'), row, event({"_id": 1, "after": "x"}), row)
+    assert decoded.rows.column("after").to_pylist() == ['{"a": 1}', "x", '{"a": 1}']
