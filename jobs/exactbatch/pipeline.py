@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
+from exactbatch.formats.format import LeavesValuesOut
 from exactbatch.model import Limits, OnLoss
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -115,6 +116,8 @@ class Pipeline:
                 f"reports up to 10 s late which tasks run."
             )
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
+        if isinstance(self.value, LeavesValuesOut) and not self.is_transformed:
+            object.__setattr__(self, "sink", self.sink.keeping_unchanged())
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)

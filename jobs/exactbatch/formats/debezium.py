@@ -9,7 +9,7 @@ from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.binary_text import BinaryText, decoded_text
 from exactbatch.formats.debezium_event import event_of, other_event, table_of
-from exactbatch.formats.debezium_placeholder import Placeholder
+from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.format import Decoded, decode_present
 from exactbatch.formats.json import as_stored, objects, read_objects, readable, stored_schema, why_refused
 from exactbatch.options import check_types
@@ -104,20 +104,37 @@ class Debezium:
         return Placeholder(self.unavailable)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block if all of them are envelopes."""
+        """Decode n values, in one block if all of them are envelopes. An event that lacks a value is a reject."""
         import pyarrow.compute as pc
 
+        decoded = self.decode_with_unchanged(values)
+        if (unchanged := decoded.unchanged) is None:
+            return decoded
+        whole = unchanged.is_null()
+        lacking = zip(decoded.kept.filter(pc.invert(whole)), unchanged.drop_null(), strict=True)
+        refused = [
+            (at.as_py(), self._left_out(values[at.as_py()], names.as_py()[0])) for at, names in lacking
+        ]
+        assert decoded.deleted is not None
+        return replace(
+            decoded,
+            rows=decoded.rows.filter(whole),
+            kept=decoded.kept.filter(whole),
+            rejects=tuple(sorted([*decoded.rejects, *refused])),
+            deleted=decoded.deleted.filter(whole),
+            unchanged=None,
+        )
+
+    def decode_with_unchanged(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values, in one block if all of them are envelopes, and say which columns an event lacks."""
         decoded = decode_present(values, self._decode_block)
         *names, deleted, left_out = decoded.rows.schema.names
-        rows, kept, rejects = decoded.rows, decoded.kept, decoded.rejects
-        if rows.column(left_out).null_count < len(rows):
-            whole = rows.column(left_out).is_null()
-            lacking = zip(kept.filter(pc.invert(whole)), rows.column(left_out).drop_null(), strict=True)
-            refused = [(at.as_py(), self._left_out(values[at.as_py()], name.as_py())) for at, name in lacking]
-            rejects = tuple(sorted([*rejects, *refused]))
-            rows, kept = rows.filter(whole), kept.filter(whole)
+        unchanged = decoded.rows.column(left_out)
         return replace(
-            decoded, rows=rows.select(names), kept=kept, rejects=rejects, deleted=rows.column(deleted)
+            decoded,
+            rows=decoded.rows.select(names),
+            deleted=decoded.rows.column(deleted),
+            unchanged=unchanged if unchanged.null_count < len(unchanged) else None,
         )
 
     def _decode_block(self, values: "pa.BinaryArray") -> "pa.RecordBatch":
@@ -137,13 +154,13 @@ class Debezium:
             raise ValueError(why_refused(values, self.columns, partial(self._read, values))) from None
 
     def _read(self, values: "pa.BinaryArray", read_columns: Sequence[Column]) -> "pa.RecordBatch":
-        """Return the columns of a row, then whether it is a delete, then a column for which a write has no value."""
+        """Return the columns of a row, then whether it is a delete, then the columns for which a write has no value."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         stored = stored_schema(read_columns)
         row_columns = self._of_row(read_columns)
-        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
+        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.list_(pa.string()))]
         with_marks = pa.schema([*stored, *marks])
         if len(values) == 0:
             return pa.RecordBatch.from_pylist([], with_marks)
@@ -177,22 +194,21 @@ class Debezium:
 
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
-    ) -> "tuple[list[pa.Array], pa.StringArray]":
+    ) -> "tuple[list[pa.Array], pa.ListArray]":
         """Return the columns with null for a value that was left out and bytes for bytea, and for each write the
-        first column whose value was left out. A delete does not need them."""
+        columns whose values were left out, null if there are none. A delete does not need them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         whole = []
-        left_out = pa.nulls(len(deleted), pa.string())
+        left_out: dict[str, pa.BooleanArray] = {}
         for column, values in zip(row_columns, columns, strict=True):
             matches = self._placeholder.matches(column, values)
             if pc.any(matches).as_py():
                 values = pc.if_else(matches, pa.scalar(None, values.type), values)
-                of_writes = pc.and_(pc.and_not(matches, deleted), left_out.is_null())
-                left_out = pc.if_else(of_writes, column.name, left_out)
+                left_out[column.name] = pc.and_not(matches, deleted)
             whole.append(self._bytes(values) if _is_bytea(column) else values)
-        return whole, left_out
+        return whole, names_where(left_out, len(deleted))
 
     def _bytes(self, values: "pa.Array") -> "pa.Array":
         try:
