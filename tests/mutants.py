@@ -592,6 +592,76 @@ MUTANTS: Final = (
         ("tests/unit/test_sinks.py::test_the_ledger_registers_one_version_by_its_name_and_several_quoted",),
     ),
     Mutant(
+        "without a history, an older change replaces a later row",
+        "sinks/upsert/latest_only.py",
+        '"on conflict ({key}) do update set {update} where {later}"',
+        '"on conflict ({key}) do update set {update} where true or {later}"',
+        (
+            "tests/integration/test_without_history.py::test_the_greatest_version_is_the_latest_and_then_the_greatest_offset",
+        ),
+    ),
+    Mutant(
+        "a late change brings a deleted row back",
+        "sinks/upsert/latest_only.py",
+        '"delete from {staged} l using {markers} t where {same_key}"',
+        '"delete from {staged} l using {markers} t where {same_key} and false"',
+        (
+            "tests/integration/test_without_history.py"
+            "::test_a_marker_keeps_a_late_change_from_bringing_the_row_back_until_it_is_dropped",
+        ),
+    ),
+    Mutant(
+        "without a history, a change that does not arrive is not noticed",
+        "sinks/upsert/latest_only.py",
+        "        if missing or older or altered or found != written:\n",
+        "        if False:\n",
+        ("tests/integration/test_without_history.py::test_a_trigger_that_alters_or_drops_rows_is_noticed",),
+    ),
+    Mutant(
+        "a value that was left out is null in the row",
+        "sinks/upsert/sink.py",
+        "        self._unchanged_values.resolve(cursor, staged, columns)\n",
+        "",
+        (
+            "tests/integration/test_unchanged_values.py::test_a_value_that_was_left_out_is_that_of_the_newest_older_change_that_has_it",
+        ),
+    ),
+    Mutant(
+        "a row gets a value from before it was deleted",
+        "sinks/upsert/unchanged_values.py",
+        "over (partition by {key}, life order by ",
+        "over (partition by {key} order by ",
+        (
+            "tests/integration/test_unchanged_values.py::test_the_value_of_a_deleted_row_is_not_that_of_the_next_row_of_its_key",
+        ),
+    ),
+    Mutant(
+        "a reject gives its values to other changes",
+        "batch/staging/note_unknown.py",
+        "        if cursor.rowcount in (0, limit + 1):\n",
+        "        if True:\n",
+        ("tests/integration/test_unchanged_values.py::test_a_reject_gives_its_values_to_no_other_change",),
+    ),
+    Mutant(
+        "what a replay retracts still gives values",
+        "sinks/upsert/unchanged_values.py",
+        "where not {is_replaced} union all ",
+        "where true or {is_replaced} union all ",
+        (
+            "tests/integration/test_unchanged_values.py"
+            "::test_a_replay_that_retracts_the_only_older_change_is_refused_unless_it_includes_the_later_one",
+        ),
+    ),
+    Mutant(
+        "compaction drops the change that has a value which another one lacks",
+        "sinks/upsert/change_compaction.py",
+        " and {is_needless} ",
+        " and (true or {is_needless}) ",
+        (
+            "tests/integration/test_unchanged_values.py::test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source",
+        ),
+    ),
+    Mutant(
         "versions are compared by an operator that the login finds",
         "sinks/upsert/latest_changes.py",
         "            and self._is_comparable(cursor)\n",

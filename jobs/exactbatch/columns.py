@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # The columns that say which record a row comes from.
 LINEAGE_NAMES: Final = ("kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
+# The column of an Upsert's changes that lists the columns whose values the source left out.
+UNCHANGED_COLUMNS: Final = "unchanged_columns"
 # Postgres's own aliases (its documentation, table "Data Types") → the name that format_type() prints.
 _CANONICAL = {
     "int2": "smallint",

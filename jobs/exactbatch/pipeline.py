@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
-from exactbatch.formats.format import gives_several_rows
+from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -134,6 +134,8 @@ class Pipeline:
             all(check.strip() for check in self.checks), "checks that are not empty", repr(self.checks)
         )
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
+        if isinstance(self.value, LeavesValuesOut) and not self.is_transformed:
+            object.__setattr__(self, "sink", self.sink.keeping_unchanged())
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)

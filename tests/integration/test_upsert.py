@@ -244,14 +244,23 @@ def test_debezium_in_one_line(world, make_topic, make_pipeline):
         {"source": {}, "ddl": "create table t (id int)"},
     ):
         topic.produce(json.dumps(nothing).encode(), partition=1)
+    event("u", 9, "__debezium_unavailable_value", 15)
     sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
     value = Debezium("id int, name text, photo bytea", version="lsn")
     pipeline = make_pipeline(topic, value=value, sink=sink, max_rejects=2)
     batch = world.run(pipeline).batch
-    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (12, 5, 2, 5)
+    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (13, 6, 2, 5)
     assert state(world, pipeline) == {2: "newer"}
     assert world.rows(f"select convert_from(photo, 'UTF8') from public.\"{topic.name}\"") == [("newer",)]
-    left_out, truncated = world.rows('select reason from exactbatch.rejected_record order by "offset"')
-    assert left_out[0].startswith("column 'name': the source left the value out")
+    truncated, left_out = world.rows('select reason from exactbatch.rejected_record order by "offset"')
+    assert left_out[0].startswith("column 'name': the source left the value out because it had not changed")
     assert truncated[0].startswith("op 't': the table was truncated at its source")
-    assert world.is_exact(pipeline)
+    assert audit(pipeline, world.settings, values=True).is_exact
+    world.execute(f'update public."{topic.name}_change" set unchanged_columns = null where kafka_offset = 4')
+    found = audit(pipeline, world.settings, values=True)
+    assert (found.target.stale, found.findings["changed"]) == (1, 1)
+    event("c", 9, "nine", 14)
+    world.run(pipeline)
+    replayed(world, pipeline, (4, 5), (6, 7))
+    assert state(world, pipeline) == {2: "newer", 9: "nine"}
+    assert audit(pipeline, world.settings, values=True).is_exact

@@ -1,7 +1,7 @@
 """Batches without Kafka and Spark: rows are staged by INSERT, and everything after that is the program's own."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +10,7 @@ from psycopg2 import sql
 from exactbatch import OffsetRange, Pipeline
 from exactbatch.batch.publishing.fences import facts_of
 from exactbatch.batch.publishing.publish import Published, publish
+from exactbatch.batch.staging.note_unknown import note_unknown
 from exactbatch.batch.staging.staging_tables import StagingTables, create_rejects, create_rows, identifier
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.ledger import Ledger
@@ -84,6 +85,8 @@ class Batches:
             create_rejects(cursor, tables)
             create_rows(cursor, tables, sink.staged_columns(self.columns))
             staged = [self._stage(cursor, tables, range_, at) for at, range_ in enumerate(ranges)]
+            if sink.keeps_unchanged:
+                staged = self._without_unknown(cursor, tables, staged)
         if meanwhile is not None:
             meanwhile()
         return publish(
@@ -96,6 +99,28 @@ class Batches:
             topic_ids={self.topic: ID},
             seen=seen,
         )
+
+    def _without_unknown(self, cursor: Any, tables: StagingTables, staged: list[Staged]) -> list[Staged]:
+        """Reject the staged rows that lack unknown values, as reject_uncastable() does, without their records."""
+        rows, rejects = identifier(tables.rows), identifier(tables.rejects)
+        note_unknown(cursor, self.pipeline, tables, StagedBatch.of(staged), self.columns, limit=10_000)
+        cursor.execute(
+            sql.SQL(
+                "update {rejects} set task_attempt = ~ task_attempt, headers = '[]'; "
+                "delete from {rows} r using {rejects} j "
+                'where j.partition = r.kafka_partition and j."offset" = r.kafka_offset'
+            ).format(rows=rows, rejects=rejects)
+        )
+        cursor.execute(sql.SQL("select task_attempt, count(*) from {} group by 1").format(rejects))
+        refused = dict(cursor.fetchall())
+        return [
+            replace(
+                each,
+                rows=each.rows - refused.get(each.attempt, 0),
+                rejects=refused.get(each.attempt, 0),
+            )
+            for each in staged
+        ]
 
     def _stage(self, cursor: Any, tables: StagingTables, range_: OffsetRange, attempt: int) -> Staged:
         rows = self.log[range_.partition][range_.from_offset : range_.until_offset]

@@ -27,7 +27,7 @@ from exactbatch.audit.violations import violations
 from exactbatch.audit.window import Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import WithMessage, as_changes, with_registry
-from exactbatch.formats.format import Decoded, gives_several_rows
+from exactbatch.formats.format import Decoded, LeavesValuesOut, gives_several_rows
 from exactbatch.pipeline import Pipeline
 from exactbatch.postgres.connection import Cursor, transaction
 from exactbatch.sinks.tables.lineage_table import LINEAGE
@@ -142,7 +142,15 @@ class ExpectedValues:
             names = {column.name for column in self._pipeline.value.columns}
             key = tuple(name for name in self._pipeline.sink.key_columns if name in names)
             deletes = self._value.tombstone_deletes
-            decoded = as_changes(decoded, values, records.keys(), self._key, key, tombstones_delete=deletes)
+            decoded = as_changes(
+                decoded,
+                values,
+                records.keys(),
+                self._key,
+                key,
+                tombstones_delete=deletes,
+                keeps_unchanged=self._pipeline.sink.keeps_unchanged,
+            )
         self._keep(Undecoded(offsets, values, timestamps, batches), decoded, self._window)
 
     def _decode(self, values: pa.BinaryArray, records: LogRecords | None = None) -> Decoded:
@@ -150,6 +158,8 @@ class ExpectedValues:
         if isinstance(self._value, WithMessage):
             assert records is not None
             return self._value.decode(values, records)
+        if self._pipeline.sink.keeps_unchanged and isinstance(self._value, LeavesValuesOut):
+            return self._value.decode_with_unchanged(values)
         return self._value.decode(values)
 
     def _keep(self, records: Undecoded, decoded: Decoded, window: "Window") -> None:

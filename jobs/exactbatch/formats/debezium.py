@@ -32,7 +32,7 @@ from exactbatch.formats.debezium_event import (
 )
 from exactbatch.formats.debezium_groups import Group, by_schema
 from exactbatch.formats.debezium_images import Images, json_images
-from exactbatch.formats.debezium_placeholder import Placeholder
+from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
 from exactbatch.formats.format import Decoded, decode_block_or_halves, in_order, positions
@@ -130,9 +130,32 @@ class Debezium:
         return Placeholder(self.unavailable)
 
     def decode(self, values: "pa.BinaryArray") -> Decoded:
-        """Decode n values, in one block for each schema that their connector gives them."""
+        """Decode n values, in one block for each schema that their connector gives them.
+
+        An event that lacks a value is a reject.
+        """
         import pyarrow.compute as pc
 
+        decoded = self.decode_with_unchanged(values)
+        if (unchanged := decoded.unchanged) is None:
+            return decoded
+        whole = unchanged.is_null()
+        lacking = zip(decoded.kept.filter(pc.invert(whole)), unchanged.drop_null(), strict=True)
+        refused = [
+            (at.as_py(), self._left_out(values[at.as_py()], names.as_py()[0])) for at, names in lacking
+        ]
+        assert decoded.deleted is not None
+        return replace(
+            decoded,
+            rows=decoded.rows.filter(whole),
+            kept=decoded.kept.filter(whole),
+            rejects=tuple(sorted([*decoded.rejects, *refused])),
+            deleted=decoded.deleted.filter(whole),
+            unchanged=None,
+        )
+
+    def decode_with_unchanged(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values, as decode() does, and say which columns an event lacks."""
         present = positions(values).filter(values.is_valid())
         parts = [Decoded(self._no_rows, present[:0])]
         if self.registry is None:
@@ -141,15 +164,12 @@ class Debezium:
             parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
         decoded = in_order(parts, values.null_count)
         *names, deleted, left_out = decoded.rows.schema.names
-        rows, kept, rejects = decoded.rows, decoded.kept, decoded.rejects
-        if rows.column(left_out).null_count < len(rows):
-            whole = rows.column(left_out).is_null()
-            lacking = zip(kept.filter(pc.invert(whole)), rows.column(left_out).drop_null(), strict=True)
-            refused = [(at.as_py(), self._left_out(values[at.as_py()], name.as_py())) for at, name in lacking]
-            rejects = tuple(sorted([*rejects, *refused]))
-            rows, kept = rows.filter(whole), kept.filter(whole)
+        unchanged = decoded.rows.column(left_out)
         return replace(
-            decoded, rows=rows.select(names), kept=kept, rejects=rejects, deleted=rows.column(deleted)
+            decoded,
+            rows=decoded.rows.select(names),
+            deleted=decoded.rows.column(deleted),
+            unchanged=unchanged if unchanged.null_count < len(unchanged) else None,
         )
 
     @cached_property
@@ -159,10 +179,10 @@ class Debezium:
         return pa.RecordBatch.from_pylist([], self._marked(self.columns))
 
     def _marked(self, columns: Sequence[Column]) -> "pa.Schema":
-        """The columns of a row, then whether it is a delete, then a column for which a write has no value."""
+        """The columns of a row, then whether it is a delete, then the columns for which a write has no value."""
         import pyarrow as pa
 
-        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.string())]
+        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.list_(pa.string()))]
         return pa.schema([*stored_schema(columns), *marks])
 
     def _decode_group(self, group: Group) -> Decoded:
@@ -355,22 +375,21 @@ class Debezium:
 
     def _without_placeholders(
         self, row_columns: Sequence[Column], columns: "Sequence[pa.Array]", deleted: "pa.BooleanArray"
-    ) -> "tuple[list[pa.Array], pa.StringArray]":
+    ) -> "tuple[list[pa.Array], pa.ListArray]":
         """Return the columns with null for a value that was left out and bytes for bytea, and for each write the
-        first column whose value was left out. A delete does not need them."""
+        columns whose values were left out, null if there are none. A delete does not need them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
         whole = []
-        left_out = pa.nulls(len(deleted), pa.string())
+        left_out: dict[str, pa.BooleanArray] = {}
         for column, values in zip(row_columns, columns, strict=True):
             matches = self._placeholder.matches(column, values)
             if pc.any(matches).as_py():
                 values = pc.if_else(matches, pa.scalar(None, values.type), values)
-                of_writes = pc.and_(pc.and_not(matches, deleted), left_out.is_null())
-                left_out = pc.if_else(of_writes, column.name, left_out)
+                left_out[column.name] = pc.and_not(matches, deleted)
             whole.append(self._bytes(values) if is_bytea(column) else values)
-        return whole, left_out
+        return whole, names_where(left_out, len(deleted))
 
     def _in_declared_text(self, reading: Reading, values: "pa.Array") -> "pa.Array":
         """Return bytes in the text that the pipeline declares, as _bytes() expects them."""

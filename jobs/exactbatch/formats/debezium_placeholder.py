@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -90,3 +91,17 @@ class Placeholder:
             return False
         written = list(self.text.encode())
         return value == written or value == [True] * len(written) or any(map(self.is_in, value))
+
+
+def names_where(marks: "Mapping[str, pa.BooleanArray]", rows: int) -> "pa.ListArray":
+    """Return for each of n rows the names under which it is marked, in their order; null if there are none."""
+    import numpy as np
+    import pyarrow as pa
+
+    if not marks:
+        return pa.nulls(rows, pa.list_(pa.string()))
+    is_marked = np.column_stack([mark.to_numpy(zero_copy_only=False).astype(bool) for mark in marks.values()])
+    counts = is_marked.sum(axis=1)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    names = pa.array(list(marks)).take(pa.array(np.nonzero(is_marked)[1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), names, mask=pa.array(counts == 0))

@@ -19,7 +19,9 @@ class Decoded:
     `rows` has the format's columns; `kept` holds, for each row, the index of its value (int64, ascending). In a format
     for which gives_several_rows() is true, an index occurs once for each row of its value, or not at all.
     `rejects` pairs the index of a value with the reason. `tombstones` counts null values without a row.
-    `deleted` is true for each row that deletes its key; None if the format has no deletes.
+    `deleted` is true for each row that deletes its key; None if the format has no deletes. `unchanged` lists, for
+    each row, the columns whose values the source left out because they had not changed, which are null in the row;
+    null for a whole row, and None if all rows are whole.
     """
 
     rows: "pa.RecordBatch"
@@ -27,6 +29,7 @@ class Decoded:
     rejects: tuple[tuple[int, str], ...] = ()
     tombstones: int = 0
     deleted: "pa.BooleanArray | None" = None
+    unchanged: "pa.ListArray | None" = None
 
 
 @runtime_checkable
@@ -56,6 +59,15 @@ class Format(Protocol):
 def gives_several_rows(format_: object) -> bool:
     """True for a format, or WithMessage, in which a value gives any number of rows."""
     return bool(getattr(format_, "gives_several_rows", False))
+
+
+@runtime_checkable
+class LeavesValuesOut(Protocol):
+    """A format whose values may lack columns that have not changed. Its decode() rejects such values."""
+
+    def decode_with_unchanged(self, values: "pa.BinaryArray") -> Decoded:
+        """Decode n values as decode() does, but keep rows that lack columns."""
+        ...
 
 
 def positions(values: "pa.Array") -> "pa.Int64Array":

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
+from exactbatch.columns import UNCHANGED_COLUMNS
 from exactbatch.formats.format import Decoded, Format, without_values
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ def as_changes(
     key_columns: tuple[str, ...],
     *,
     tombstones_delete: bool,
+    keeps_unchanged: bool = False,
 ) -> Decoded:
     """Add the column `deleted` to decoded rows and, if tombstones delete, a deleting row for each tombstone.
+
+    With `keeps_unchanged`, add a column as well that lists the columns of each row which the source left out.
 
     `values` and `keys` are those of the n records. A tombstone's row has the columns of its decoded key, and null
     elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
@@ -33,6 +37,11 @@ def as_changes(
         decoded.deleted if decoded.deleted is not None else pa.repeat(pa.scalar(False), len(decoded.rows))
     )
     rows = [decoded.rows.append_column("deleted", deleted)]
+    if keeps_unchanged:
+        unchanged = decoded.unchanged
+        if unchanged is None:
+            unchanged = pa.nulls(len(deleted), pa.list_(pa.string()))
+        rows = [rows[0].append_column(UNCHANGED_COLUMNS, unchanged)]
     kept, rejects = [decoded.kept], list(decoded.rejects)
     tombstones = decoded.tombstones
     if tombstones and tombstones_delete:

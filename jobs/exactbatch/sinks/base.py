@@ -235,6 +235,15 @@ class Sink(Protocol):
         ...
 
     @property
+    def keeps_unchanged(self) -> bool:
+        """True if a staged row may lack values that have not changed; it lists their columns."""
+        ...
+
+    def keeping_unchanged(self) -> "Sink":
+        """Return the sink for a format that leaves values out: it resolves them if it can."""
+        ...
+
+    @property
     def needs_last_records_only(self) -> bool:
         """True if only the last record of each message key matters, so that a compacted topic can be replayed."""
         ...
@@ -291,6 +300,14 @@ class Sink(Protocol):
 
     def reject_rules(self, cursor: Cursor, columns: Sequence[Column], *, batch_id: int) -> list[RejectRule]:
         """Return rules for staged rows that the tables cannot hold. Their records become rejects."""
+        ...
+
+    def find_unknown(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
+    ) -> sql.Composable | None:
+        """Return a query (task_attempt, topic, partition, offset, reason) for staged rows that lack values which the
+        sink does not know; None if there are none. `without` is a query (topic, partition, offset) for staged rows that
+        do not count, because they become rejects."""
         ...
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:

@@ -33,6 +33,16 @@ def earlier_reason(batch_id: int, prefix: str) -> sql.Composable:
     ).format(sql.Literal(batch_id), sql.Literal(prefix))
 
 
+def is_replaced_by(batch_id: int) -> sql.Composable:
+    """Return the condition that a row `c` with lineage is one that a batch will retract: of its pipeline and ranges."""
+    return sql.SQL(
+        "exists (select from exactbatch.batch b join exactbatch.batch_range g using (batch_id) "
+        "join exactbatch.batch o on o.pipeline = b.pipeline and o.batch_id = c.batch_id "
+        "where b.batch_id = {} and g.topic = c.kafka_topic and g.partition = c.kafka_partition "
+        "and g.from_offset <= c.kafka_offset and c.kafka_offset < g.until_offset)"
+    ).format(sql.Literal(batch_id))
+
+
 def committed_batches(target: str) -> sql.Composable:
     """Return the number of batches that pipelines with this target have committed."""
     return sql.SQL(

@@ -1,7 +1,7 @@
 """The defaults of sinks: no keys, no deletes, no derived target, no compaction."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from psycopg2 import sql
 
@@ -23,6 +23,7 @@ class SinkDefaults:
     is_derived: ClassVar[bool] = False
     keeps_deletes: ClassVar[bool] = False
     keeps_every_row: ClassVar[bool] = True
+    keeps_unchanged: bool = False
 
     @property
     def _target(self) -> TargetTable:
@@ -86,6 +87,21 @@ class SinkDefaults:
     def result_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the pipeline's columns unchanged."""
         return tuple(columns)
+
+    def keeping_unchanged(self) -> Self:
+        """Return the sink itself: it takes only rows that have all values."""
+        return self
+
+    def find_unknown(
+        self,
+        cursor: Cursor,  # noqa: ARG002
+        staged: StagedRows,  # noqa: ARG002
+        columns: Sequence[Column],  # noqa: ARG002
+        *,
+        without: sql.Composable,  # noqa: ARG002
+    ) -> sql.Composable | None:
+        """Return None: staged rows have all values."""
+        return None
 
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
         """Return the pipeline's columns unchanged."""

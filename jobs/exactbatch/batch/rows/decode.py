@@ -14,7 +14,7 @@ from exactbatch.batch.rows.rejects import SHOWN_REJECTS, PendingRejects, Rejecte
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.translation import unexpected
 from exactbatch.formats import Decoded, Format, WithMessage, as_changes
-from exactbatch.formats.format import gives_several_rows
+from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
 from exactbatch.kafka.reader import read_range
 from exactbatch.kafka.records import Records
 from exactbatch.kafka.shared_reads import SharedReads
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """How rows become changes: the columns of their key, and the format of message keys, for tombstones."""
+    """How rows become changes: the columns of their key, the format of message keys, for tombstones, and whether a row
+    may lack columns that have not changed."""
 
     key_columns: tuple[str, ...]
     key: Format | None
+    keeps_unchanged: bool = False
 
 
 class ReadTask(Protocol):
@@ -218,7 +220,12 @@ def shared_reads(tasks: Sequence[ReadTask]) -> SharedReads | None:
 
 def _decode(value: Format | WithMessage, changes: Changes | None, records: Records) -> Decoded:
     values = records.values()
-    decoded = value.decode(values, records) if isinstance(value, WithMessage) else value.decode(values)
+    if isinstance(value, WithMessage):
+        decoded = value.decode(values, records)
+    elif changes is not None and changes.keeps_unchanged and isinstance(value, LeavesValuesOut):
+        decoded = value.decode_with_unchanged(values)
+    else:
+        decoded = value.decode(values)
     if changes is None:
         return decoded
     # Keys are read only where there is a null value: that costs a Python call per record.
@@ -230,6 +237,7 @@ def _decode(value: Format | WithMessage, changes: Changes | None, records: Recor
         changes.key,
         changes.key_columns,
         tombstones_delete=value.tombstone_deletes,
+        keeps_unchanged=changes.keeps_unchanged,
     )
 
 

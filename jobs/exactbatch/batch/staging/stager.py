@@ -85,7 +85,9 @@ def stage_tasks(
             postgres=postgres,
             value=value,
             columns=pipeline.sink.staged_columns(pipeline.value.columns),
-            changes=Changes(_decoded_key(pipeline), key) if pipeline.sink.keeps_deletes else None,
+            changes=Changes(_decoded_key(pipeline), key, pipeline.sink.keeps_unchanged)
+            if pipeline.sink.keeps_deletes
+            else None,
             # If max_rejects is a share, the most that there can be: a range has no more records than offsets.
             max_rejects=pipeline.rejects_allowed(offsets),
             read_timeout=pipeline.read_timeout,

@@ -18,6 +18,7 @@ from psycopg2 import sql
 
 from exactbatch.batch.rows.arrow_copy import PostgresAccess
 from exactbatch.batch.rows.rejects import Rejected, note_attempt, reject_batches
+from exactbatch.batch.staging.note_unknown import note_unknown
 from exactbatch.batch.staging.reread import NotedRecord, read_noted
 from exactbatch.batch.staging.stage import stage_rejects
 from exactbatch.batch.staging.staging_tables import StagingTables, identifier
@@ -69,6 +70,8 @@ def reject_uncastable(
         if rules := rules_of(cursor, pipeline, columns, tables.batch_id):
             for part, of_part in staged.by_part():
                 note_uncastable(cursor, rules, tables.of_part(part), of_part, limit=limit)
+        for part, of_part in staged.by_part():
+            note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)
         any_noted = _any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)

@@ -49,7 +49,7 @@ def prepare_table(
     check_kinds(table.spec, facts)
     if facts:
         if evolve == "add":
-            _add_columns(cursor, table, columns)
+            add_columns(cursor, table, columns)
         _check_columns(cursor, table, (*columns, *lineage), exact=exact)
         check_replicated(cursor, table)
         return False
@@ -101,8 +101,10 @@ def _create(
         cursor.execute(sql.SQL("alter table {} replica identity full").format(table.identifier))
 
 
-def _add_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column]) -> None:
-    stored = table.columns(cursor)
+def add_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column]) -> None:
+    """Add the columns that a table lacks, if it exists. Raises PostgresUnavailable if other sessions use the table."""
+    if not (stored := table.columns(cursor)):
+        return
     added = [
         sql.SQL("add column {} {}").format(sql.Identifier(column.name), sql.SQL(column.type))
         for column in columns

@@ -8,13 +8,14 @@ from typing import Final
 
 from psycopg2 import sql
 
-from exactbatch.columns import Column
+from exactbatch.columns import UNCHANGED_COLUMNS, Column
 from exactbatch.sinks.base import Comparison
 from exactbatch.sinks.values.audited_casts import lost
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 # True of a change that the target's types cannot hold.
 _LOST: Final = sql.Identifier("exactbatch Lost")
+_UNCHANGED: Final = sql.Identifier(UNCHANGED_COLUMNS)
 
 
 def compare_with_changes(
@@ -30,7 +31,8 @@ def compare_with_changes(
     """Compare the target with the latest changes, in the columns of the pipeline that both tables have.
 
     A target may have other columns, which the pipeline no longer writes, or never wrote. If a transform defines
-    the columns, all that both tables have are compared.
+    the columns, all that both tables have are compared. A value that the source left out of the latest change is that
+    of the newest other change of the key that has it.
     """
     own_names = None if columns is None else {column.name for column in columns}
     types = {
@@ -43,11 +45,28 @@ def compare_with_changes(
         for name, type_ in types.items()
         if (loss := lost(sql.Identifier(name), change_types[name], type_)) is not None
     ]
-    expected = sql.SQL(
-        "select {values} from (select {names}, deleted, row_number() over (partition by {key} order by {version}"
-        "kafka_topic desc, kafka_partition desc, kafka_offset desc) as rank "
-        "from {changes}) ranked where rank = 1 and not deleted"
+    order = sql.Composed(
+        [
+            *(sql.SQL("{0} is null, {0} desc, ").format(sql.Identifier(name)) for name in version),
+            sql.SQL("kafka_topic desc, kafka_partition desc, kafka_offset desc"),
+        ]
+    )
+    latest = sql.SQL(
+        "select {names}{unchanged} from (select {names}, deleted{unchanged}, "
+        "row_number() over (partition by {key} order by {order}) as rank from {changes}) ranked "
+        "where rank = 1 and not deleted"
     ).format(
+        names=column_list(types),
+        unchanged=sql.SQL(", {}").format(_UNCHANGED) if UNCHANGED_COLUMNS in change_types else sql.SQL(""),
+        key=column_list(key),
+        order=order,
+        changes=changes,
+    )
+    if UNCHANGED_COLUMNS in change_types:
+        latest = sql.SQL("select {} from ({}) latest").format(
+            sql.SQL(", ").join(_with_older(name, changes, key, order) for name in types), latest
+        )
+    expected = sql.SQL("select {values} from ({latest}) latest").format(
         # The target's types may be narrower than those of the changes.
         values=sql.SQL(", ").join(
             [
@@ -58,12 +77,7 @@ def compare_with_changes(
                 *([sql.SQL("{} as {}").format(sql.SQL(" or ").join(losses), _LOST)] if losses else []),
             ]
         ),
-        names=column_list(types),
-        key=column_list(key),
-        version=sql.Composed(
-            [sql.SQL("{0} is null, {0} desc, ").format(sql.Identifier(name)) for name in version]
-        ),
-        changes=changes,
+        latest=latest,
     )
     return Comparison(
         expected=expected,
@@ -72,4 +86,27 @@ def compare_with_changes(
         same_row=sql.SQL(" and ").join(sql.SQL("m.{0} = t.{0}").format(sql.Identifier(name)) for name in key),
         compared=[*types],
         also_wrong=sql.SQL("m.{}").format(_LOST) if losses else None,
+    )
+
+
+def _with_older(
+    name: str, changes: sql.Composable, key: Sequence[str], order: sql.Composable
+) -> sql.Composable:
+    """Return a column of the latest change, or its value in another change if the source left it out."""
+    column = sql.Identifier(name)
+    if name in key:
+        return column
+    return sql.SQL(
+        "case when array_position(latest.{unchanged}, {name}) is null then latest.{column} else ("
+        "select other.{column} from {changes} other where {same_key} and not other.deleted "
+        "and array_position(other.{unchanged}, {name}) is null order by {order} limit 1) end as {column}"
+    ).format(
+        unchanged=_UNCHANGED,
+        name=sql.Literal(name),
+        column=column,
+        changes=changes,
+        same_key=sql.SQL(" and ").join(
+            sql.SQL("other.{0} = latest.{0}").format(sql.Identifier(each)) for each in key
+        ),
+        order=order,
     )

@@ -9,6 +9,7 @@ from psycopg2 import sql
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.upsert.latest_changes import latest_first
+from exactbatch.sinks.upsert.unchanged_values import UNCHANGED
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 
@@ -70,7 +71,7 @@ class ChangeCompactor:
                 "select kafka_topic, kafka_partition, 1 as dropped, 0 as kept from dropped_rows union all "
                 "select kafka_topic, kafka_partition, 0, 1 from judged where not is_superseded) counted "
                 "group by 1, 2"
-            ).format(judged=self._judged(below), dropped=dropped)
+            ).format(judged=self._judged(cursor, below), dropped=dropped)
         )
         return {(topic, partition): (dropped, kept) for topic, partition, dropped, kept in cursor.fetchall()}
 
@@ -79,12 +80,13 @@ class ChangeCompactor:
         conditions = [sql.SQL("({})").format(condition) for condition in self.changes.conditions(parts)]
         return sql.SQL(" or ").join(conditions) if conditions else None
 
-    def _judged(self, below: sql.Composable) -> sql.Composable:
+    def _judged(self, cursor: Cursor, below: sql.Composable) -> sql.Composable:
         """Return a query for each change below the horizon, and whether it is superseded.
 
         The latest change of a key stays, with all that tie with it: changes above the horizon may be retracted,
         and then it is the row again. A latest change that is a delete can go if nothing older can come: without a
-        version no change can be late, and the key must have no change elsewhere.
+        version no change can be late, and the key must have no change elsewhere. A change also stays if it has the
+        value that the source left out of one that stays.
         """
         needless_delete = (
             sql.SQL(
@@ -105,12 +107,45 @@ class ChangeCompactor:
         )
         return sql.SQL(
             "select tableoid, ctid, kafka_topic, kafka_partition, "
-            "rank() over (partition by {key} order by {order}) > 1 or {needless_delete} as is_superseded "
-            "from {change} b where {below}"
+            "(rank() over (partition by {key} order by {order}) > 1 or {needless_delete}) and {is_needless} "
+            "as is_superseded from {change} b where {below}"
         ).format(
+            is_needless=self._supplies_nothing(cursor, below),
             key=column_list(self.key),
             order=latest_first(self.version),
             needless_delete=needless_delete,
             change=self.changes.identifier,
             below=below,
+        )
+
+    def _supplies_nothing(self, cursor: Cursor, below: sql.Composable) -> sql.Composable:
+        """Return the condition that no change that stays lacks a value which the change `b` has.
+
+        Of the changes below the horizon, the newest one that has the value stays for each change that lacks it and is
+        above the horizon or the latest below it: what is above may be retracted.
+        """
+        if UNCHANGED.name not in self.changes.table.columns(cursor):
+            return sql.SQL("true")
+        return sql.SQL(
+            "(b.tableoid, b.ctid) not in ("
+            "with ordered as materialized (select c.tableoid as its_table, c.ctid as its_row, {key}, deleted, "
+            "{unchanged}, coalesce({below}, false) as is_below, "
+            "row_number() over (partition by {key} order by {order}) as place_in_key "
+            "from {change} c where ({key}) in (select {key} from {change} where {unchanged} is not null)), "
+            "kept as (select o.*, min(place_in_key) filter (where is_below) over (partition by {key}) as latest_below "
+            "from ordered o) "
+            "select supplier.its_table, supplier.its_row from kept k cross join lateral unnest({unchanged}) u (name) "
+            "cross join lateral (select s.its_table, s.its_row from ordered s where {same_key} and s.is_below "
+            "and not s.deleted and s.place_in_key > k.place_in_key "
+            "and not coalesce(u.name = any(s.{unchanged}), false) order by s.place_in_key limit 1) supplier "
+            "where not k.deleted and (not k.is_below or k.place_in_key = k.latest_below))"
+        ).format(
+            key=column_list(self.key),
+            unchanged=sql.Identifier(UNCHANGED.name),
+            below=below,
+            order=latest_first(self.version),
+            change=self.changes.identifier,
+            same_key=sql.SQL(" and ").join(
+                sql.SQL("s.{0} = k.{0}").format(sql.Identifier(name)) for name in self.key
+            ),
         )

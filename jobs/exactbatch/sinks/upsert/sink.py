@@ -1,9 +1,12 @@
 """Upsert: the latest state of each key, derived from all of its changes."""
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
+
+from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError, TargetMismatch
@@ -17,12 +20,13 @@ from exactbatch.sinks.tables.counted_writes import forbid_changes
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.tables.target import TargetTable
 from exactbatch.sinks.tables.target_checks import check_operators, check_same_keys, check_unique
-from exactbatch.sinks.tables.target_definition import Evolve, prepare_table
+from exactbatch.sinks.tables.target_definition import Evolve, add_columns, prepare_table
 from exactbatch.sinks.upsert.audit import compare_with_changes
 from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
 from exactbatch.sinks.upsert.change_index import ChangeIndex
 from exactbatch.sinks.upsert.latest_changes import LatestChanges
 from exactbatch.sinks.upsert.latest_rows import LatestRows
+from exactbatch.sinks.upsert.unchanged_values import UNCHANGED, UnchangedValues
 from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
 
 DELETED: Final = Column("deleted", "boolean")
@@ -59,6 +63,7 @@ class Upsert(SinkDefaults):
     key: tuple[str, ...]
     version: str | tuple[str, ...] | None = None
     history: bool = field(default=True, kw_only=True)
+    keeps_unchanged: bool = field(default=False, init=False, repr=False)
 
     def __new__(cls, *_: Any, **options: Any) -> "Upsert":
         """Return an UpsertWithoutHistory for history=False."""
@@ -161,11 +166,22 @@ class Upsert(SinkDefaults):
                 f"target {self.target}: the pipeline has a column {DELETED.name!r}, the name by which an Upsert marks "
                 f"deletes. Rename the pipeline's column."
             )
+        if self.keeps_unchanged and UNCHANGED.name in names:
+            raise ConfigurationError(
+                f"target {self.target}: the pipeline has a column {UNCHANGED.name!r}, under which an Upsert lists the "
+                f"columns that the source left out. Rename the pipeline's column."
+            )
         self.lineage_table.check(columns)
 
     def staged_columns(self, columns: Sequence[Column]) -> tuple[Column, ...]:
-        """Return the pipeline's columns and `deleted`: a staged row is a change."""
-        return (*columns, DELETED)
+        """Return the pipeline's columns and `deleted`: a staged row is a change. It may list unchanged columns."""
+        return (*columns, DELETED, UNCHANGED) if self.keeps_unchanged else (*columns, DELETED)
+
+    def keeping_unchanged(self) -> Self:
+        """Return the sink for a format that leaves out values that have not changed."""
+        sink = copy(self)
+        object.__setattr__(sink, "keeps_unchanged", True)
+        return sink
 
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create target and table of changes if they are missing, and otherwise check their columns.
@@ -176,6 +192,9 @@ class Upsert(SinkDefaults):
         self._target.lock(cursor)
         if not prepare_table(cursor, self._target, columns, key=self.key, evolve=evolve):
             check_unique(cursor, self._target, self.key)
+        if self.keeps_unchanged:
+            # A table of changes from before has whole changes.
+            add_columns(cursor, self.lineage_table.table, [UNCHANGED])
         self.lineage_table.prepare(cursor, self.staged_columns(columns), evolve=evolve)
         check_same_keys(cursor, self._target, self.lineage_table.table, self.key)
         check_operators(cursor, self._target, self.key)
@@ -191,7 +210,8 @@ class Upsert(SinkDefaults):
         A replay would write the changes of its records without them.
         """
         own_columns = {
-            column.name for column in (*self.staged_columns(columns), *self.lineage_table.lineage_columns)
+            column.name
+            for column in (*self.staged_columns(columns), *self.lineage_table.lineage_columns, UNCHANGED)
         }
         if pipelines and (extra := sorted(self.lineage_table.table.columns(cursor).keys() - own_columns)):
             raise TargetMismatch(
@@ -206,7 +226,35 @@ class Upsert(SinkDefaults):
         return [
             *reject_rules(self.lineage_table.casts(cursor, self.staged_columns(columns))),
             *reject_rules(self._target.casts(cursor, columns)),
+            *self._unordered_rules,
         ]
+
+    @property
+    def _unordered_rules(self) -> list[RejectRule]:
+        """A rule for staged changes whose version the source left out: nothing orders them."""
+        if not self.keeps_unchanged:
+            return []
+        return [
+            RejectRule(
+                sql.SQL("coalesce({} = any({}), false)").format(
+                    sql.Literal(name), sql.Identifier(UNCHANGED.name)
+                ),
+                sql.Literal(f"column {name!r}: the source left out the version, which orders the changes"),
+            )
+            for name in self.version_columns
+        ]
+
+    def find_unknown(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
+    ) -> sql.Composable | None:
+        """Return a query for staged changes that lack a value which no older change of their key has."""
+        if not self.keeps_unchanged:
+            return None
+        return self._unchanged_values.find_unknown(cursor, staged, columns, without=without)
+
+    @property
+    def _unchanged_values(self) -> UnchangedValues:
+        return UnchangedValues(self.lineage_table, self.key, self.version_columns)
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
@@ -224,6 +272,7 @@ class Upsert(SinkDefaults):
             inserted = ChangeIndex(self.lineage_table, self.key).insert(
                 cursor, lambda: self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
             )
+        self._unchanged_values.resolve(cursor, staged, columns)
         LatestRows(self._target, self.lineage_table, self.key).write(cursor, staged, columns, all_new=all_new)
         return inserted
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
@@ -93,6 +93,10 @@ class UpsertWithoutHistory(Upsert):
         check_same_keys(cursor, self._target, self._markers, ordered)
         check_operators(cursor, self._target, self.key)
         check_own_types(cursor, self._target, self.version_columns)
+
+    def keeping_unchanged(self) -> Self:
+        """Return the sink itself: without older changes, nothing says what a value was."""
+        return self
 
     def check_replay(self, cursor: Cursor) -> None:
         """Do nothing: a replay deletes no rows besides those that its records delete."""

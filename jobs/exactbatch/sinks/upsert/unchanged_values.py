@@ -1,0 +1,236 @@
+"""Values that the source left out of a change because they did not change: the row keeps what an older change gave it.
+
+A change names the columns that were left out of it, and has null there. The value of such a column is that of the
+newest older change of the key that has it. Which one that is follows from the changes alone, so that the order in which
+they arrive does not matter: an older change that arrives later, or that a replay writes or retracts, changes the row.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from psycopg2 import sql
+
+from exactbatch.columns import UNCHANGED_COLUMNS, Column
+from exactbatch.errors import StagedRowsDiffer, TargetMismatch
+from exactbatch.postgres.connection import Cursor
+from exactbatch.sinks.ledger_conditions import is_replaced_by
+from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.lineage_table import LineageTable
+from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED, latest_first
+from exactbatch.sinks.values.null_safe_groups import column_list
+
+UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
+_UNCHANGED: Final = sql.Identifier(UNCHANGED.name)
+_PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
+
+
+@dataclass(frozen=True)
+class UnchangedValues:
+    """The changes of an Upsert, some of which lack values."""
+
+    changes: LineageTable
+    key: Sequence[str]
+    version: Sequence[str]
+
+    def find_unknown(
+        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
+    ) -> sql.Composable | None:
+        """Return a query (task_attempt, topic, partition, offset, reason) for staged changes that lack a value which no
+        older change of their key has; None if no staged change lacks a value.
+
+        A delete ends the search: what came before it was another row. `without` is a query (topic, partition,
+        offset) for staged changes that will not be inserted. What the batch is about to replace does not count.
+        """
+        cursor.execute(
+            sql.SQL(
+                "select distinct unnest({unchanged}) from {staging} where {accepted} and not deleted order by 1"
+            ).format(unchanged=_UNCHANGED, staging=staged.table, accepted=staged.accepted)
+        )
+        left_out = [row[0] for row in cursor.fetchall()]
+        if not left_out:
+            return None
+        casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
+        ordered = [*self.key, *self.version]
+        oldest_first = sql.SQL(", ").join(
+            [sql.SQL("{} nulls first").format(sql.Identifier(name)) for name in self.version]
+            + [sql.Identifier(name) for name in _PLACE]
+        )
+        return sql.SQL(
+            # Materialized, because the values of a staged row that will not be inserted may not be castable.
+            "with accepted as materialized (select {ordered}, {place}, task_attempt, deleted, {unchanged} "
+            "from {staging} s where {accepted} and not exists (select from ({without}) w (topic, partition, o) "
+            "where w.topic = s.kafka_topic and w.partition = s.kafka_partition and w.o = s.kafka_offset)), "
+            "staged as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unchanged} "
+            "from {change} where false union all "
+            "select {values}, {place}, task_attempt, deleted, {unchanged} from accepted), "
+            "affected as (select distinct {key} from staged where {unchanged} is not null and not deleted), "
+            "known as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unchanged} "
+            "from {change} c join affected using ({key}) where not {is_replaced} union all "
+            "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged join affected using ({key})), "
+            "lives as (select *, count(*) filter (where deleted) over (partition by {key} order by {oldest_first} "
+            "rows unbounded preceding) as life from known), "
+            "judged as (select *, {has} from lives) "
+            "select task_attempt, kafka_topic, kafka_partition, kafka_offset, case {reasons} end from judged "
+            "where task_attempt is not null and not deleted and {lacks}"
+        ).format(
+            ordered=column_list(ordered),
+            place=column_list(_PLACE),
+            unchanged=_UNCHANGED,
+            staging=staged.table,
+            accepted=staged.accepted,
+            without=without,
+            change=self.changes.identifier,
+            values=sql.SQL(", ").join(casts[name].expression for name in ordered),
+            key=column_list(self.key),
+            is_replaced=is_replaced_by(staged.batch_id),
+            oldest_first=oldest_first,
+            has=sql.SQL(", ").join(
+                sql.SQL(
+                    "coalesce(bool_or(not deleted and not {is_left_out}) over (partition by {key}, life order by "
+                    "{oldest_first} rows between unbounded preceding and 1 preceding), false) as {has}"
+                ).format(
+                    is_left_out=_is_left_out(name),
+                    key=column_list(self.key),
+                    oldest_first=oldest_first,
+                    has=sql.Identifier(f"has {number}"),
+                )
+                for number, name in enumerate(left_out)
+            ),
+            reasons=sql.SQL(" ").join(
+                sql.SQL("when {} and not {} then {}").format(
+                    _is_left_out(name), sql.Identifier(f"has {number}"), sql.Literal(_why_unknown(name))
+                )
+                for number, name in enumerate(left_out)
+            ),
+            lacks=sql.SQL("({})").format(
+                sql.SQL(" or ").join(
+                    sql.SQL("{} and not {}").format(_is_left_out(name), sql.Identifier(f"has {number}"))
+                    for number, name in enumerate(left_out)
+                )
+            ),
+        )
+
+    def resolve(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
+        """Give the latest changes that LatestChanges.find() has found the values that were left out of them.
+
+        The staged changes have been inserted. The latest changes that lack a value are moved to KEPT, whose rows are
+        complete then. Raises TargetMismatch if a replay retracts the only change that has a value, and
+        StagedRowsDiffer if another batch has done so since the staged changes were checked.
+        """
+        if UNCHANGED.name not in self.changes.table.columns(cursor):
+            return
+        cursor.execute(
+            sql.SQL(
+                "insert into {kept} select c.* from {change} c join {staged} s on {same_key} and {same_place} "
+                "where not s.deleted and c.{unchanged} is not null and c.batch_id = {batch_id}"
+            ).format(
+                kept=KEPT,
+                change=self.changes.identifier,
+                staged=STAGED,
+                same_key=_same(self.key, "c", "s"),
+                same_place=_same(_PLACE, "c", "s"),
+                unchanged=_UNCHANGED,
+                batch_id=sql.Literal(staged.batch_id),
+            )
+        )
+        if cursor.rowcount:
+            cursor.execute(
+                sql.SQL(
+                    "delete from {staged} s using {kept} k where {same_key} and {same_place} "
+                    "and k.batch_id = {batch_id} and k.{unchanged} is not null"
+                ).format(
+                    staged=STAGED,
+                    kept=KEPT,
+                    same_key=_same(self.key, "k", "s"),
+                    same_place=_same(_PLACE, "k", "s"),
+                    batch_id=sql.Literal(staged.batch_id),
+                    unchanged=_UNCHANGED,
+                )
+            )
+        cursor.execute(
+            sql.SQL("select distinct unnest({}) from {} where not deleted order by 1").format(
+                _UNCHANGED, KEPT
+            )
+        )
+        left_out = {row[0] for row in cursor.fetchall()}
+        for column in columns:
+            if column.name in left_out:
+                self._resolve_column(cursor, staged, column.name)
+
+    def _resolve_column(self, cursor: Cursor, staged: StagedRows, name: str) -> None:
+        # A latest change is the newest of its key, so that every other one is older.
+        lacking = sql.SQL("not k.deleted and {}").format(_is_left_out(name, "k"))
+        cursor.execute(sql.SQL("select count(*) from {} k where {}").format(KEPT, lacking))
+        expected = int(cursor.fetchone()[0])
+        older = sql.SQL(
+            "select c.{column} as value from {change} c where {same_key} and not c.deleted and not {is_left_out} "
+            "order by {latest_first} limit 1"
+        ).format(
+            column=sql.Identifier(name),
+            change=self.changes.identifier,
+            same_key=_same(self.key, "c", "k"),
+            is_left_out=_is_left_out(name, "c"),
+            latest_first=latest_first(self.version),
+        )
+        cursor.execute(
+            sql.SQL(
+                "update {kept} t set {column} = found.value from (select k.ctid as row, older.value from {kept} k "
+                "cross join lateral ({older}) older where {lacking}) found where t.ctid = found.row"
+            ).format(kept=KEPT, column=sql.Identifier(name), older=older, lacking=lacking)
+        )
+        if cursor.rowcount != expected:
+            self._raise_unknown(cursor, staged, name, older, lacking)
+
+    def _raise_unknown(
+        self, cursor: Cursor, staged: StagedRows, name: str, older: sql.Composable, lacking: sql.Composable
+    ) -> None:
+        cursor.execute(
+            sql.SQL(
+                "select k.kafka_topic, k.kafka_partition, k.kafka_offset, k.batch_id, concat_ws(', ', {key}) as key "
+                "from {kept} k where {lacking} and not exists ({older}) order by 1, 2, 3 limit 1"
+            ).format(
+                key=sql.SQL(", ").join(sql.SQL("k.{}::text").format(sql.Identifier(key)) for key in self.key),
+                kept=KEPT,
+                lacking=lacking,
+                older=older,
+            )
+        )
+        topic, partition, offset, batch_id, key = cursor.fetchone()
+        place = {"topic": topic, "partition": partition, "from_offset": offset, "until_offset": offset + 1}
+        if batch_id == staged.batch_id:
+            raise StagedRowsDiffer(
+                f"{topic}[{partition}] offset {offset}: another batch has retracted the change from which the value of "
+                f"column {name!r} was to come. Nothing was written; try again.",
+                batch_id=staged.batch_id,
+                **place,
+            )
+        raise TargetMismatch(
+            f"table {self.changes.table.spec}, key ({', '.join(self.key)}) = ({key}): the source left column {name!r} "
+            f"out of the change at {topic}[{partition}] offset {offset}, and this replay retracts the only older "
+            f"change that has its value. Nothing was written. Replay that offset as well: the change then becomes a "
+            f"reject.",
+            column=name,
+            batch_id=staged.batch_id,
+            **place,
+        )
+
+
+def _is_left_out(name: str, of: str | None = None) -> sql.Composable:
+    """Return the condition that a column was left out of a change."""
+    unchanged = _UNCHANGED if of is None else sql.Identifier(of, UNCHANGED.name)
+    return sql.SQL("coalesce({} = any({}), false)").format(sql.Literal(name), unchanged)
+
+
+def _same(names: Iterable[str], one: str, other: str) -> sql.Composable:
+    return sql.SQL(" and ").join(
+        sql.SQL("{} = {}").format(sql.Identifier(one, name), sql.Identifier(other, name)) for name in names
+    )
+
+
+def _why_unknown(column: str) -> str:
+    return (
+        f"column {column!r}: the source left the value out because it had not changed, and no older change of the key "
+        f"has it. Replay this offset when such a change has arrived. For Postgres, run `alter table … replica identity "
+        f"full` at the source, or configure the connector's ReselectColumnsPostProcessor to read such values"
+    )

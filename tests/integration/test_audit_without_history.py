@@ -1,0 +1,109 @@
+"""The audit of an Upsert without history: it folds the log again, and finds each planted difference."""
+
+import json
+from collections import Counter
+from typing import Any, Final
+
+from confluent_kafka import TopicPartition
+
+from exactbatch import Json, Upsert
+from exactbatch.audit.audit import audit
+from exactbatch.audit.report import AuditReport
+from exactbatch.operations.compact import compact_changes
+from support.batch_runner import BatchRunner
+
+# What is planted, and how many keys are wrong then. {t} is the target, {d} the table of markers.
+PLANTED: Final = (
+    ("update {t} set name = 'x' where id = 1", {"stale": 1}),
+    ("update {t} set version = version + 1 where id = 1", {"stale": 1}),
+    ("update {t} set kafka_timestamp = kafka_timestamp + interval '1 ms' where id = 1", {"stale": 1}),
+    ("delete from {t} where id = 1", {"stale": 1}),
+    ("delete from {d} where id = 3", {"stale": 1}),
+    ("update {d} set version = 4 where id = 3", {"stale": 1}),
+    # The change before the latest one: a later change was not applied, or an older one was.
+    ("update {t} set name = 'first', version = 1, kafka_offset = 0 where id = 1", {"stale": 1}),
+    # Another record's place, which two rows claim then.
+    ("insert into {t} select 99, name, version, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id "
+     "from {t} where id = 1", {"stale": 1}),
+    ("insert into {t} select id, 'x', version, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp, batch_id "
+     "from {d} where id = 3", {"stale": 1}),
+    ("update {t} set batch_id = 900 where id = 1", {"stale": 1, "unexpected": 1, "misplaced": 0}),
+    ("update {t} set kafka_offset = 500 where id = 1", {"unexpected": 1}),
+    ("delete from exactbatch.rejected_record", {"changed": 1, "miscounted": 1}),
+)  # fmt: skip
+
+
+def event(number: int, name: str | None, version: int) -> bytes:
+    return json.dumps({"id": number, "name": name, "version": version}).encode()
+
+
+def found(report: AuditReport) -> Counter[str]:
+    return +Counter(report.findings)
+
+
+def test_the_audit_finds_every_row_that_is_not_the_latest_change_in_the_log(
+    world: BatchRunner, make_topic: Any, make_pipeline: Any, admin: Any
+) -> None:
+    topic = make_topic(2)
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version="version", history=False)
+    value = Json("id int, name text, version int")
+    pipeline = make_pipeline(topic, sink=sink, value=value, key=Json("id int"), max_rejects=10)
+    topic.produce(event(1, "first", 1), event(2, "a", 1), event(3, "a", None), b"{")  # type: ignore[arg-type]
+    world.run(pipeline)
+    topic.produce(event(1, "second", 2), event(2, "late", 0), partition=1)
+    topic.produce(None, key=b'{"id": 3}', partition=1)
+    topic.produce(event(4, "d", 1))
+    world.run(pipeline)
+
+    target, markers = (table.identifier.as_string(world.connection) for table in reversed(sink.tables))
+    names = {"t": target, "d": markers}
+
+    def audited() -> AuditReport:
+        return audit(pipeline, world.settings, values=True)
+
+    report = audited()
+    assert report.is_exact, report
+    assert (report.target.undecided, report.records) == (0, 8)
+    assert audit(pipeline, world.settings).is_exact
+    assert [row[0] for row in world.rows(f"select id from {target} order by id")] == [1, 2, 4]
+    for table, copy in ((target, "public.t_copy"), (markers, "public.d_copy")):
+        world.execute(f"create table {copy} as select * from {table}")
+    world.execute("create table public.r_copy as select * from exactbatch.rejected_record")
+    for statement, expected in PLANTED:
+        world.execute(statement.format(**names))
+        report = audited()
+        assert not report.is_exact, statement
+        for kind, number in expected.items():
+            assert number <= found(report)[kind] <= max(number, 1), (statement, report)
+        world.execute(
+            f"delete from {target}; insert into {target} select * from public.t_copy; delete from {markers}; "
+            f"insert into {markers} select * from public.d_copy; delete from exactbatch.rejected_record; "
+            f"insert into exactbatch.rejected_record select * from public.r_copy"
+        )
+    assert audited().is_exact
+
+    # The log no longer holds the records of two of the rows: one cannot be decided, the other is not the latest.
+    for future in admin.delete_records([TopicPartition(topic.name, 0, 4)]).values():
+        future.result()
+    topic.produce(event(5, "e", 1))  # the log is not empty
+    world.run(pipeline)
+    world.execute(f"drop table public.t_copy; create table public.t_copy as select * from {target}")
+    report = audited()
+    assert report.is_exact, report
+    assert report.target.undecided == 1
+    assert report.target.notes == [
+        "1 keys: the log no longer holds the record of their row, so that nothing proves or disproves it"
+    ]
+    world.execute(
+        f"update {target} set name = 'first', version = 1, kafka_partition = 0, kafka_offset = 0, "
+        f"batch_id = (select min(batch_id) from exactbatch.batch) where id = 1"
+    )
+    assert found(audited()) == {"stale": 1}
+    world.execute(
+        f"delete from {target} where id = 1; insert into {target} select * from public.t_copy where id = 1"
+    )
+
+    # A marker below the horizon may be gone; a late change then brings the row back.
+    compacted = compact_changes(world.connection, world.log, pipeline, before=None)
+    assert compacted.dropped == 1
+    assert audited().is_exact
