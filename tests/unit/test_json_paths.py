@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exactbatch.audit.json_members import audited_format
+from exactbatch.audit.undecoded import can_be_written
+from exactbatch.batch.rows.decode import is_row_each, with_rows
 from exactbatch.columns import parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro, Csv, Json, Text, WithMessage, as_changes
@@ -232,6 +234,20 @@ def test_a_change_without_a_key_rejects_all_changes_of_its_record():
     changes = as_changes(value.decode(values), values, values, None, ("id",), tombstones_delete=True)
     assert changes.kept.to_pylist() == [1]
     assert changes.rejects == ((0, "column 'id': the key is null"),)
+
+
+def test_as_many_rows_as_records_need_not_be_one_each():
+    decoded = decode(ORDERS, b'{"items": [{}, {}]}', b"{}", b'{"items": [{}]}')
+    assert (len(decoded.kept), with_rows(decoded)) == (3, 2)
+    assert not is_row_each(decoded, 3)
+    assert is_row_each(decode(Json("a int"), b"{}", b"{}"), 2)
+
+
+def test_an_audit_and_the_compiled_loop_leave_paths_to_the_decoder():
+    for schema in ("a int from 'b'", "a int default 1", "a int from 'x[]'"):
+        assert not can_be_written(Json(schema), Json(schema).columns)
+    assert not can_be_written(Json("a int", documents="lines"), Json("a int").columns)
+    assert can_be_written(Json("a int"), Json("a int").columns)
 
 
 # The auditor's decoder shares no code with this one.
