@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from exactbatch.columns import Column
 from exactbatch.formats.json_fields import Members
 from exactbatch.formats.raw_json_fields import (
@@ -54,6 +52,7 @@ def is_missing(objects: "pa.StringArray", path: Path) -> "pa.BooleanArray":
 def _written(objects: "pa.StringArray", path: Path) -> tuple[list[bytes], Members]:
     """Return the texts to which a path leads, b"" for a missing one, and the parents of its arrays."""
     import msgspec
+    import numpy as np
 
     members = Members(objects)
     if path.parts == ((),):
