@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.audit.json_members import audited_format
@@ -291,7 +291,8 @@ def schemas(draw: Any) -> str:
     return ", ".join(columns)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
+@example("c0 int from 'a.b'", [{"a": {"b": 1, "a": float("nan")}, "b": float("inf")}], True)
 @given(schemas(), st.lists(st.one_of(OBJECTS, VALUES, st.none()), max_size=6), st.booleans())
 def test_the_auditor_decodes_the_same_rows(schema, documents, compact):
     separators = (",", ":") if compact else (", ", " : ")
