@@ -31,6 +31,8 @@ _AUDIT_WORKERS: Final = "tests/integration/test_audit_workers.py"
 _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
 _JSON_TEXT: Final = "tests/unit/test_audit_json_text.py"
 _UNDECODED: Final = "tests/integration/test_audit_undecoded.py::test_a_wrong_value_of_each_type_is_found"
+_JSON_PATHS: Final = "tests/unit/test_json_paths.py"
+_CHECKS: Final = "tests/integration/test_checks.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
@@ -64,6 +66,128 @@ class Mutant:
 
 
 MUTANTS: Final = (
+    Mutant(
+        "as many rows as records are taken for one each",
+        "batch/rows/decode.py",
+        "return len(decoded.kept) == records and bool((decoded.kept.to_numpy() == np.arange(records)).all())",
+        "return len(decoded.kept) == records",
+        (f"{_JSON_PATHS}::test_as_many_rows_as_records_need_not_be_one_each",),
+    ),
+    Mutant(
+        "one bad row of a record leaves the others",
+        "formats/format.py",
+        "    good = pc.invert(pc.is_in(decoded.kept, pa.array(list(reasons), pa.int64())))\n",
+        "    good = pa.array([True] * len(decoded.kept))\n",
+        (f"{_JSON_PATHS}::test_a_change_without_a_key_rejects_all_changes_of_its_record",),
+    ),
+    Mutant(
+        "the compiled loop takes two columns of one member",
+        "formats/json.py",
+        "len(members) == len(self.fields) == len(set(members.values()))",
+        "len(members) == len(self.fields)",
+        ("tests/unit/test_json_kernel.py::test_the_loop_is_not_asked_for_paths_and_defaults",),
+    ),
+    Mutant(
+        "the compiled loop takes the member of the column's name",
+        "compiled/json_kernel.py",
+        "(column.name if members is None else members[column.name]).encode()",
+        "column.name.encode()",
+        ("tests/unit/test_json_kernel.py::test_the_loop_takes_members_of_other_names",),
+    ),
+    Mutant(
+        "an audit takes a member of the column's name for the column's",
+        "audit/undecoded.py",
+        "        and value.is_plain\n",
+        "",
+        (f"{_JSON_PATHS}::test_an_audit_and_the_compiled_loop_leave_paths_to_the_decoder",),
+    ),
+    Mutant(
+        "a default takes the place of a null that is written",
+        "formats/nested_json_text.py",
+        "    return pa.array([not text for text in written], pa.bool_())\n",
+        "    return pa.array([not text or text == _NULL for text in written], pa.bool_())\n",
+        (f"{_JSON_PATHS}::test_a_default_stands_for_a_missing_member_and_not_for_null",),
+    ),
+    Mutant(
+        "a member of a path may be given twice as text",
+        "formats/nested_json_text.py",
+        "            if len(values) > 1:\n",
+        "            if False:\n",
+        (f"{_JSON_PATHS}::test_a_parent_of_another_type_and_a_member_given_twice_are_rejects",),
+    ),
+    Mutant(
+        "an element after the last one is the next array's",
+        "formats/json_fields.py",
+        "mask=lengths <= number",
+        "mask=lengths < 0",
+        (f"{_JSON_PATHS}::test_a_missing_parent_or_element_is_null",),
+    ),
+    Mutant(
+        "values decompress to any size",
+        "formats/wrapped.py",
+        "    if len(data) > MOST_BYTES:\n",
+        "    if False:\n",
+        ("tests/unit/test_json_wrapped.py::test_a_value_that_decompresses_to_too_much_is_a_reject",),
+    ),
+    Mutant(
+        "an unsigned integer of Protobuf wraps around",
+        "formats/protobuf_fields.py",
+        "            if not -limit <= number < limit:\n",
+        "            number = (number + limit) % (2 * limit) - limit\n            if False:\n",
+        ("tests/unit/test_protobuf.py::test_a_value_that_does_not_fit_is_a_reject",),
+    ),
+    Mutant(
+        "a message is decoded as the first type of its schema",
+        "formats/protobuf.py",
+        "    return schema_id, tuple(indexes) or (0,), at\n",
+        "    return schema_id, (0,), at\n",
+        ("tests/unit/test_protobuf.py::test_the_place_of_a_message_type_is_in_the_value",),
+    ),
+    Mutant(
+        "JSON is decoded after the header of a schema of any type",
+        "formats/json_schema.py",
+        "        return None if found == _JSON else",
+        "        return None if found else",
+        ("tests/unit/test_protobuf.py::test_json_after_the_header_of_a_registry",),
+    ),
+    Mutant(
+        "a check that is false passes",
+        "batch/staging/uncastable.py",
+        "    return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]\n",
+        "    return rules\n",
+        (f"{_CHECKS}::test_a_record_for_which_a_check_is_false_is_a_reject",),
+    ),
+    Mutant(
+        "rows that become a partition are not checked",
+        "batch/job.py",
+        "                if pipeline.has_row_per_record and not pipeline.checks\n",
+        "                if pipeline.has_row_per_record\n",
+        (f"{_CHECKS}::test_a_record_for_which_a_check_is_false_is_a_reject",),
+    ),
+    Mutant(
+        "an audit does not know checks",
+        "audit/values.py",
+        "            *violations(columns, self._pipeline.checks, keeps_deletes=sink.keeps_deletes),\n",
+        "",
+        (f"{_CHECKS}::test_an_audit_finds_a_row_that_a_check_would_have_rejected",),
+    ),
+    Mutant(
+        "an audit takes any rows for those of a record that gives several",
+        "audit/several_rows.py",
+        '"sum(t) > sum(e)" if may_lack_rows else "sum(t) <> sum(e)"',
+        '"false"',
+        (
+            "tests/integration/test_json_members.py::test_an_audit_finds_a_wrong_row_among_those_of_a_record",
+            "tests/integration/test_json_members.py::test_an_upsert_takes_several_changes_of_a_record",
+        ),
+    ),
+    Mutant(
+        "a row of several of a record takes the unchanged columns of another",
+        "batch/transform/transform.py",
+        "        if not self._pipeline.sink.needs_lineage or gives_several_rows(self._pipeline.value):\n",
+        "        if not self._pipeline.sink.needs_lineage:\n",
+        ("tests/integration/test_json_members.py::test_a_transform_gets_a_row_for_each_element",),
+    ),
     Mutant(
         "every answer of Postgres is a lost connection",
         "errors/sqlstates.py",

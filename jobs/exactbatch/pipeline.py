@@ -258,6 +258,8 @@ class Pipeline:
 
     def _check_key(self, key: Format) -> None:
         key_columns = self.sink.key_columns if self.sink.keeps_deletes else ()
+        if gives_several_rows(key):
+            raise self._error(f"expected a key that gives one row, found several rows of an array in {key!r}")
         if {column.name for column in key.columns} != set(key_columns):
             raise self._error(
                 f"expected key to have the key columns of the sink, ({', '.join(key_columns)}), found "

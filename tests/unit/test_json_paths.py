@@ -7,10 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exactbatch.audit.json_members import audited_format
+from exactbatch.audit.undecoded import can_be_written
+from exactbatch.batch.rows.decode import is_row_each, with_rows
 from exactbatch.columns import parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Avro, Csv, Json, Text, WithMessage, as_changes
@@ -234,6 +236,20 @@ def test_a_change_without_a_key_rejects_all_changes_of_its_record():
     assert changes.rejects == ((0, "column 'id': the key is null"),)
 
 
+def test_as_many_rows_as_records_need_not_be_one_each():
+    decoded = decode(ORDERS, b'{"items": [{}, {}]}', b"{}", b'{"items": [{}]}')
+    assert (len(decoded.kept), with_rows(decoded)) == (3, 2)
+    assert not is_row_each(decoded, 3)
+    assert is_row_each(decode(Json("a int"), b"{}", b"{}"), 2)
+
+
+def test_an_audit_and_the_compiled_loop_leave_paths_to_the_decoder():
+    for schema in ("a int from 'b'", "a int default 1", "a int from 'x[]'"):
+        assert not can_be_written(Json(schema), Json(schema).columns)
+    assert not can_be_written(Json("a int", documents="lines"), Json("a int").columns)
+    assert can_be_written(Json("a int"), Json("a int").columns)
+
+
 # The auditor's decoder shares no code with this one.
 
 NAMES = st.sampled_from(["a", "b", "items", "é", "a.b"])
@@ -275,7 +291,8 @@ def schemas(draw: Any) -> str:
     return ", ".join(columns)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
+@example("c0 int from 'a.b'", [{"a": {"b": 1, "a": float("nan")}, "b": float("inf")}], True)
 @given(schemas(), st.lists(st.one_of(OBJECTS, VALUES, st.none()), max_size=6), st.booleans())
 def test_the_auditor_decodes_the_same_rows(schema, documents, compact):
     separators = (",", ":") if compact else (", ", " : ")

@@ -3,11 +3,8 @@
 import base64
 import json
 import pickle
-import threading
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isnan
 
 import pytest
@@ -19,6 +16,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats import JsonSchema, Protobuf, with_registry
 from support.decoding import decode, reason, rows
 from support.protobuf_schema import SCALARS, shop_class, shop_descriptors, shop_file
+from support.registries import registry_with
 
 Order = shop_class("Order")
 DESCRIPTORS = shop_descriptors()
@@ -221,26 +219,6 @@ def test_it_travels_to_executors():
 
 
 # With a registry.
-
-
-@contextmanager
-def registry_with(answers):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            unknown = (404, {"error_code": 40403, "message": "Schema not found"})
-            status, answer = answers.get(self.path, unknown)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
 
 
 def schema_of(file, *references):

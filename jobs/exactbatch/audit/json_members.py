@@ -1,7 +1,7 @@
 """Decode JSON by the paths of its fields for an audit, one record after the other.
 
-This finds the members of a record by itself, with the parsers of Python and msgspec, apart from the code that decodes
-batches: it writes the members of each row as an object of its own. Only what these simple objects mean is left to Json.
+This finds the members of a record by itself, with the parser of Python, apart from the code that decodes batches: it
+writes the members of each row as an object of its own. Only what these simple objects mean is left to Json.
 """
 
 import binascii
@@ -10,9 +10,9 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from json.decoder import scanstring  # type: ignore[attr-defined]  # its stubs leave it out
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
 from exactbatch.columns import Column, Field
@@ -20,6 +20,10 @@ from exactbatch.formats import Decoded, Format, Json, JsonSchema, WithMessage
 from exactbatch.member_paths import Step
 
 _NULL: Final = b"null"
+# Numbers stay text: Python limits the digits of an integer that it parses. It takes NaN and Infinity, as Arrow does in
+# members that no column takes.
+_PARSER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
+_SPACE: Final = " \t\r\n"
 # The members of a row by the path to the element that it is of: the texts of a record, and of its elements.
 _Places = list[bytes | None]
 
@@ -102,7 +106,7 @@ class JsonMembers:
         text = value.decode().strip(" \t\r\n").encode()
         if not text.startswith(b"{"):
             raise ValueError("expected a JSON object: { … }")
-        json.loads(text, parse_constant=_refuse, parse_int=str, parse_float=str)
+        _PARSER.decode(text.decode())
         arrays = max((each.path.arrays for each in self._fields), key=len)
         for places in _elements([text], arrays):
             yield b"{" + b",".join(self._members(places)) + b"}"
@@ -136,10 +140,11 @@ def _documents(value: bytes, documents: str) -> list[bytes]:
         case "lines":
             return [line for line in value.splitlines() if line.strip()]
         case "array":
+            _PARSER.decode(value.decode())
             return _array(value.strip())
     found, rest = [], value.decode().strip()
     while rest:
-        end = json.JSONDecoder(parse_int=str, parse_float=str).raw_decode(rest)[1]
+        end = _PARSER.raw_decode(rest)[1]
         found.append(rest[:end].encode())
         rest = rest[end:].strip()
     return found
@@ -168,18 +173,43 @@ def _found(text: bytes | None, steps: Sequence[Step]) -> bytes | None:
             continue
         if not text.startswith(b"{"):
             raise ValueError(f"expected an object with {step!r}, found {text[:20]!r}")
-        names = [name for name, _ in json.loads(text, object_pairs_hook=list, parse_int=str, parse_float=str)]
-        if names.count(step) > 1:
+        members = [value for name, value in _parts(text.decode(), named=True) if name == step]
+        if len(members) > 1:
             raise ValueError(f"field {step!r} was specified twice")
-        members = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-        text = bytes(members[step]) if step in members else None
+        text = members[0] if members else None
     return text
 
 
 def _array(text: bytes) -> list[bytes]:
     if not text.startswith(b"["):
         raise ValueError(f"expected an array, found {text[:20]!r}")
-    return list(map(bytes, msgspec.json.decode(text, type=list[msgspec.Raw])))
+    return [value for _, value in _parts(text.decode(), named=False)]
+
+
+def _parts(text: str, *, named: bool) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and texts of an object's members, or the texts of an array's elements. Raises ValueError for
+    text that is neither."""
+    at = _after_space(text, 1)
+    while text[at] not in "]}":
+        name = ""
+        if named:
+            name, at = scanstring(text, at + 1)
+            at = _after_space(text, _after_space(text, at) + 1)  # the colon
+        end = _PARSER.raw_decode(text, at)[1]
+        yield name, text[at:end].encode()
+        at = _after_space(text, end)
+        if text[at] == ",":
+            at = _after_space(text, at + 1)
+    if text[at + 1 :].strip(_SPACE):
+        raise ValueError("the value goes on after its end")
+
+
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in _SPACE:
+        at += 1
+    if at == len(text):
+        raise ValueError("the value ends too early")
+    return at
 
 
 def _written_default(field: Field) -> bytes | None:
@@ -189,7 +219,3 @@ def _written_default(field: Field) -> bytes | None:
         not default.is_quoted or field.column.type in ("json", "jsonb") or field.column.element is not None
     )
     return (default.text if is_json else json.dumps(default.text)).encode()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not valid JSON")

@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from exactbatch.columns import Field
 from exactbatch.errors import ConfigurationError
 from exactbatch.member_paths import Path, Step
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
 
-Positions = npt.NDArray[np.int64]
+    Positions = npt.NDArray[np.int64]
 
 
 def check_arrays(fields: Iterable[Field]) -> None:
@@ -53,7 +52,7 @@ class Members:
     """
 
     values: "pa.Array"
-    parents: list[Positions] = field(default_factory=list)
+    parents: "list[Positions]" = field(default_factory=list)
 
 
 def members_at(values: "pa.Array", path: Path) -> Members:
@@ -72,6 +71,7 @@ def in_rows(members: Sequence[Members], objects: int) -> "tuple[list[pa.Array], 
 
     Raises ValueError if arrays that should be one array differ.
     """
+    import numpy as np
     import pyarrow as pa
 
     deepest = max(members, key=lambda each: len(each.parents), default=None)
@@ -147,8 +147,10 @@ def _followed(values: "pa.Array", steps: Iterable[Step]) -> "pa.Array":
     return values
 
 
-def _bounds(arrays: "pa.ListArray") -> tuple[Positions, Positions]:
+def _bounds(arrays: "pa.ListArray") -> "tuple[Positions, Positions]":
     """Return the position of the first element of each array, and how many elements it has; none if it is null."""
+    import numpy as np
+
     offsets = arrays.offsets.to_numpy().astype(np.int64)
     valid = arrays.is_valid().to_numpy(zero_copy_only=False)
     return offsets[:-1], np.where(valid, np.diff(offsets), 0)
@@ -164,6 +166,7 @@ def _element(arrays: "pa.ListArray", number: int) -> "pa.Array":
 
 def _elements(arrays: "pa.ListArray") -> "tuple[Positions, pa.Array]":
     """Return the elements of all arrays, and which array each of them is of."""
+    import numpy as np
     import pyarrow as pa
 
     starts, lengths = _bounds(arrays)

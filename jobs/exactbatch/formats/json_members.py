@@ -41,7 +41,7 @@ def read_members(
     for each in fields:
         if each.default is not None:
             values = members[each].values
-            missing = partial(is_missing, text, each.path)
+            missing = partial(is_missing, text, each.path, values)
             members[each].values = filled(values, missing, defaults[each.column.name])
     columns, origins = in_rows([members[each] for each in fields], len(text))
     if not columns:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _JSON: Final = "JSON"
 _LONGEST: Final = (
     2**31 - 1
-)  # bytes of a value: without an end, Arrow 25 counts wrongly and cannot allocate the result
+)  # bytes of a value: without an end, Arrow 26 counts wrongly and cannot allocate the result
 
 
 @dataclass(frozen=True)

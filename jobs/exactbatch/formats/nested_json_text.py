@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from exactbatch.columns import Column
 from exactbatch.formats.json_fields import Members
 from exactbatch.formats.raw_json_fields import (
@@ -43,10 +41,33 @@ def members_as_text(objects: "pa.StringArray", path: Path, column: Column) -> Me
     return members
 
 
-def is_missing(objects: "pa.StringArray", path: Path) -> "pa.BooleanArray":
-    """Return for each value to which a path leads whether it is missing, and not a null that is written."""
+def is_missing(objects: "pa.StringArray", path: Path, values: "pa.Array") -> "pa.BooleanArray":
+    """Return for each of the values to which a path leads whether it is missing, and not a null that is written."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = [step for step in path.parts[0] if isinstance(step, str)]
+    if path.arrays or not names:
+        return _is_missing(objects, path)
+    # A text without the name has no such member.
+    named = pc.or_(
+        pc.match_substring(objects, json.dumps(names[-1], ensure_ascii=False)),
+        pc.match_substring_regex(objects, ESCAPED_NAME),
+    )
+    is_null = values.is_null()
+    missing = pc.and_not(is_null, named).to_numpy(zero_copy_only=False).copy()
+    asked = pc.and_(is_null, named)
+    found = _is_missing(objects.filter(asked), path)
+    missing[np.flatnonzero(asked.to_numpy(zero_copy_only=False))] = found.to_numpy(zero_copy_only=False)
+    return pa.array(missing)
+
+
+def _is_missing(objects: "pa.StringArray", path: Path) -> "pa.BooleanArray":
     import pyarrow as pa
 
+    if not len(objects):
+        return pa.array([], pa.bool_())
     written, _ = _written(objects, path)
     return pa.array([not text for text in written], pa.bool_())
 
@@ -54,6 +75,7 @@ def is_missing(objects: "pa.StringArray", path: Path) -> "pa.BooleanArray":
 def _written(objects: "pa.StringArray", path: Path) -> tuple[list[bytes], Members]:
     """Return the texts to which a path leads, b"" for a missing one, and the parents of its arrays."""
     import msgspec
+    import numpy as np
 
     members = Members(objects)
     if path.parts == ((),):

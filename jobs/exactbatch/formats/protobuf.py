@@ -7,8 +7,6 @@ from os import PathLike
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import numpy as np
-
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.format import Decoded, decode_several
@@ -212,6 +210,8 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
 
 def _members(messages: Sequence[tuple[Any, Way | None]], each: Field) -> Members:
     """Return what a column takes from messages, converted; None for what is not set."""
+    import numpy as np
+
     members = Members(None)
     nodes = [(None if way is None else message, way) for message, way in messages]
     for number in range(len(each.path.parts)):

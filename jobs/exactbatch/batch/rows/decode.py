@@ -181,7 +181,7 @@ class RangeReader:
     def _with_lineage(self, records: Records, decoded: Decoded) -> pa.RecordBatch:
         range_ = self._task.range
         offsets, timestamps = records.offsets(), records.timestamps()
-        if not _is_row_each(decoded, len(records)):
+        if not is_row_each(decoded, len(records)):
             offsets, timestamps = offsets.take(decoded.kept), timestamps.take(decoded.kept)
         rows = len(offsets)
         columns = {
@@ -198,7 +198,7 @@ class RangeReader:
         return pa.RecordBatch.from_arrays([columns[name] for name in names], names)
 
 
-def _is_row_each(decoded: Decoded, records: int) -> bool:
+def is_row_each(decoded: Decoded, records: int) -> bool:
     """True if each of so many records gave one row."""
     return len(decoded.kept) == records and bool((decoded.kept.to_numpy() == np.arange(records)).all())
 

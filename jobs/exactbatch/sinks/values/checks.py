@@ -29,7 +29,9 @@ def check_expressions(
 
     Postgres decides it: a generated column takes the same expressions.
     """
-    list(own_casts(cursor, columns))
+    if not checks:
+        return
+    list(own_casts(cursor, columns))  # all types exist
     definitions = [sql.SQL("{} {}").format(sql.Identifier(each.name), sql.SQL(each.type)) for each in columns]
     for check in checks:
         cursor.execute("savepoint exactbatch_check")
