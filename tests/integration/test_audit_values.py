@@ -89,6 +89,7 @@ PLANTED = {
     "open_partition": BY_RECORD,
     "upsert": BY_RECORD | UPSERTED,
     "upsert by offset": BY_RECORD | UPSERTED,
+    "together": BY_RECORD | UPSERTED,
     "aggregate": AGGREGATED,
 }
 

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner, MakePipeline, MakeTopic
-from support.topics import Topic, record
+from support.topics import Topic, an_hour_ago, record
 
 
 class Family:
@@ -159,6 +160,22 @@ def test_replays_of_ranges_and_of_a_batch_are_exact(world, family):
         world.process(pipeline, batch_id)
         assert family.ids(pipeline) == [1, 2, 3]
         assert world.is_exact(pipeline)
+
+
+def test_a_window_spans_all_topics_that_have_joined(world, family):
+    orders = family.topic("orders")
+    orders.produce(record(1), record(2), timestamp=an_hour_ago())
+    pipeline = family.pipeline()
+    world.run(pipeline)
+    customers = family.topic("customers")
+    customers.produce(record(3), timestamp=an_hour_ago())
+    world.run(pipeline)
+    now = datetime.now(UTC)
+    request = ReplayRequest(window=(now - timedelta(hours=2), now - timedelta(minutes=30)))
+    batch_id = freeze_replay(world.connection, world.log, pipeline, request, origin="cli").batch_id
+    assert batch_id is not None
+    assert world.process(pipeline, batch_id).batch.rows == 3
+    assert world.is_exact(pipeline)
 
 
 def test_an_audit_finds_a_planted_row_of_a_topic_that_matches(world, family):

@@ -26,13 +26,16 @@ DAG = """
 import sys
 import exactbatch
 import process_batch
+import process_tables
 from exactbatch.airflow import pipeline_dag
+from exactbatch.airflow.submit import APPLICATIONS
 import own_pipelines
 
 assert exactbatch.__file__.startswith(sys.prefix)
 dag = pipeline_dag(own_pipelines.flights, schedule="@hourly")
 for name in ("process_batch", "process_replay"):
     assert dag.task_dict[name].application == process_batch.__file__
+assert str(APPLICATIONS / "process_tables.py") == process_tables.__file__
 print(sorted(dag.task_dict))
 """
 PIPELINES = """

@@ -15,6 +15,7 @@ from exactbatch.airflow import Connections, tables_dag
 from exactbatch.airflow import submit as submit_module
 from exactbatch.airflow import tables_operator as module
 from exactbatch.airflow.batches import named_batches
+from exactbatch.airflow.parameters import tables_of
 from exactbatch.errors import ConfigurationError
 from exactbatch.errors.exit_status import TERMINAL
 from exactbatch.settings import Settings
@@ -127,6 +128,14 @@ def test_the_exit_status_of_the_driver_decides_on_retries(monkeypatch, status, e
     with pytest.raises(error) as caught:
         launches.execute()
     assert type(caught.value) is error
+
+
+def test_a_form_names_tables_as_a_list():
+    run = SimpleNamespace(conf={"tables": ["a"]})
+    assert tables_of(run, {"tables": []}) == ["a"]
+    assert tables_of(SimpleNamespace(conf=None), {}) == []
+    with pytest.raises(ConfigurationError, match="expected tables as a list of names, .* found 'orders'"):
+        tables_of(SimpleNamespace(conf={"tables": "orders"}), {})
 
 
 @pytest.mark.parametrize("nothing", ["", None, "[[1]]"])

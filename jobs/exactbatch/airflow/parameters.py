@@ -97,6 +97,16 @@ def parameters_of_tables() -> dict[str, Param]:
     }
 
 
+def tables_of(dag_run: Any, params: Any) -> list[str]:
+    """Return the tables that a run of many tables concerns; none stands for all. Raises ConfigurationError."""
+    given = {**dict(params), **(dag_run.conf or {})}.get(TABLES) or []
+    if not isinstance(given, list | tuple) or not all(isinstance(table, str) for table in given):
+        raise ConfigurationError(
+            f"expected {TABLES} as a list of names, such as ['customers'], found {given!r}"
+        )
+    return list(given)
+
+
 def replay_of(dag_run: Any, params: Any, others: Collection[str] = ()) -> "ReplayRequest | None":
     """Return the replay that a run requests: a backfill its data interval, any other run what its parameters name.
 

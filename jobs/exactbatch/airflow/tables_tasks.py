@@ -16,7 +16,7 @@ from exactbatch.airflow.batches import check_committed, check_own, named_batches
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.errors import airflow_errors
 from exactbatch.airflow.metrics import metrics_are_on, send_gauges
-from exactbatch.airflow.parameters import TABLES, replay_of
+from exactbatch.airflow.parameters import TABLES, replay_of, tables_of
 from exactbatch.airflow.plan_task import MISSED_LIMIT, ORIGINS, UNANNOUNCED_AFTER, check_not_tasks_test
 from exactbatch.airflow.report_task import ANNOUNCED, announce, show_progress
 
@@ -53,7 +53,7 @@ def plan_tables_task(
             tables, settings = load_tables(reference), connections.settings()
             check_properties(settings.kafka)
             request = replay_of(dag_run, params, {*other_parameters, TABLES})
-            only = {**dict(params), **(dag_run.conf or {})}.get(TABLES) or []
+            only = tables_of(dag_run, params)
             with ledger_session(settings.postgres, "exactbatch plan") as connection:
                 check_schema(connection)
                 plans = plan_tables(
