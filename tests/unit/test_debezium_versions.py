@@ -59,6 +59,7 @@ def versions(version: Any, *events: tuple[str, dict[str, Any]]) -> list[tuple[An
             "oracle",
             [
                 ("r", {"scn": None}),
+                ("u", {"scn": "980", "commit_scn": "990"}),
                 ("r", {"scn": "999"}),
                 # Changed before the snapshot, and committed after it.
                 ("u", {"scn": "998", "commit_scn": "1001"}),
