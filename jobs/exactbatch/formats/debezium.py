@@ -55,7 +55,7 @@ class Debezium:
 
     schema       the columns of the row, as for Json
     version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
-                 sqlserver, oracle, mongodb), its fields of `source`, such as ("file", "pos", "row"), or another
+                 sqlserver, oracle), its fields of `source`, such as ("file", "pos", "row"), or another
                  integer field of `source`
     unavailable  the connector's unavailable.value.placeholder: an event that has it in a column, because the
                  source left the value out, is a reject
