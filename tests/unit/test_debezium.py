@@ -277,6 +277,7 @@ def test_a_value_that_only_resembles_such_an_event_is_a_reject(value):
         ("event_serial_no", "a position inside a transaction"),
         ("change_lsn", "only a part of a change's position"),
         ("gtid", "of several servers"),
+        (("ts_ms", "ord"), "a clock"),
         (("file", "pos"), "position inside a binlog file"),
         (("lsn", "id"), "not the position of a connector"),
         ((), "found none"),

@@ -59,19 +59,12 @@ def versions(version: Any, *events: tuple[str, dict[str, Any]]) -> list[tuple[An
             "oracle",
             [
                 ("r", {"scn": None}),
+                ("u", {"scn": "980", "commit_scn": "990"}),
                 ("r", {"scn": "999"}),
                 # Changed before the snapshot, and committed after it.
                 ("u", {"scn": "998", "commit_scn": "1001"}),
                 ("u", {"scn": "1000", "commit_scn": "1001"}),
                 ("u", {"scn": "18446744073709551614", "commit_scn": "18446744073709551615"}),
-            ],
-        ),
-        (
-            "mongodb",
-            [
-                ("r", {"ts_ms": 0, "ord": -1}),
-                ("c", {"ts_ms": 5000, "ord": 1}),
-                ("u", {"ts_ms": 5000, "ord": 2}),
             ],
         ),
     ],
@@ -107,7 +100,6 @@ def test_columns_of_a_version_have_the_names_of_its_fields():
         ("oracle", "c", {"scn": "1"}, "the event has no source.commit_scn"),
         ("oracle", "c", {"scn": "1", "commit_scn": "2:1,3:2"}, "expected one system change number"),
         ("oracle", "c", {"scn": 1, "commit_scn": "2"}, "expected string, found number"),
-        ("mongodb", "c", {"ts_ms": 1}, "the event has no source.ord"),
     ],
 )
 def test_a_change_without_its_position_is_a_reject(version, op, source, said):
@@ -121,8 +113,6 @@ def test_a_change_without_its_position_is_a_reject(version, op, source, said):
         "event_serial_no": 1,
         "commit_scn": "1",
         "scn": "1",
-        "ts_ms": 1,
-        "ord": 1,
     }
     result = decoded(version, ("c", good), (op, source), ("c", good))
     assert result.kept.to_pylist() == [0, 2]

@@ -22,16 +22,16 @@ from exactbatch.formats.debezium_declared import (
 )
 from exactbatch.formats.debezium_documents import are_documents, document_reading, with_rows
 from exactbatch.formats.debezium_event import (
+    change_nothing,
     changes_nothing,
     event_of,
     is_document,
     is_envelope,
-    may_change_nothing,
     table_of,
     truncated,
 )
 from exactbatch.formats.debezium_groups import Group, by_schema
-from exactbatch.formats.debezium_images import Images, json_images
+from exactbatch.formats.debezium_images import DELETE, SNAPSHOT, Images, deletes, json_images
 from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
@@ -43,10 +43,6 @@ from exactbatch.options import check_types
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Debezium's documentation, "Change event values": create, update, delete, and read (of a snapshot).
-_WRITES: Final = ("c", "u", "r")
-_DELETE: Final = "d"
-_SNAPSHOT: Final = "r"
 _NOTHING: Final = (
     "the event changes no row"  # a mark for events that are counted, and no reason that anybody sees
 )
@@ -59,7 +55,7 @@ class Debezium:
 
     schema       the columns of the row, as for Json
     version      the position of a change, which becomes columns: a connector's name (postgres, mysql, mariadb,
-                 sqlserver, oracle, mongodb), its fields of `source`, such as ("file", "pos", "row"), or another
+                 sqlserver, oracle), its fields of `source`, such as ("file", "pos", "row"), or another
                  integer field of `source`
     unavailable  the connector's unavailable.value.placeholder: an event that has it in a column, because the
                  source left the value out, is a reject
@@ -187,22 +183,13 @@ class Debezium:
 
     def _decode_group(self, group: Group) -> Decoded:
         """Decode events of one schema; count those that change nothing as tombstones."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         try:
             payload = None if group.schema is None else from_json(group.schema)
-            suspect = may_change_nothing(group.values, payload)
-            values, at, nothing = group.values, group.at, 0
-            if pc.any(suspect, min_count=0).as_py():
-                is_nothing = pa.array(
-                    [
-                        each.as_py() and changes_nothing(event_of(value.as_py()))
-                        for each, value in zip(suspect, values, strict=True)
-                    ]
-                )
-                nothing = is_nothing.true_count
-                values, at = values.filter(pc.invert(is_nothing)), at.filter(pc.invert(is_nothing))
+            is_nothing = change_nothing(group.values, payload)
+            is_event = pc.invert(is_nothing)
+            values, at = group.values.filter(is_event), group.at.filter(is_event)
             is_document = are_documents(values, payload)
             documents, rows = values.filter(is_document), values.filter(pc.invert(is_document))
             of_documents = readings_of(self._of_row(self.columns), document_reading) if len(documents) else {}
@@ -220,7 +207,7 @@ class Debezium:
             decode = partial(self._decode_block, of_documents, True)
             parts.append(decode_block_or_halves(with_rows(documents), at.filter(is_document), decode))
         decoded = _without_nothing(in_order(parts, 0))
-        return replace(decoded, tombstones=decoded.tombstones + nothing)
+        return replace(decoded, tombstones=decoded.tombstones + is_nothing.true_count)
 
     def _decode_avro(self, header: bytes, values: "pa.BinaryArray", at: "pa.Int64Array") -> Decoded:
         """Decode events whose values begin with the same header; count those that change nothing as tombstones."""
@@ -278,7 +265,7 @@ class Debezium:
             return reason
         if reason := is_document(event):
             return reason
-        row = event.get("before" if event.get("op") == _DELETE else "after")
+        row = event.get("before" if event.get("op") == DELETE else "after")
         for column in self._of_row(self.columns):
             if isinstance(row, dict) and self._placeholder.is_in(row.get(column.name)):
                 return self._left_out_of(event, column.name)
@@ -353,7 +340,7 @@ class Debezium:
         import pyarrow.compute as pc
 
         row_columns = self._of_row(read_columns)
-        deleted = _deletes(images.op)
+        deleted = deletes(images.op)
         for name, its in (("before", deleted), ("after", pc.invert(deleted))):
             if pc.any(pc.and_not(its, images.has(name))).as_py():
                 raise ValueError(f"the event has no {name!r}, which would hold its row")
@@ -368,7 +355,7 @@ class Debezium:
         columns = [
             _converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
         ]
-        columns += versions_of(version, images.source, pc.equal(images.op, _SNAPSHOT))
+        columns += versions_of(version, images.source, pc.equal(images.op, SNAPSHOT))
         schema = self._marked(read_columns)
         table = pa.Table.from_arrays([*columns, deleted, left_out], schema.names)
         return as_stored(table, schema).combine_chunks().to_batches()[0]
@@ -426,15 +413,3 @@ def _without_nothing(decoded: Decoded) -> Decoded:
 
 def _converted(reading: Reading, values: "pa.Array") -> "pa.Array":
     return values if reading.convert is None else reading.convert(values)
-
-
-def _deletes(op: "pa.StringArray") -> "pa.BooleanArray":
-    """Return true for each delete; raise ValueError for an event that is not a change of a row."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    known = pc.fill_null(pc.is_in(op, pa.array([*_WRITES, _DELETE])), False)
-    if not pc.all(known).as_py():
-        unknown = op.filter(pc.invert(known))[0].as_py()
-        raise ValueError(f"expected op c, u, r or d, found {'none' if unknown is None else repr(unknown)}")
-    return pc.equal(op, _DELETE)

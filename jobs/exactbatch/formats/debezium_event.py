@@ -48,7 +48,22 @@ def changes_nothing(event: dict[str, Any]) -> bool:
     return isinstance(event.get("source"), dict) and ("ddl" in event or "tableChanges" in event)
 
 
-def may_change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+def change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
+    """Return true for events that tell of no row; `payload` is their type, if they have a schema.
+
+    An event in another spacing or order than Debezium's may be missed here.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    suspect = _may_change_nothing(values, payload)
+    if not pc.any(suspect, min_count=0).as_py():
+        return suspect
+    pairs = zip(suspect.to_pylist(), values, strict=True)
+    return pa.array([each and changes_nothing(event_of(value.as_py())) for each, value in pairs], pa.bool_())
+
+
+def _may_change_nothing(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
     """Return false for events that tell of a row; `payload` is their type, if they have a schema."""
     import pyarrow as pa
     import pyarrow.compute as pc

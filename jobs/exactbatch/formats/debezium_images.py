@@ -2,13 +2,18 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.json import read_objects
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+# Debezium's documentation, "Change event values": create, update, delete, and read (of a snapshot).
+DELETE: Final = "d"
+SNAPSHOT: Final = "r"
+_WRITES: Final = ("c", "u", SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,15 @@ def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str
             values = [b"null" if each is None else bytes(getattr(each, attribute)) for each in rows]
             found[image, name] = json_texts(pa.array(values, pa.binary()))
     return found
+
+
+def deletes(op: "pa.StringArray") -> "pa.BooleanArray":
+    """Return true for each delete; raise ValueError for an event that is not a change of a row."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = pc.fill_null(pc.is_in(op, pa.array([*_WRITES, DELETE])), False)
+    if not pc.all(known).as_py():
+        unknown = op.filter(pc.invert(known))[0].as_py()
+        raise ValueError(f"expected op c, u, r or d, found {'none' if unknown is None else repr(unknown)}")
+    return pc.equal(op, DELETE)

@@ -9,14 +9,14 @@ from exactbatch.errors import ConfigurationError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The position of a change, as the connector's SourceInfoStructMaker writes it.
+# The position of a change, as the connector's SourceInfoStructMaker writes it. MongoDB's events have none: their ts_ms
+# is the clock of the server (wallTime) since MongoDB 6.
 CONNECTORS: Final[Mapping[str, tuple[str, ...]]] = {
     "postgres": ("lsn",),
     "mysql": ("file", "pos", "row"),
     "mariadb": ("file", "pos", "row"),
     "sqlserver": ("commit_lsn", "change_lsn", "event_serial_no"),
     "oracle": ("commit_scn", "scn"),
-    "mongodb": ("ts_ms", "ord"),
 }
 _TYPES: Final = {
     "commit_lsn": "text",
