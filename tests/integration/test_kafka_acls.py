@@ -24,7 +24,7 @@ from confluent_kafka.admin import (
 )
 from psycopg2.extensions import parse_dsn
 
-from exactbatch import Json, Pipeline, Upsert
+from exactbatch import Append, Json, Pipeline, ToTopic, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.audit.report import AuditReport
 from exactbatch.batch.engines import driver_engine
@@ -33,6 +33,7 @@ from exactbatch.batch.job import process_batch
 from exactbatch.batch.staging.shares import loaded
 from exactbatch.batch.staging.task import dump
 from exactbatch.errors import ConfigurationError
+from exactbatch.forwarding.forward import forward_results
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.reader import read_range
 from exactbatch.ledger import Batch, Ledger, Run, check_schema
@@ -47,10 +48,12 @@ from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.audited_target import AuditedTarget
+from support.forwarded import check_once_in_order, committed
 from support.readers import READERS, read_with
 from support.roles import ROLES, Deployment
 from support.stacks import new_stack
-from support.topics import Topic, record
+from support.staged_batches import Batches
+from support.topics import Topic, await_leaders, record
 
 DOCS: Final = Path(__file__).parents[2] / "docs" / "security.md"
 TOPIC: Final = "flights"
@@ -121,6 +124,7 @@ def acl(grant: Grant, permission: AclPermissionType) -> AclBinding:
         "Read": AclOperation.READ,
         "Describe": AclOperation.DESCRIBE,
         "DescribeConfigs": AclOperation.DESCRIBE_CONFIGS,
+        "Write": AclOperation.WRITE,
     }
     return AclBinding(
         ResourceType[resource.upper()],
@@ -562,3 +566,35 @@ def test_each_right_that_is_missing_is_named(
                 assert f" {named}" in said, right
                 documented.execute(f"grant {right} to exactbatch_job")
         do()
+
+
+RESULTS: Final = "late"
+OF_RESULTS: Final = (
+    ("topic", RESULTS, "Write"),
+    ("topic", RESULTS, "Read"),
+    ("transactional_id", f"exactbatch.p.{RESULTS}", "Write"),
+)
+
+
+def test_forwarding_needs_the_acls_of_the_documentation(guarded, connection, database):
+    """Without DescribeConfigs only the size of messages is not checked in advance."""
+    guarded.grant(*OF_RESULTS)
+    guarded.admin.create_topics([NewTopic(RESULTS, 1, 1)])[RESULTS].result(30)
+    await_leaders(guarded.admin, RESULTS, 1)
+    forward = ToTopic(RESULTS, key=("id",))
+    pipeline = Pipeline(
+        name="p", topics=("t",), value=Json("id int"), sink=Append("public.p"), forward=forward
+    )
+    batches, settings = Batches(connection, pipeline), Settings(guarded.job, database)
+    batches.run((1,))
+    assert forward_results(connection, settings, pipeline).sent == 1
+    for number, missing in enumerate(OF_RESULTS, 2):
+        batches.run((number,))
+        guarded.grant(*(each for each in OF_RESULTS if each != missing))
+        resource, name, operation = missing
+        named = f"the operation {operation} on {resource.replace('_', '-')} {name!r}"
+        with pytest.raises(ConfigurationError, match=re.escape(named)):
+            forward_results(connection, settings, pipeline)
+        guarded.grant(*OF_RESULTS)
+        assert forward_results(connection, settings, pipeline).sent == 1
+    check_once_in_order(committed(guarded.stack.kafka_properties, RESULTS), 4)

@@ -29,6 +29,8 @@ CHANGE: Final = "exactbatch-change"
 OVERHEAD: Final = 1024
 _TIMEOUT: Final = 60.0  # seconds: of a transaction, and of each step of it
 _ABORT_TIMEOUT: Final = 10.0
+# librdkafka drops messages of a transaction that cannot commit any more, and says why when it is asked to commit.
+_PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
 _FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
 
 
@@ -124,6 +126,8 @@ class ResultProducer:
         while self._producer.flush(1.0) and self._failed is None and time.monotonic() < deadline:
             pass
         if self._failed is not None:
+            if self._failed.name() in _PURGED:
+                self._until_done(self._producer.commit_transaction)  # raises the reason
             raise KafkaException(self._failed)
 
     def _until_done(self, step: Any) -> None:

@@ -32,6 +32,21 @@ _LEDGER_PRIVILEGES: Final = (
     ("rejected_record", "", "delete"),
     ("empty_run", "clear_number", "update"),
     ("empty_run", "", "delete"),
+    # Results that are forwarded.
+    ("outbox", "", "insert"),
+    ("outbox", "", "delete"),
+    *(
+        ("forward", column, "update")
+        for column in (
+            "topic_id",
+            "last_sequence",
+            "sent_sequence",
+            "attempted_sequence",
+            "next_offsets",
+            "forwarder",
+            "sent_at",
+        )
+    ),
 )
 _MISSING_PRIVILEGES: Final = """
 select format('%%s on %%s', n.privilege, 'exactbatch.' || c.relname)
