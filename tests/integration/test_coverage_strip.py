@@ -8,7 +8,7 @@ import pytest
 from exactbatch import Append, Json, Pipeline
 from exactbatch.ledger.overview import OverviewRows
 from exactbatch.model import LogPartition
-from exactbatch.operations.coverage_strip import find_gaps, load_strips
+from exactbatch.operations.coverage_strip import find_gaps, load_strips, look_for_gaps
 from exactbatch.operations.overview import lag_of, load_summaries, state_of
 from exactbatch.postgres.connection import transaction
 from support.environment import draw_seed
@@ -141,6 +141,50 @@ def test_random_coverage_is_drawn_as_it_is(connection):
             at = segment.until_offset
         assert at == 30 * SIZE
         assert strip.is_exact == all(not s.is_merged for s in strip.segments)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 1000])
+def test_a_search_for_gaps_in_portions_finds_all_of_them(connection, rows):
+    randomness = random.Random(draw_seed())
+    pipeline = pipeline_named("holes")
+    fill_story(connection, pipeline, TOPIC_ID, partitions=3, batches=30)
+    with transaction(connection) as cursor:
+        cursor.execute("set local session_replication_role = replica")
+        cursor.execute(
+            "update exactbatch.stored_offset set first_offset = %s where partition = 1", (2 * SIZE,)
+        )
+        cursor.execute(
+            "delete from exactbatch.coverage where partition < 2 and lower(offsets) = any(%s)",
+            ([SIZE * n for n in (0, 1, 2, 29, *randomness.sample(range(3, 28), 5))],),
+        )
+    positions = positions_of(connection, "holes")
+    expected = _uncovered(connection, positions)
+    assert {gap[0] for gap in expected} == {0, 1}
+    found, number, first, calls = [], 0, 0, 0
+    while True:
+        portion = look_for_gaps(connection, "holes", positions[number:], first=first, rows=rows)
+        assert portion.rows <= rows
+        found += portion.gaps
+        calls += 1
+        if portion.next is None:
+            break
+        number, first = number + portion.next[0], portion.next[1]
+    assert [(gap.partition, gap.from_offset, gap.until_offset) for gap in found] == expected
+    assert find_gaps(connection, "holes", positions) == found
+    assert calls == 1 or rows < 1000
+
+
+def _uncovered(connection, positions):
+    """Gaps by partition, found by Postgres from all rows at once."""
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "select s.partition, lower(g), upper(g) from exactbatch.stored_offset s, lateral (select unnest("
+            "int8multirange(int8range(s.first_offset, s.next_offset)) - coalesce(range_agg(c.offsets), '{}')) as g "
+            "from exactbatch.coverage c where c.pipeline = s.pipeline and c.partition = s.partition) g "
+            "where s.pipeline = %s order by 1, 2",
+            (positions[0].pipeline,),
+        )
+        return [tuple(row) for row in cursor.fetchall()]
 
 
 def test_the_cost_depends_on_the_steps_and_not_on_the_rows(connection):

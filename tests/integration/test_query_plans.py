@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg2
 import pytest
@@ -11,11 +12,12 @@ from psycopg2.extensions import make_dsn
 
 from exactbatch import Append, Json, Pipeline
 from exactbatch.batch.publishing.fences import check_results_exist
-from exactbatch.ledger import Ledger, Run
+from exactbatch.ledger import Ledger, Run, overview
 from exactbatch.ledger.overview import OverviewRows
 from exactbatch.ledger.partition_commit import ACCOUNT_RANGE, LOCK_STORED_OFFSET, RANGE_STATE, SHARE_BATCH
 from exactbatch.operations import report
 from exactbatch.operations.batches import load_batches
+from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
 from exactbatch.operations.overview import load_summaries
 from exactbatch.operations.status import load_status
 from exactbatch.planning.freeze_advance import freeze_advance, preview_advance
@@ -25,13 +27,15 @@ from exactbatch.planning.run import plan_run
 from exactbatch.postgres.connection import connect, transaction
 from support.dashboard import VIEWS, queries
 from support.environment import LONG
-from support.large_ledger import BEGAN, EVERY, History, analyze, fill
+from support.large_ledger import BEGAN, EVERY, ID, History, analyze, fill
 from support.query_plans import executed_plans
 from support.staged_batches import Batches
 
 BATCHES: Final = 1_000_000 if LONG else 20_000
 # Of history, a statement may read a few rows for each of its ranges, and a few blocks for each of these.
 ROWS: Final = 400
+# Of the page: the steps of all strips, each a look-up in an index; and the batches of the chart of the lag.
+_STEPS, _LAG_BATCHES = 4_000, 600
 BLOCKS: Final = 4_000
 
 
@@ -182,6 +186,33 @@ def test_the_page_of_pipelines_reads_a_bounded_part_of_the_history(bounded, hist
             older = OverviewRows(connection).page_of_batches(name, before=listed[-1].batch.batch_id, limit=20)
         assert listed[-1].batch.batch_id > older[0].batch.batch_id
         assert listed[0].ranges
+
+
+def test_each_answer_of_the_page_reads_a_bounded_part_of_the_history(bounded, history, monkeypatch):
+    name, end = history.pipeline.name, history.end
+    with bounded(rows=_STEPS * 3, blocks=_STEPS * 30) as connection:
+        positions = load_summaries(connection, [name], batches=0)[name].positions
+        for first, until in ((0, end), (end // 2, end // 2 + end // 10), (end // 2, end // 2 + 20)):
+            drawn = load_strips(connection, name, positions, first, until, steps=900)
+            assert len(drawn) == history.partitions
+    with bounded(rows=_LAG_BATCHES * 24, blocks=_LAG_BATCHES * 60) as connection, transaction(connection):
+        assert OverviewRows(connection).page_of_batches(name, before=2**62, limit=_LAG_BATCHES)
+    monkeypatch.setattr(overview, "_SAMPLE", 100)
+    with bounded() as connection, transaction(connection):
+        rows = OverviewRows(connection)
+        assert rows.reject_reasons(name, limit=50)[0].kind == "not a JSON object"
+        assert rows.rejects_of_kind(name, "not a JSON object", after=(UUID(int=0), -1, -1), limit=100)
+        assert rows.rejected_record(name, ID, 0, 0, limit=100)
+
+
+def test_a_search_for_gaps_reads_so_many_rows_and_no_more(bounded, history):
+    name = history.pipeline.name
+    most = min(300, history.batches * history.partitions)
+    for rows in (most, min(BATCHES // 2, history.batches * history.partitions)):
+        with bounded(rows=rows + 100, blocks=rows + 100) as connection:
+            positions = load_summaries(connection, [name], batches=0)[name].positions
+            found = look_for_gaps(connection, name, positions, rows=rows)
+        assert (found.gaps, found.rows) == ((), rows)
 
 
 def test_the_dashboard_reads_a_bounded_part_of_the_history(bounded):

@@ -65,6 +65,15 @@ class Gap:
     until_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class SearchedRows:
+    """How many rows of coverage were searched for gaps, the offset up to which they account, and what was found."""
+
+    rows: int
+    reached: int
+    gaps: tuple[Gap, ...]
+
+
 class StripRows(OnConnection):
     """Statements over strips of one pipeline; none of them locks or writes."""
 
@@ -99,7 +108,29 @@ class StripRows(OnConnection):
         )
         return read_rows(RejectCell, rows)
 
-    def gaps(self, pipeline: str, strips: Sequence[Strip], *, limit: int) -> list[Gap]:
-        """Return the first `limit` gaps. This reads every row of coverage of the strips."""
-        rows = _QUERIES.gaps(self._connection, pipeline=pipeline, limit=limit, **columns(strips, *_STRIP))
-        return read_rows(Gap, rows)
+    def gaps(
+        self, pipeline: str, topic_id: UUID, partition: int, first: int, until: int, *, rows: int, limit: int
+    ) -> SearchedRows:
+        """Look for gaps in offsets [first, until) of a partition, in the next `rows` rows of coverage; return the first
+        `limit` of them."""
+        found = list(
+            _QUERIES.gaps(
+                self._connection,
+                pipeline=pipeline,
+                topic_id=topic_id,
+                partition=partition,
+                first=first,
+                until=until,
+                rows=rows,
+                limit=limit,
+            )
+        )
+        return SearchedRows(
+            rows=found[0].rows,
+            reached=until if found[0].rows < rows else min(found[0].reached, until),
+            gaps=tuple(
+                Gap(topic_id, partition, row.from_offset, row.until_offset)
+                for row in found
+                if row.from_offset is not None
+            ),
+        )

@@ -2,7 +2,7 @@
 
 A strip has a few hundred steps. Where a step stands for several rows of coverage, it shows the first of them, and
 neighbouring steps are merged. Losses, replays, rejects and what is in flight are found by indexes of their own and
-are never passed over. A gap that is narrower than a step may be: find_gaps() reads all rows.
+are never passed over. A gap that is narrower than a step may be: look_for_gaps() reads the rows, some at a time.
 """
 
 from collections import defaultdict
@@ -22,6 +22,16 @@ _EXCEPTIONS: Final = 300  # losses and folded rows of each strip
 _REPLAYS: Final = 300  # committed replays
 _COUNTED: Final = 100  # rejects of one step
 _GAPS: Final = 100
+# Postgres underestimates how many rows a partition has, and would read and sort all of them; and it overestimates how
+# many a recursive query has, and may compile it for longer than it runs.
+_IN_ORDER: Final = (
+    "set local jit = off; set local enable_bitmapscan = off; set local enable_seqscan = off; "
+    "set local enable_sort = off"
+)
+_IN_ANY_ORDER: Final = (
+    "set local enable_bitmapscan = on; set local enable_seqscan = on; set local enable_sort = on"
+)
+_ROWS: Final = 50_000  # of coverage, in which one call looks for gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +78,19 @@ class DrawnStrip:
     is_exact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class SearchedForGaps:
+    """Gaps that were found in some `rows` rows of coverage.
+
+    `next` is where the search goes on: the number of the partition among those that were asked for, and an offset. It
+    is None at the end.
+    """
+
+    gaps: tuple[Gap, ...]
+    rows: int
+    next: tuple[int, int] | None
+
+
 def strips_of(positions: Sequence[Position], first: int, until: int, *, steps: int) -> list[Strip]:
     """Return the strips of partitions between two offsets: what the pipeline has processed of them, or has planned.
 
@@ -94,9 +117,11 @@ def load_strips(
     """Read the strips of partitions between two offsets, in at most `steps` steps each."""
     strips = strips_of(positions, first, until, steps=steps)
     by_partition = {(position.topic_id, position.partition): position for position in positions}
-    with transaction(connection):
+    with transaction(connection) as cursor:
         rows = StripRows(connection)
+        cursor.execute(_IN_ORDER)
         walked = _grouped(rows.walk(pipeline, strips))
+        cursor.execute(_IN_ANY_ORDER)
         passed = [
             strip for strip in strips if any(row.passed for row in walked[strip.topic_id, strip.partition])
         ]
@@ -127,20 +152,52 @@ def load_strips(
     return drawn
 
 
-def find_gaps(connection: Connection, pipeline: str, positions: Sequence[Position]) -> list[Gap]:
-    """Return offsets between the beginning of a pipeline and its stored offsets that no row of coverage covers.
+def look_for_gaps(
+    connection: Connection, pipeline: str, positions: Sequence[Position], *, first: int = 0, rows: int = _ROWS
+) -> SearchedForGaps:
+    """Look for offsets between the beginning of a pipeline and its stored offsets that no row of coverage covers.
 
-    There is none unless the ledger was changed by hand. Reads every row of coverage; returns the first 100 gaps.
+    Reads at most `rows` rows: those of the first partition from the offset `first` on, then those of the next ones.
+    There is no gap unless the ledger was changed by hand. Each partition has at most 100 in an answer.
     """
-    strips = [
-        Strip(each.topic, each.topic_id, each.partition, each.first_offset, each.next_offset, 1)
-        for each in positions
-        if each.first_offset < each.next_offset
-    ]
-    if not strips:
-        return []
-    with transaction(connection):
-        return StripRows(connection).gaps(pipeline, strips, limit=_GAPS)
+    found: list[Gap] = []
+    left = rows
+    with transaction(connection) as cursor:
+        cursor.execute(_IN_ORDER)
+        statements = StripRows(connection)
+        for number, position in enumerate(positions):
+            begin = max(position.first_offset, first if number == 0 else 0)
+            if begin >= position.next_offset:
+                continue
+            if left <= 0:
+                return SearchedForGaps(tuple(found), rows - left, (number, begin))
+            searched = statements.gaps(
+                pipeline,
+                position.topic_id,
+                position.partition,
+                begin,
+                position.next_offset,
+                rows=left,
+                limit=_GAPS,
+            )
+            found += searched.gaps
+            left -= searched.rows
+            if searched.reached < position.next_offset:
+                return SearchedForGaps(tuple(found), rows - left, (number, searched.reached))
+    return SearchedForGaps(tuple(found), rows - left, None)
+
+
+def find_gaps(connection: Connection, pipeline: str, positions: Sequence[Position]) -> list[Gap]:
+    """Return what look_for_gaps() finds in all rows, the first 100 gaps."""
+    found: list[Gap] = []
+    number = first = 0
+    while len(found) < _GAPS:
+        searched = look_for_gaps(connection, pipeline, positions[number:], first=first)
+        found += searched.gaps
+        if searched.next is None:
+            break
+        number, first = number + searched.next[0], searched.next[1]
+    return found[:_GAPS]
 
 
 def merge(walked: Iterable[Walked], position: Position) -> Iterator[Segment]:

@@ -44,7 +44,7 @@ from exactbatch.airflow.page.views import (
 from exactbatch.errors import ExactbatchError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger.overview import OverviewRows, Position
-from exactbatch.operations.coverage_strip import find_gaps, load_strips
+from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
 from exactbatch.operations.overview import LedgerSummary, lag_of, load_summaries, stored_at
 from exactbatch.operations.replay_preview import preview_registered
 from exactbatch.planning.request import request_of
@@ -63,6 +63,7 @@ _HEADERS: Final = {
 _RECORD_BYTES: Final = 20_000  # of a rejected record's value that are sent
 # Lag over the last day, as far as the newest batches reach back.
 _LAG_EVERY, _LAG_POINTS, _LAG_BATCHES = 1800, 48, 600  # seconds, points, batches
+_GAPS: Final = 100  # in one answer
 _MOST: Final = 2**62  # above every batch ID and offset
 Offset = Annotated[int, Query(ge=0, le=_MOST)]
 
@@ -200,18 +201,27 @@ def create_app() -> FastAPI:
         dag_id: str,
         skip: Annotated[int, Query(ge=0)] = 0,
         partitions: Annotated[int, Query(ge=1, le=50)] = 20,
+        first: Offset = 0,
     ) -> JSONResponse:
+        """Some rows at a time: `next` is where the next request goes on, with fewer partitions to skip and look at."""
         dag = dag_of(dag_id)
         with databases.connection(dag.postgres) as connection:
             with transaction(connection):
                 positions = OverviewRows(connection).positions([dag_id])[skip : skip + partitions]
-            found = find_gaps(connection, dag_id, positions)
+            found = look_for_gaps(connection, dag_id, positions, first=first)
         topics = {each.topic_id: each.topic for each in positions}
+        following = None
+        if found.next is not None:
+            number, offset = found.next
+            following = {"skip": skip + number, "partitions": partitions - number, "first": offset}
         return JSONResponse(
             {
                 "gaps": [
-                    [topics[gap.topic_id], gap.partition, gap.from_offset, gap.until_offset] for gap in found
-                ]
+                    [topics[gap.topic_id], gap.partition, gap.from_offset, gap.until_offset]
+                    for gap in found.gaps[:_GAPS]
+                ],
+                "rows": found.rows,
+                "next": following,
             }
         )
 

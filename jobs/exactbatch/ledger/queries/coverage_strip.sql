@@ -40,7 +40,10 @@ with recursive strips as materialized (
 )
 select w.topic_id, w.partition, w.at as from_offset, w.next as until_offset, w.kind, w.batch_id, w.newest_batch_id,
        coalesce(w.passed, false) as passed, b.kind as batch_kind, b.origin
-from walk w left join exactbatch.batch b on b.batch_id = w.batch_id
+from walk w left join lateral (
+    -- A look-up for each, where a join would read the batches of all pipelines.
+    select b.kind, b.origin from exactbatch.batch b where b.batch_id = w.batch_id limit 1
+) b on true
 where w.at < w.next
 order by w.topic_id, w.partition, w.at;
 
@@ -131,16 +134,28 @@ where w.found is not null
 order by w.topic_id, w.partition, from_offset;
 
 -- name: gaps
--- All offsets of strips that no row covers: this reads every row of the strips.
-select s.topic_id, s.partition, lower(g.gap) as from_offset, upper(g.gap) as until_offset
-from unnest(:topic_id::uuid[], :partition::integer[], :first::bigint[], :until::bigint[])
-    s (topic_id, partition, first, until)
-cross join lateral (
-    select coalesce(range_agg(c.offsets), '{}') as covered from exactbatch.coverage c
-    where exactbatch.log_key(c.pipeline, c.topic_id, c.partition)
-              = exactbatch.log_key(:pipeline, s.topic_id, s.partition)
-      and c.pipeline = :pipeline and c.topic_id = s.topic_id and c.partition = s.partition
-      and c.offsets && int8range(s.first, s.until)
-) c
-cross join lateral unnest(int8multirange(int8range(s.first, s.until)) - c.covered) g (gap)
-order by s.topic_id, s.partition, from_offset limit :limit;
+-- Offsets of a strip that none of its next :rows rows covers, the first :limit of them; with the number of rows that
+-- were read, and where the last of them ends. Rows never overlap, so the order of their ends is that of the log.
+with read as materialized (
+    select lower(c.offsets) as first, upper(c.offsets) as until,
+           lag(upper(c.offsets), 1, :first::bigint) over (order by upper(c.offsets)) as before
+    from (
+        select c.offsets from exactbatch.coverage c
+        where exactbatch.log_key(c.pipeline, c.topic_id, c.partition)
+                  = exactbatch.log_key(:pipeline, :topic_id::uuid, :partition::integer)
+          and upper(c.offsets) > :first::bigint
+          and c.pipeline = :pipeline and c.topic_id = :topic_id::uuid and c.partition = :partition::integer
+        order by upper(c.offsets) limit :rows
+    ) c
+), ended as (
+    select count(*) as rows, coalesce(max(until), :first::bigint) as reached from read
+), gaps as (
+    select before as from_offset, least(first, :until::bigint) as until_offset from read
+    where first > before and before < :until::bigint
+    union all
+    -- No row follows.
+    select reached, :until::bigint from ended where rows < :rows and reached < :until::bigint
+)
+select e.rows, e.reached, g.from_offset, g.until_offset
+from ended e left join (select * from gaps order by from_offset limit :limit) g on true
+order by g.from_offset;
