@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from exactbatch.airflow.parameters import parameters
 from exactbatch.postgres.connection import connect, transaction
 from support.environment import HOME, ROOT
 from support.page_ledger import SIZE, fail_newest
@@ -17,6 +18,7 @@ from support.page_ledger import SIZE, fail_newest
 pytestmark = pytest.mark.timeout(900)
 AXE = HOME / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 PICTURES = ROOT / "build" / "page"
+TRIGGER_FORM = [each.schema["title"] for each in parameters().values()]
 
 
 def strip_of(page, partition=0):
@@ -220,6 +222,23 @@ def test_the_theme_is_the_one_chosen_in_airflow(open_page, theme):
     page.evaluate("theme => localStorage.setItem('theme', theme)", theme)
     page.reload()
     assert page.evaluate("document.documentElement.className") == theme
+
+
+def test_the_trigger_form_begins_with_what_people_fill_in_most(open_page):
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page = open_page("/dags/flights")
+    page.set_viewport_size({"width": 1300, "height": 1700})
+    page.get_by_role("button", name="Trigger").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Process again")
+    if not dialog.get_by_text("Time window: start").is_visible():
+        dialog.get_by_text("Process again").first.click()
+    asked = [dialog.get_by_text(title, exact=False).first for title in TRIGGER_FORM]
+    for each in asked:
+        expect(each).to_be_visible()
+    tops = [each.bounding_box()["y"] for each in asked]
+    assert tops == sorted(tops)
+    dialog.screenshot(path=PICTURES / "trigger.png", animations="disabled")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
