@@ -243,7 +243,7 @@ def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
     buttons.process(lost)  # and report_batch never runs
     with pytest.raises(AirflowSkipException):
         buttons.plan(Run("at once"))  # its own report may still be under way
-    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
     buttons.age("committed_at")
     assert "batch 1: no asset event has announced its results. The next run" in buttons.troubles(kafka_log)
     assert buttons.plan(other) == "report_batch"
@@ -266,7 +266,7 @@ def test_committed_batch_that_was_never_announced_is_announced_by_next_run(
 
 
 def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, topic, monkeypatch):
-    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     for name in ("nothing of it", "some of it"):
         buttons.plan(Run(name))
@@ -300,7 +300,7 @@ def test_ranges_that_superseded_batch_has_committed_are_announced(make_buttons, 
 
 
 def test_a_run_without_a_batch_announces_ranges_of_a_superseded_one(make_buttons, monkeypatch, capsys):
-    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
     buttons = make_buttons(commit="partition")
     lost = Run("lost")
     buttons.plan(lost)
@@ -351,7 +351,7 @@ def test_lag_tools_and_a_broker_that_is_gone_fail_no_report(buttons, monkeypatch
 
 def test_report_that_dies_after_all_its_work_leaves_batch_to_next_run(buttons, monkeypatch):
     """Airflow has no event then: only what it has may count as announced."""
-    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
     run = Run("one")
     buttons.plan(run)
     buttons.process(run)
@@ -634,7 +634,7 @@ def test_each_batch_counts_once_in_metrics_and_gauges_follow_the_pipeline(button
 
 
 def test_a_batch_that_is_announced_late_counts_then(buttons, topic, statsd, monkeypatch):
-    monkeypatch.setattr(plan_task, "_UNANNOUNCED_AFTER", 0.0)
+    monkeypatch.setattr(plan_task, "UNANNOUNCED_AFTER", 0.0)
     lost = Run("one")
     buttons.plan(lost)
     buttons.process(lost)  # and report_batch never runs
