@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 # MPL-2.0, in tests only
 AXE := 4.14.1
 AXE_STAMP := .local/npm/axe-core-$(AXE)
-SOURCES := jobs tests dags plugins docs
+SOURCES := jobs tests dags plugins docs/site
 
 # A test run starts hundreds of processes that import the same modules, so keep the bytecode even if the shell disables it.
 export PYTHONDONTWRITEBYTECODE :=
