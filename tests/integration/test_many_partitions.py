@@ -10,6 +10,7 @@ import pytest
 from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
+from exactbatch.batch.staging import shares
 from exactbatch.batch.staging.task import StagedBatch
 from support.environment import LONG
 from support.topics import record
@@ -88,7 +89,7 @@ def test_many_partitions_share_few_tasks(world, topic, make_pipeline, way, monke
         for job in tracker.getJobIdsForGroup(groups[0])
         for stage in tracker.getJobInfo(job).stageIds
     ]
-    assert tasks == [5]
+    assert tasks == [min(5, context.defaultParallelism)]
 
 
 def test_the_largest_ranges_are_spread_over_the_tasks(world, make_topic, make_pipeline, monkeypatch):
@@ -98,6 +99,7 @@ def test_the_largest_ranges_are_spread_over_the_tasks(world, make_topic, make_pi
     pipeline: Pipeline = make_pipeline(topic, max_connections=3)
     staged: list[StagedBatch] = []
     publish = batch_job.publish
+    monkeypatch.setattr(shares, "_WORTH_A_TASK", 1)
     monkeypatch.setattr(
         batch_job, "publish", lambda *a, **named: (staged.append(named["staged"]), publish(*a, **named))[1]
     )

@@ -1,11 +1,13 @@
 """How a batch is cut into tasks."""
 
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from exactbatch import Append, Json, OffsetRange, Pipeline, Upsert
+from exactbatch.batch.staging.shares import distribute, worth_sharing
 from exactbatch.batch.staging.stager import stage_tasks
 from exactbatch.batch.staging.staging_tables import StagingTables
 from exactbatch.settings import Settings
@@ -57,3 +59,19 @@ def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkey
         stage_tasks(pipeline, ranges, {}, StagingTables(1, 1), settings, 2)
         counts.append(asked)
     assert 0 < counts[1] <= 10 * counts[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tasks"),
+    [
+        ([10] * 1000, 2),  # one for each slot: they connect only twice
+        ([100] * 3000, 3),
+        ([100_000] * 20, 8),  # max_connections
+        ([10], 1),
+    ],
+)
+def test_few_offsets_in_many_partitions_are_shared_among_few_tasks(sizes, tasks):
+    each_range = [SimpleNamespace(range=OffsetRange("t", p, 0, n, LIFE)) for p, n in enumerate(sizes)]
+    shares = distribute(each_range, worth_sharing(each_range, most=8, parallelism=2))
+    assert len(shares) == tasks
+    assert sorted(map(id, (task for share in shares for task in share))) == sorted(map(id, each_range))

@@ -1,6 +1,7 @@
 """How the tasks of a batch are shared among Spark tasks, and what these return to the driver."""
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Final, Protocol, TypeVar
@@ -14,6 +15,7 @@ from exactbatch.offsets import OffsetRange, fill_bins, group_small
 # Offsets: ranges of up to _SMALL are read together, up to _TOGETHER, because their records are held meanwhile.
 _SMALL: Final = 10_000
 _TOGETHER: Final = 50_000
+_WORTH_A_TASK: Final = 100_000  # offsets
 
 
 class HasRange(Protocol):
@@ -27,6 +29,16 @@ class HasRange(Protocol):
 
 Task = TypeVar("Task", bound=HasRange)
 Outcome = TypeVar("Outcome")
+
+
+def worth_sharing(tasks: Sequence[HasRange], most: int, parallelism: int) -> int:
+    """Return among how many Spark tasks to share the tasks of a batch, at most `most`.
+
+    One for each slot of Spark, and more only for more offsets: each connects to Kafka and to Postgres, which takes
+    longer than to read a few thousand records.
+    """
+    offsets = sum(len(task.range) for task in tasks)
+    return min(most, max(parallelism, math.ceil(offsets / _WORTH_A_TASK)))
 
 
 def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
