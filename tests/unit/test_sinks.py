@@ -1,11 +1,14 @@
 """Each sink of the package satisfies the protocol, and the ledger can tell its tables from its name alone."""
 
+import pickle
+from dataclasses import replace
+
 import pytest
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Upsert, Window
 from exactbatch.errors import ConfigurationError
 from exactbatch.ledger.definition import definition_of
-from exactbatch.sinks import SINKS, Sink
+from exactbatch.sinks import SINKS, Sink, UpsertWithoutHistory
 
 EXAMPLES: tuple[Sink, ...] = (
     Append("public.t"),
@@ -90,3 +93,13 @@ def test_every_column_of_a_version_is_one_of_the_pipeline():
         pipeline("id int, file text", ("file", "id"))
     with pytest.raises(ConfigurationError, match="must be comparable, and pos is json"):
         pipeline("id int, file text, pos json", ("file", "pos"))
+
+
+def test_an_upsert_without_history_is_another_sink():
+    sink = Upsert("public.t", key=("id",), version="at", history=False)
+    assert isinstance(sink, UpsertWithoutHistory)
+    assert pickle.loads(pickle.dumps(sink)) == sink
+    assert replace(Upsert("public.t", key=("id",), version="at"), history=False) == sink
+    assert sink.identity.sink == "upsert_latest"
+    with pytest.raises(ConfigurationError, match="to keep a history, write Upsert"):
+        replace(sink, history=True)

@@ -19,6 +19,7 @@ from exactbatch.pipeline import Pipeline
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 _FOLD: Final = sql.Identifier("pg_temp", "exactbatch_fold")
+_IS_NEW: Final = sql.Identifier("exactbatch is new")
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 
 
@@ -34,14 +35,14 @@ class LatestValues(ExpectedValues):
         assert kept is not None
         self._kept = kept
         self._names = [column.name for column in pipeline.value.columns]
-        columns = [
-            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(self._types[name])) for name in self._names
-        ]
+        # With the collations of the target, by which versions are compared. A change is new until its window is folded.
         snapshot.execute(
             sql.SQL(
-                "create temporary table exactbatch_fold ({columns}, deleted boolean, kafka_topic text, "
-                "kafka_partition integer, kafka_offset bigint, kafka_timestamp timestamptz, {batch} bigint)"
-            ).format(columns=sql.SQL(", ").join(columns), batch=BATCH)
+                "create temporary table exactbatch_fold as select {names}, null::boolean as deleted, "
+                "null::text as kafka_topic, null::integer as kafka_partition, null::bigint as kafka_offset, "
+                "null::timestamptz as kafka_timestamp, null::bigint as {batch}, true as {is_new} "
+                "from {target} with no data"
+            ).format(names=column_list(self._names), batch=BATCH, is_new=_IS_NEW, target=pipeline.sink.table)
         )
         snapshot.execute(sql.SQL("create index on {} ({})").format(_FOLD, column_list(kept.key)))
 
@@ -92,7 +93,7 @@ class LatestValues(ExpectedValues):
                 # Materialized, because a cast of a rejected record's values may fail.
                 "with e as materialized (select * from {expected} e where e.{batch} <> {not_covered} "
                 "and not ({unstorable}) and {not_rejected}), "
-                "added as (insert into {fold} select {values}, deleted, {place}, kafka_timestamp, {batch} from e "
+                "added as (insert into {fold} select {values}, deleted, {place}, kafka_timestamp, {batch}, true from e "
                 "returning 1) select count(*) from added"
             ).format(
                 expected=EXPECTED,
@@ -109,10 +110,12 @@ class LatestValues(ExpectedValues):
         self._snapshot.execute(
             sql.SQL(
                 "delete from {fold} f using (select ctid as row, row_number() over "
-                "(partition by {key} order by {order}) as rank from {fold}) ranked "
+                "(partition by {key} order by {order}) as rank from {fold} "
+                "where ({key}) in (select {key} from {fold} where {is_new})) ranked "
                 "where f.ctid = ranked.row and ranked.rank > 1"
-            ).format(fold=_FOLD, key=column_list(self._kept.key), order=self._latest_first())
+            ).format(fold=_FOLD, key=column_list(self._kept.key), order=self._latest_first(), is_new=_IS_NEW)
         )
+        self._snapshot.execute(sql.SQL("update {0} set {1} = false where {1}").format(_FOLD, _IS_NEW))
 
     def _latest_first(self) -> sql.Composable:
         return sql.Composed(

@@ -13,6 +13,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import KeyOnTwoPartitions, TargetMismatch
+from exactbatch.errors.sqlstates import UNIQUE_VIOLATION
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.constraint_errors import candidates_of
@@ -168,29 +169,36 @@ class LatestOnly:
         alike = {
             cast.column.name for cast in casts if cast.column.name in self.key and has_one_image(cast.type)
         }
-        return write_rows(
-            cursor,
-            self.target,
-            sql.SQL(
-                "insert into {target} as t ({names}) select {values}, {lineage}, {batch_id} from ("
-                "select {row} from {staged} where not deleted order by {key} offset 0) l "
-                "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up "
-                "on conflict ({key}) do update set {update} where {later}"
-            ).format(
-                **self._names,
-                names=column_list(names),
-                values=sql.SQL(", ").join(cast.expression for cast in casts),
-                batch_id=sql.Literal(staged.batch_id),
-                staging=staged.table,
-                update=sql.SQL(", ").join(
-                    sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
-                    for name in names
-                    if name not in alike
-                ),
-                later=later,
-            ),
-            candidates=sql.SQL("{} and not deleted").format(candidates_of(casts, staged)),
+        insert = sql.SQL(
+            "insert into {target} as t ({names}) select {values}, {lineage}, {batch_id} from ("
+            "select {row} from {staged} where not deleted order by {key} offset 0) l "
+            "cross join lateral (select * from {staging} where ctid = l.{row} offset 0) looked_up "
+        ).format(
+            **self._names,
+            names=column_list(names),
+            values=sql.SQL(", ").join(cast.expression for cast in casts),
+            batch_id=sql.Literal(staged.batch_id),
+            staging=staged.table,
         )
+        or_update = sql.SQL("on conflict ({key}) do update set {update} where {later}").format(
+            key=self._names["key"],
+            update=sql.SQL(", ").join(
+                sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name))
+                for name in names
+                if name not in alike
+            ),
+            later=later,
+        )
+        candidates = sql.SQL("{} and not deleted").format(candidates_of(casts, staged))
+        cursor.execute(sql.SQL("select not exists (select from {})").format(self.target.identifier))
+        if cursor.fetchone()[0]:
+            # An insert that allows for rows with the same keys takes half as long again.
+            try:
+                return write_rows(cursor, self.target, insert, candidates=candidates)
+            except TargetMismatch as error:
+                if error.sqlstate != UNIQUE_VIOLATION:
+                    raise
+        return write_rows(cursor, self.target, insert + or_update, candidates=candidates)
 
     def _check_written(
         self,
