@@ -160,8 +160,8 @@ MUTANTS: Final = (
     Mutant(
         "rows that become a partition are not checked",
         "batch/job.py",
-        "                if pipeline.has_row_per_record and not pipeline.checks\n",
-        "                if pipeline.has_row_per_record\n",
+        "                if pipeline.has_row_per_record and not pipeline.checks and pipeline.forward is None\n",
+        "                if pipeline.has_row_per_record and pipeline.forward is None\n",
         (f"{_CHECKS}::test_a_record_for_which_a_check_is_false_is_a_reject",),
     ),
     Mutant(

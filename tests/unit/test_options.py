@@ -54,7 +54,7 @@ def test_a_value_of_another_type_is_refused(options):
         if not field.init or field.type is Any:
             continue
         message = f"{type(options).__name__}: expected {field.name} to be "
-        for wrong in (object(), True, 1.5j):
+        for wrong in (object(), 1.5j, *([] if field.type in (bool, "bool") else [True])):
             with pytest.raises(ConfigurationError, match=message):
                 replace(options, **{field.name: wrong})
 

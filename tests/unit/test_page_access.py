@@ -113,7 +113,12 @@ def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monke
     """What one of them leaves out, such as that it can be overdue, would be forgotten until another is asked for."""
     watched = []
     definition = SimpleNamespace(
-        topics=["t", "new"], freshness=timedelta(hours=1), target="t", sink="append", lineage="record"
+        topics=["t", "new"],
+        known_topics=lambda stored: ("t", "new"),
+        freshness=timedelta(hours=1),
+        target="t",
+        sink="append",
+        lineage="record",
     )
     position = Position("one", "t", UUID(int=1), 0, 0, 9, datetime.now(UTC), None)
     summary = LedgerSummary(definition, (position,), ())

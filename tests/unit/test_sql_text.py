@@ -16,6 +16,8 @@ TAKEN: Final = {
     "audit/violations.py": {"check", "column.type"},
     "sinks/values/checks.py": {"cast.type", "each.type", "check"},
     "audit/values.py": {"types[name]"},
+    "audit/latest_values.py": {"self._types[name]"},
+    "sinks/upsert/latest_only.py": {"condition"},
     "sinks/aggregate/audit.py": {"column.type", "types[name]", "str(number)"},
     "sinks/aggregate/functions.py": {"self.function", "type_"},
     "sinks/values/cast.py": {"self.type"},

@@ -213,6 +213,9 @@ class LedgerMachine(RuleBasedStateMachine):
             request = self._draw_batches(model, data)
         else:
             return
+        self._plan_replay(what, model, request, data)
+
+    def _plan_replay(self, what: str, model: Model, request: ReplayRequest, data: st.DataObject) -> None:
         request = replace(request, available_only=data.draw(st.booleans(), label="available_only"))
         self._preview(model, request)
         crash = self._draw_crash(model, data)
@@ -238,12 +241,20 @@ class LedgerMachine(RuleBasedStateMachine):
     def _two_replays(self, model: Model, data: st.DataObject) -> None:
         """Both are planned before either is published, in any order."""
         before = set(model.batches)
-        for _ in range(2):
-            self._replay("replay of ranges", model, data)
+        committed = [each.batch_id for each in model.batches.values() if each.status == "committed"]
+        nested = len(committed) > 1 and data.draw(st.booleans(), label="one within the other")
+        if nested:
+            # With lineage="batch", the second no longer covers all that the first, once published, stands for.
+            pair = data.draw(st.permutations(committed), label="batches")[:2]
+            for batch_ids in (pair, pair[:1]):
+                self._plan_replay("replay of batches", model, ReplayRequest(batch_ids=tuple(batch_ids)), data)
+        else:
+            for _ in range(2):
+                self._replay("replay of ranges", model, data)
         launches = []
         for batch_id in sorted(set(model.batches) - before):
             launches.append(self._stage(model, model.batches[batch_id], program=batch_id % 3))
-        if data.draw(st.booleans(), label="newer first"):
+        if not nested and data.draw(st.booleans(), label="newer first"):
             launches.reverse()
         for each in launches:
             if each is not None:
