@@ -17,7 +17,9 @@ State = Literal[
     "not registered", "failing", "retrying", "losing data", "processing", "held back", "paused", "behind",
     "up to date", "unknown",
 ]  # fmt: skip
-_BATCHES: Final = 30  # newest batches of each pipeline, from which throughput and errors are taken
+# Newest batches of each pipeline, from which throughput and errors are taken: an hour of batches every five minutes. Each
+# of them costs time when many pipelines are shown.
+_BATCHES: Final = 12
 _THROUGHPUT: Final = timedelta(hours=1)
 
 
