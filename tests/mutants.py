@@ -32,7 +32,7 @@ _OFFSETS: Final = "tests/unit/test_audit_offsets.py"
 _JSON_TEXT: Final = "tests/unit/test_audit_json_text.py"
 _UNDECODED: Final = "tests/integration/test_audit_undecoded.py::test_a_wrong_value_of_each_type_is_found"
 _JSON_PATHS: Final = "tests/unit/test_json_paths.py"
-_CHECKS: Final = "tests/integration/test_checks.py"
+_CHECKS: Final = "tests/integration/test_record_checks.py"
 _SETTINGS: Final = "tests/integration/test_connection_settings.py"
 _REFUSALS: Final = "tests/faults/test_refusals.py"
 _PARTITION: Final = "tests/integration/test_partition_commit.py"
@@ -40,7 +40,7 @@ _FAILOVER: Final = "tests/faults/test_failover.py"
 _BUTTONS: Final = "tests/integration/test_buttons.py"
 _TOGETHER: Final = "tests/integration/test_together.py"
 _PATTERNS: Final = "tests/integration/test_topic_patterns.py"
-_TABLES: Final = "tests/integration/test_tables.py"
+_TABLES: Final = "tests/integration/test_tables_of_topics.py"
 _RENAMING: Final = "tests/integration/test_renaming.py"
 _ALLOWED: Final = "tests/integration/test_allowed_plan.py"
 _LINEAGE: Final = "tests/integration/test_lineage.py"
@@ -1731,7 +1731,9 @@ MUTANTS: Final = (
         "audit/rowless.py",
         '            return operation == "m" and isinstance(event.get("message"), dict)',
         "            return bool(operation)",
-        ("tests/integration/test_debezium.py::test_events_that_tell_of_no_row_are_counted_and_audited",),
+        (
+            "tests/integration/test_debezium_topics.py::test_events_that_tell_of_no_row_are_counted_and_audited",
+        ),
     ),
     Mutant(
         "names are taken for markup",

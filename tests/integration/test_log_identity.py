@@ -295,7 +295,8 @@ def test_executors_that_reach_another_cluster_than_planner_write_nothing(
     monkeypatch.setattr(driver_engine, "on_executors", here)
     monkeypatch.setattr(driver_engine, "batch_session", lambda spark, _pipeline: nullcontext(spark))
     monkeypatch.setattr(driver_engine, "launch_timeout", lambda *_: nullcontext())
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1, applicationId="local-1"))
+    context = SimpleNamespace(defaultParallelism=1, applicationId="local-1", setLocalProperty=lambda *_: None)
+    spark = SimpleNamespace(sparkContext=context)
     limits = Limits(max_records=10)
     pipeline, log = make_pipeline(topic, commit=commit, limits=limits), KafkaBroker(settings.kafka)
 

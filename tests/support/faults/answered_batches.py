@@ -43,6 +43,10 @@ class NoSpark:
         defaultParallelism = 2
         applicationId = "local-1"
 
+        @staticmethod
+        def setLocalProperty(name: str, value: str) -> None:
+            """Take a property of the thread's jobs, of which there are none."""
+
 
 def on_this_process(_spark: Any, tasks: Any, work: Any, *, limit: int, verb: str, **_: Any) -> list[Any]:
     """Replace on_executors(): run the tasks in this process, once, because further attempts would meet no error."""
