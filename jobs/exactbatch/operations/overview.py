@@ -17,8 +17,8 @@ State = Literal[
     "not registered", "failing", "retrying", "losing data", "processing", "held back", "paused", "behind",
     "up to date", "unknown",
 ]  # fmt: skip
-# Newest batches of each pipeline, from which throughput and errors are taken: an hour of batches every five minutes. Each
-# of them costs time when many pipelines are shown.
+# Newest batches of each pipeline, from which throughput and errors are taken: an hour of batches every five minutes.
+# Each of them costs time when many pipelines are shown.
 _BATCHES: Final = 12
 _THROUGHPUT: Final = timedelta(hours=1)
 
