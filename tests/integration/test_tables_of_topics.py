@@ -214,6 +214,31 @@ def test_a_table_that_joins_is_registered_by_the_plan_and_loses_no_record(world,
     assert joined == [(member.name, shop.topic("customers"), rf"{shop.prefix}\.public\..*", "earliest")]
 
 
+@pytest.mark.parametrize("how", ["init", "plan", "run of one"])
+def test_a_table_that_joins_tables_at_work_starts_at_its_first_record_whatever_registers_it(
+    world, shop, command, how
+):
+    shop.create("orders")
+    tables = shop.tables(start="latest")
+    command(tables, "init")
+    plan(world, tables)
+    shop.create("customers")
+    shop.produce("customers", 5)
+    if how == "init":
+        assert command(tables, "init").exit_code == 0
+    elif how == "plan":
+        planned = json.loads(command(tables, "plan", "--json").stdout)["members"]
+        (starts,) = (each["ranges"] for each in planned if each["pipeline"].endswith("customers"))
+        assert [(each["from_offset"], each["until_offset"]) for each in starts] == [(0, 1)]
+    else:  # it is registered by a plan that processes another table only
+        plan(world, tables, only=["orders"])
+        planned = json.loads(command(tables, "plan", "--json", member="customers").stdout)
+        assert [(each["from_offset"], each["until_offset"]) for each in planned["ranges"]] == [(0, 1)]
+    run_all(world, tables)
+    (member,) = tables.members([shop.topic("customers")])
+    assert ids(world, member) == [5]
+
+
 def test_a_plan_does_not_use_what_was_observed_before_a_batch_committed(world, shop, three, command):
     command(three, "init")
     members = three.members([shop.topic("orders")])

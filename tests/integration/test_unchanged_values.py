@@ -128,6 +128,18 @@ def test_a_replay_that_retracts_the_only_older_change_is_refused_unless_it_inclu
     assert (state(db), rejected(db)) == ([(1, "b", "again")], [])
 
 
+def test_a_replay_that_retracts_the_insert_after_a_delete_brings_no_value_of_the_deleted_row(db, made):
+    made.run(row(1, "a", "of the deleted row", 1), row(1, None, None, 2, deleted=True))
+    made.run(row(1, "b", "new", 3))
+    made.run(row(1, "c", None, 4, NO_BODY))
+    made.log[0][2] = row(7, "g", "other key", 3)
+    with pytest.raises(TargetMismatch, match=r"column 'body' out of the change at t\[0\] offset 3"):
+        made.replay((0, 2, 3))
+    assert state(db) == [(1, "c", "new")]
+    made.replay((0, 2, 4))
+    assert (state(db), rejected(db)) == ([(7, "g", "other key")], [(0, 3)])
+
+
 def test_a_change_whose_value_is_not_known_is_a_reject_until_a_replay_finds_it(db, made):
     published = made.run(row(1, "b", None, 5, NO_BODY), row(2, "x", "whole", 1))
     assert (published.batch.rows, published.batch.rejected) == (1, 1)

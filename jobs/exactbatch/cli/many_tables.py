@@ -24,6 +24,7 @@ from exactbatch.planning.plan_tables import MemberPlan, find_members, plan_table
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables, tables_failed
+from exactbatch.topic_pattern import TopicPattern
 
 if TYPE_CHECKING:
     from exactbatch.batch.process_tables import Outcome
@@ -37,8 +38,13 @@ def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
         registered = []
         with transaction(connection):
             ledger = Ledger(connection)
+            known = {each.name for each in ledger.registered() if each.name.startswith(tables.prefix)}
             for member in members:
-                if ledger.register(member):
+                if known and member.name not in known and isinstance(tables.topics, TopicPattern):
+                    # As at the next plan: it starts at the first record of its topic.
+                    ledger.join(member, tables.topics.regex)
+                    registered.append(member.name)
+                elif ledger.register(member):
                     registered.append(member.name)
     if as_json:
         names = [member.name for member in members]

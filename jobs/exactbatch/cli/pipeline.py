@@ -16,7 +16,7 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.client_properties import check_properties
 from exactbatch.ledger import check_schema, ledger_session
 from exactbatch.pipeline import Pipeline
-from exactbatch.planning.plan_tables import find_members, selected
+from exactbatch.planning.plan_tables import as_they_start, find_members, selected
 from exactbatch.postgres.connection import Connection
 from exactbatch.settings import KAFKA, POSTGRES, Settings
 from exactbatch.tables import Tables
@@ -67,7 +67,8 @@ def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
         raise ConfigurationError(f"expected Tables as {name!r} in {reference!r}, found a Pipeline")
     with ledger_connection(settings) as connection:
         members = find_members(connection, KafkaBroker(settings.kafka), found)
-    return selected(found, members, [table])[0], settings
+        (member,) = as_they_start(connection, found, selected(found, members, [table]))
+    return member, settings
 
 
 def registered_name(reference: str) -> str:

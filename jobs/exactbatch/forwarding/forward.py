@@ -158,6 +158,12 @@ class _Forwarder:
             ends = {each.partition: each.last_stable for each in partitions}
             self._confirm(self._stream.sent_sequence, topic_id, ends)
             return
+        for each in partitions:
+            known = self._stream.next_offsets.get(str(each.partition), 0)
+            if each.last_stable < known:
+                raise self._recreated(
+                    f"partition {each.partition} ends at offset {each.last_stable}, and had results up to {known}"
+                )
         if self._stream.topic_id is None:
             # The topic should have no result. The last messages tell if the ledger once knew of some.
             first = {str(each.partition): max(0, each.last_stable - _LOOK_BACK) for each in partitions}
@@ -206,9 +212,9 @@ class _Forwarder:
         stream = self._stream
         return TopicRecreated(
             f"the topic {stream.topic!r}, to which pipeline {stream.pipeline!r} forwards, was deleted and created "
-            f"again, or is that of another cluster: {how}. It lacks the {stream.sent_sequence} results that were "
-            f"sent before. To go on with those that wait, {stream.unsent}: exactbatch forward {stream.pipeline} "
-            f"--accept-repeats",
+            f"again, lost its newest messages in an unclean election of a leader, or is that of another cluster: "
+            f"{how}. It lacks some or all of the {stream.sent_sequence} results that were sent before. To go on with "
+            f"those that wait, {stream.unsent}: exactbatch forward {stream.pipeline} --accept-repeats",
             topic=stream.topic,
         )
 

@@ -70,6 +70,7 @@ class Registration(Forwards):
         own, others = definition_of(pipeline), self._others(pipeline)
         check_sharing(own, others)
         self._check_topics(own, others, adds=True)
+        self._check_forwarded_alone(pipeline, own, others)
         _QUERIES.register_member(self._connection, **asdict(own), pattern=pattern)
 
     def joined_pipelines(self, names: Iterable[str]) -> set[str]:

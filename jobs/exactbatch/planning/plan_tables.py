@@ -5,7 +5,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from exactbatch.errors import ConfigurationError, ExactbatchError, NotRegistered, TopicMissing
+from exactbatch.errors import (
+    ConfigurationError,
+    ExactbatchError,
+    KafkaUnavailable,
+    NotRegistered,
+    TopicMissing,
+)
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.kafka.identity import check_same_logs
@@ -95,14 +101,26 @@ def join_members(
             errors[member.name] = error
         else:
             logger.info("%s joins: its topic matches %r", member.name, tables.topics.regex)
+    return as_they_start(connection, tables, members), errors
+
+
+def as_they_start(connection: Connection, tables: Tables, members: Sequence[Pipeline]) -> list[Pipeline]:
+    """Return members, of which those that join while others are at work start at the earliest offset of their topic.
+
+    Their first records would be lost with start="latest".
+    """
+    if not isinstance(tables.topics, TopicPattern):
+        return list(members)
     with transaction(connection):
-        joined = ledger.joined_pipelines(member.name for member in members)
+        ledger = Ledger(connection)
+        registered = {each.name for each in ledger.registered() if each.name.startswith(tables.prefix)}
+        late = ledger.joined_pipelines(member.name for member in members)
+    if registered:
+        late |= {member.name for member in members} - registered
     return [
-        replace(member, start="earliest")
-        if member.name in joined and isinstance(member.start, str)
-        else member
+        replace(member, start="earliest") if member.name in late and isinstance(member.start, str) else member
         for member in members
-    ], errors
+    ]
 
 
 def observe_members(
@@ -118,7 +136,12 @@ def observe_members(
         stored = {member.name: ledger.stored_offsets(member) for member in members}
     topics = {member.known_topics(())[0] for member in members}
     processed = {offset.topic for offsets in stored.values() for offset in offsets}
-    logs = existing_partitions(broker, topics, processed)
+    try:
+        logs = existing_partitions(broker, topics, processed)
+    except (ConfigurationError, KafkaUnavailable) as error:
+        if error.topic is None:
+            raise
+        return {}  # one topic is to blame: each member asks for itself
     observed = {}
     for member in members:
         (topic,) = member.known_topics(())
@@ -158,7 +181,8 @@ def preview_tables(
     connection: Connection, broker: KafkaBroker, tables: Tables
 ) -> dict[str, Plan | ExactbatchError]:
     """Return the plan of each member's next advance, or its error, by name. Writes and locks nothing."""
-    members, found = find_members(connection, broker, tables), dict[str, Plan | ExactbatchError]()
+    members = as_they_start(connection, tables, find_members(connection, broker, tables))
+    found: dict[str, Plan | ExactbatchError] = {}
     observed = observe_members(connection, broker, members)
     for member in members:
         try:

@@ -16,6 +16,7 @@ from exactbatch.errors import StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.ledger_conditions import is_replaced_by
 from exactbatch.sinks.staged_rows import StagedRows
+from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED, latest_first
 from exactbatch.sinks.values.null_safe_groups import column_list
@@ -163,13 +164,18 @@ class UnchangedValues:
         lacking = sql.SQL("not k.deleted and {}").format(_is_left_out(name, "k"))
         cursor.execute(sql.SQL("select count(*) from {} k where {}").format(KEPT, lacking))
         expected = int(cursor.fetchone()[0])
+        # A delete that arrived late leaves the row its value. But once a replay has retracted changes of the key, a
+        # delete ends the search: the value before it was that of another row.
         older = sql.SQL(
-            "select c.{column} as value from {change} c where {same_key} and not c.deleted and not {is_left_out} "
-            "order by {latest_first} limit 1"
+            "select found.value from (select c.{column} as value, c.deleted from {change} c where {same_key} "
+            "and not {is_left_out} and (not c.deleted or exists (select from {affected} a where {of_affected})) "
+            "order by {latest_first} limit 1) found where not found.deleted"
         ).format(
             column=sql.Identifier(name),
             change=self.changes.identifier,
             same_key=_same(self.key, "c", "k"),
+            affected=AFFECTED,
+            of_affected=_same(self.key, "a", "k"),
             is_left_out=_is_left_out(name, "c"),
             latest_first=latest_first(self.version),
         )
