@@ -132,7 +132,7 @@ def test_the_command_audits_with_spark(damaged, monkeypatch, spark):
     """With --master it prints the same report as without."""
     monkeypatch.setenv(KAFKA, json.dumps(dict(damaged.settings.kafka)))
     monkeypatch.setenv(POSTGRES, damaged.settings.postgres)
-    monkeypatch.setattr(inspect, "load", lambda _: (damaged.pipeline, damaged.settings))
+    monkeypatch.setattr(inspect, "load_any", lambda _: (damaged.pipeline, damaged.settings))
     monkeypatch.setattr("exactbatch.batch.spark.session.spark_session", lambda *_, **__: nullcontext(spark))
     in_parts(monkeypatch, 3)
     here, there = (

@@ -83,7 +83,7 @@ def test_poisoned_batch_is_seen_in_status_and_blocks_no_replay(world, topic, mak
 
 def said(world: BatchRunner, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> str:
     """What `exactbatch status` prints, on one line."""
-    monkeypatch.setattr(cli_status, "load", lambda _: (pipeline, world.settings))
+    monkeypatch.setattr(cli_status, "load_any", lambda _: (pipeline, world.settings))
     result = CliRunner().invoke(app, ["status", "any"])
     assert result.exit_code == 0, result.output
     return " ".join(result.output.split())
