@@ -735,6 +735,13 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the markers of folded batches are forgotten",
+        "sinks/upsert/without_history.py",
+        "            rows | markers\n",
+        "            rows\n",
+        ("tests/integration/test_prune.py::test_markers_of_folded_batches_are_replaced_and_compacted",),
+    ),
+    Mutant(
         "without a history, a change that does not arrive is not noticed",
         "sinks/upsert/latest_only.py",
         "        if missing or older or altered or found != written:\n",
