@@ -735,6 +735,22 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "the markers of folded batches are forgotten",
+        "sinks/upsert/without_history.py",
+        "            rows | markers\n",
+        "            rows\n",
+        ("tests/integration/test_prune.py::test_markers_of_folded_batches_are_replaced_and_compacted",),
+    ),
+    Mutant(
+        "a replayed record that gives its key no more lets an older change replace its row",
+        "sinks/upsert/latest_only.py",
+        ' and {same_key}))"\n        ).format(\n',
+        ' or true))"\n        ).format(\n',
+        (
+            "tests/integration/test_without_history.py::test_an_older_change_does_not_replace_a_row_whose_record_gives_it_no_more",
+        ),
+    ),
+    Mutant(
         "without a history, a change that does not arrive is not noticed",
         "sinks/upsert/latest_only.py",
         "        if missing or older or altered or found != written:\n",

@@ -156,7 +156,7 @@ def test_rows_of_an_append_reach_the_topic_in_the_order_of_their_offsets(late, s
     in_order = sorted(messages, key=lambda each: each.sequence)
     assert [(each.key, each.value) for each in in_order] == list(map(message_of, flights(0, 10)))
     assert in_order[0].headers == {
-        "stream": f"exactbatch.p.{late.topic.name}",
+        "stream": late.stream().stream,
         "sequence": "1",
         "batch": str(first.batch_id),
         "plan": str(first.plan_id),
@@ -684,6 +684,30 @@ def test_a_renamed_pipeline_goes_on_with_its_stream(late, connection):
         Ledger(connection).register(renamed, rename="p")
     assert forward_results(connection, late.settings, renamed).sent == 0
     check_once_in_order(late.messages(), 3)
+
+
+def test_each_stream_has_a_name_of_its_own(late, connection):
+    late.batches.run(*flights(0, 3))
+    late.send()
+    first = late.stream()
+    without = replace(late.pipeline, forward=None)
+    for pipeline in (without, late.pipeline):
+        with transaction(connection):
+            Ledger(connection).register(pipeline)
+    again = late.stream()
+    assert (first.stream, again.stream) == tuple(
+        f"exactbatch.p.{late.topic.name}.{stream.stream_id}" for stream in (first, again)
+    )
+    assert first.stream != again.stream
+    late.batches.run(*flights(3, 2))
+    assert late.send().sent == 2
+    assert len(late.messages()) == 5
+    renamed = replace(late.pipeline, name="renamed")
+    with transaction(connection):
+        Ledger(connection).register(renamed, rename="p")
+        assert Ledger(connection).stream("renamed").stream == again.stream
+        Ledger(connection).register(replace(late.pipeline, sink=Append("public.other")))
+    assert late.stream().stream not in (first.stream, again.stream)
 
 
 def test_a_row_that_is_missing_in_the_outbox_is_noticed(late, connection):

@@ -129,7 +129,7 @@ def acl(grant: Grant, permission: AclPermissionType) -> AclBinding:
     return AclBinding(
         ResourceType[resource.upper()],
         name,
-        ResourcePatternType.LITERAL,
+        ResourcePatternType.PREFIXED if name.endswith(".") else ResourcePatternType.LITERAL,
         "User:job",
         "*",
         operations[operation],
@@ -572,7 +572,7 @@ RESULTS: Final = "late"
 OF_RESULTS: Final = (
     ("topic", RESULTS, "Write"),
     ("topic", RESULTS, "Read"),
-    ("transactional_id", f"exactbatch.p.{RESULTS}", "Write"),
+    ("transactional_id", f"exactbatch.p.{RESULTS}.", "Write"),
 )
 
 
@@ -592,7 +592,7 @@ def test_forwarding_needs_the_acls_of_the_documentation(guarded, connection, dat
         batches.run((number,))
         guarded.grant(*(each for each in OF_RESULTS if each != missing))
         resource, name, operation = missing
-        named = f"the operation {operation} on {resource.replace('_', '-')} {name!r}"
+        named = f"the operation {operation} on {resource.replace('_', '-')} '{name}"
         with pytest.raises(ConfigurationError, match=re.escape(named)):
             forward_results(connection, settings, pipeline)
         guarded.grant(*OF_RESULTS)

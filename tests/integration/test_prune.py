@@ -40,7 +40,7 @@ def make(connection) -> Made:
         pipeline = Pipeline(
             name=name,
             topics=("t",),
-            value=Json("id int"),
+            value=Json(changes.pop("columns", "id int")),
             sink=changes.pop("sink", Append("public.p")),
             **changes,
         )
@@ -436,3 +436,23 @@ def test_folded_batches_are_compared_offset_by_offset(connection, settings, make
     assert findings(target.audit()) == {"missing": (2, [3, 4]), **COUNT}
     target.execute("insert into {t} select 1, 'x', %s, 0, 5, null, 1", topic.name)
     assert findings(target.audit()) == {"missing": (2, [3, 4]), "duplicated": (1, [5]), **COUNT}
+
+
+def test_markers_of_folded_batches_are_replaced_and_compacted(connection, make):
+    sink = Upsert("public.p", key=("id",), version="version", history=False)
+    batches = make(0, sink=sink, columns="id int, version int")
+    batches.run((1, 900, True), (2, 5, True), (3, 1, False))
+    prune_history(connection, batches.pipeline, before=EVER)
+    batches.log[0][0] = (1, 9, False)
+    batches.replay((0, 0, 1))
+    assert query(connection, "select id, version, batch_id from public.p order by 1") == [
+        (1, 9, 2),
+        (3, 1, 1),
+    ]
+    assert query(connection, "select id from public.p_deleted") == [(2,)]
+    prune_history(connection, batches.pipeline, before=EVER)
+    ranges, ledger = [OffsetRange("t", 0, 0, 3, ID)], Ledger(connection)
+    with transaction(connection) as cursor:
+        parts = ledger.parts(cursor, batches.pipeline, ranges, ledger.coverage(batches.pipeline))
+        assert sink.compactor.compact(cursor, parts) == {("t", 0): (1, 0)}
+    assert query(connection, "select id from public.p_deleted") == []

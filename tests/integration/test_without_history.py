@@ -128,6 +128,23 @@ def test_a_replay_applies_its_records_again_and_retracts_nothing(db, batches):
     assert markers(db) == {}
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["row", "marker"])
+def test_an_older_change_does_not_replace_a_row_whose_record_gives_it_no_more(db, batches, deleted):
+    made = batches(COLUMNS, VERSIONED)
+    made.run(
+        row(1, "first", 1),
+        row(1, "third", 3, deleted=deleted),
+        row(2, "low", 1),
+        row(2, "high", 3, deleted=deleted),
+    )
+    made.run(row(1, "second", 2))
+    assert (state(db), markers(db)) == (({}, {1: 1, 2: 3}) if deleted else ({1: "third", 2: "high"}, {}))
+    made.log[0][1], made.log[0][3] = row(3, "other key", 3), row(2, "lowest", 0)
+    made.replay((0, 0, 4))
+    replaced = {2: "low", 3: "other key"}
+    assert (state(db), markers(db)) == ((replaced, {1: 1}) if deleted else ({1: "third", **replaced}, {}))
+
+
 def test_without_a_version_a_key_stays_in_its_partition(db, batches):
     made = batches(COLUMNS, BY_OFFSET)
     made.run(row(1, "a"), row(2, "b"), row(3, None, deleted=True))

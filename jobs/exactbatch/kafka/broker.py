@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 from uuid import UUID
 
 import tenacity
@@ -35,6 +36,12 @@ class KafkaBroker:
     def __init__(self, properties: Mapping[str, Any], *, settle: float = _SETTLE) -> None:
         self._properties = properties
         self._settle = settle
+
+    def without_settling(self) -> Self:
+        """Return a broker that raises an answer which contradicts what was processed at once."""
+        broker = copy(self)
+        broker._settle = 0
+        return broker
 
     def partitions(self, topics: Sequence[str], processed: Collection[str] = ()) -> tuple[LogPartition, ...]:
         """Return the current state of every partition of the topics, some of which may have been `processed` before.

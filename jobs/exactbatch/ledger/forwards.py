@@ -53,8 +53,8 @@ class Forwards(OnConnection):
                 f"then."
             )
         if topic is not None:
-            stream = f"exactbatch.{pipeline.name}.{topic}"
-            _QUERIES.insert_stream(self._connection, pipeline=pipeline.name, stream=stream, topic=topic)
+            _QUERIES.insert_stream(self._connection, pipeline=pipeline.name, topic=topic)
+            _QUERIES.name_stream(self._connection, pipeline=pipeline.name)
         return True
 
     def check_stream(self, pipeline: Pipeline) -> None:

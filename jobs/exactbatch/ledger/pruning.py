@@ -138,7 +138,7 @@ class FoldedBatches(CoveredOffsets):
         if not positions or pipeline.sink.lineage == "batch":
             return parts
         over_folded = [ranges[position] for position in positions]
-        with_rows = pipeline.sink.lineage_table.batches_in(cursor, over_folded)
+        with_rows = pipeline.sink.batches_in(cursor, over_folded)
         with_rejects = self.batches_of_rejects(pipeline, over_folded)
         found = [ids | with_rejects.get(number, set()) for number, ids in enumerate(with_rows)]
         known = self.folded_batches(pipeline, set().union(*found))

@@ -10,6 +10,7 @@ from exactbatch.errors import (
     ExactbatchError,
     KafkaUnavailable,
     NotRegistered,
+    StoredOffsetBeyondLog,
     TopicMissing,
 )
 from exactbatch.errors.translation import translate_all_errors
@@ -30,6 +31,8 @@ from exactbatch.topic_pattern import TopicPattern
 logger = logging.getLogger(__name__)
 
 _SHOWN: Final = 5
+# After these, the brokers have had all the time that they get to know their topics: later members ask once.
+_SETTLED: Final = (TopicMissing, StoredOffsetBeyondLog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,8 @@ def preview_tables(
                     found[member.name], _ = preview_advance(connection, broker, member)
         except ExactbatchError as error:
             found[member.name] = error
+            if isinstance(error, _SETTLED):
+                broker = broker.without_settling()
     return found
 
 
@@ -239,6 +244,8 @@ def plan_tables(
                 )
         except ExactbatchError as error:
             plans.append(MemberPlan(member, error=error))
+            if isinstance(error, _SETTLED):
+                broker = broker.without_settling()
         else:
             plans.append(MemberPlan(member, planned.batch, planned.because, beyond=planned.beyond))
     return plans
@@ -254,6 +261,12 @@ def _plan(
     origin: Origin,
     observed: Observed | None,
 ) -> RunPlan:
+    if request is not None and request.window is not None and not _has_processed(connection, member):
+        return RunPlan(
+            None,
+            f"nothing to process again: no offset of {member.topics_text} has been processed yet; the next advance "
+            f"starts with its first",
+        )
     if run is not None:
         return plan_run(connection, broker, member, run, request, origin=origin, observed=observed)
     batch_id = freeze_advance(connection, broker, member, origin=origin, observed=observed)
@@ -261,6 +274,14 @@ def _plan(
         return RunPlan(None, f"nothing new in {member.topics_text}")
     with transaction(connection):
         return RunPlan(Ledger(connection).batch(batch_id))
+
+
+def _has_processed(connection: Connection, member: Pipeline) -> bool:
+    """True if a member has stored offsets. Raises NotRegistered and IdentityChanged."""
+    ledger = Ledger(connection)
+    with transaction(connection):
+        ledger.check_registered(member)
+        return bool(ledger.stored_offsets(member))
 
 
 def selected(tables: Tables, members: Sequence[Pipeline], only: Collection[str]) -> list[Pipeline]:

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from psycopg2 import sql
 
 from exactbatch.columns import Column
+from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
@@ -346,6 +347,11 @@ class Sink(Protocol):
 
     def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
         """Return how many rows retract() would delete of each part; None if rows do not name their records."""
+        ...
+
+    def batches_in(self, cursor: Cursor, ranges: Sequence[OffsetRange]) -> list[set[int]]:
+        """Return the IDs of the batches whose results in each range retract() or the compactor could find; rows must
+        name their records. The sets are empty if there is no table yet."""
         ...
 
     @property

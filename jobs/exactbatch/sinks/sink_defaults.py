@@ -7,6 +7,7 @@ from psycopg2 import sql
 
 from exactbatch.columns import Column
 from exactbatch.errors import TargetMismatch
+from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, KeptLatest, Merger
 from exactbatch.sinks.staged_rows import StagedRows
@@ -153,6 +154,10 @@ class SinkDefaults:
     def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:
         """Return how many rows retract() would delete of each part; None if rows do not name their records."""
         return self.lineage_table.count_by_part(cursor, parts)
+
+    def batches_in(self, cursor: Cursor, ranges: Sequence[OffsetRange]) -> list[set[int]]:
+        """Return the IDs of the batches that have rows in each range of the lineage table."""
+        return self.lineage_table.batches_in(cursor, ranges)
 
     def compare_target(
         self,

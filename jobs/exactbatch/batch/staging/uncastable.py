@@ -67,10 +67,13 @@ def reject_uncastable(
     do not carry the record that they come from, or if a record gives two changes of a key.
     """
     with transaction(connection) as cursor:
+        too_many = False
         if rules := rules_of(cursor, pipeline, columns, tables.batch_id):
             for part, of_part in staged.by_part():
-                note_uncastable(cursor, rules, tables.of_part(part), of_part, limit=limit)
-        for part, of_part in staged.by_part():
+                noted = note_uncastable(cursor, rules, tables.of_part(part), of_part, limit=limit)
+                too_many = too_many or noted > limit
+        # The search for unknown values casts keys and versions of all rows but those that are noted.
+        for part, of_part in () if too_many else staged.by_part():
             note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)
         any_noted = _any_noted(cursor, tables, staged)
     if any_noted:
@@ -175,11 +178,15 @@ def note_uncastable(
     staged: StagedBatch,
     *,
     limit: int,
-) -> None:
-    """Note the records with staged rows that cannot be cast, in the table of rejects."""
+) -> int:
+    """Note the records with staged rows that cannot be cast, in the table of rejects; return how many were noted.
+
+    That is at most one more than `limit`.
+    """
     cursor.execute("savepoint uncastable")
     try:
         cursor.execute(_all_at_once(rules, tables, staged, limit))
+        return int(cursor.rowcount)
     except _VALUE_ERRORS as error:
         if re.search(NOT_OF_A_VALUE, error.pgcode or ""):
             raise
@@ -187,8 +194,10 @@ def note_uncastable(
         cursor.execute("rollback to savepoint uncastable")
         cursor.execute(_function(cursor, rules, tables))
         cursor.execute(_one_by_one(tables, staged, limit))
+        noted = int(cursor.rowcount)
         # While the function exists, the staging table cannot be dropped.
         cursor.execute(sql.SQL("drop function {}({})").format(_FUNCTION, identifier(tables.rows)))
+        return noted
 
 
 def _any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bool:

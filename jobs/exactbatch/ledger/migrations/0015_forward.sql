@@ -3,7 +3,7 @@
 create table exactbatch.forward (
     pipeline            text primary key references exactbatch.pipeline on update cascade,
     stream_id           bigint not null unique generated always as identity,
-    stream              text not null,
+    stream              text not null unique,
     topic               text not null,
     topic_id            uuid,
     last_sequence       bigint not null default 0,
@@ -16,7 +16,7 @@ create table exactbatch.forward (
     check (attempted_sequence > sent_sequence and attempted_sequence <= last_sequence)
 );
 comment on table exactbatch.forward is 'The results that a pipeline forwards to a topic, numbered in the order of their commits.';
-comment on column exactbatch.forward.stream is 'Names the stream in the header of each message; it is also the transactional.id. A renamed pipeline keeps it.';
+comment on column exactbatch.forward.stream is 'Names the stream in the header of each message; it is also the transactional.id. It ends with the stream_id, so no later stream has it. A renamed pipeline keeps it.';
 comment on column exactbatch.forward.topic_id is 'The ID of the topic; null before anything was sent.';
 comment on column exactbatch.forward.last_sequence is 'The number of the newest result that was committed here; 0: none.';
 comment on column exactbatch.forward.sent_sequence is 'The topic has all results up to this number.';

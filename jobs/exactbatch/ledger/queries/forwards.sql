@@ -5,8 +5,13 @@
 select {Stream} from exactbatch.forward where pipeline = :pipeline;
 
 -- name: insert_stream!
--- Begin a stream.
-insert into exactbatch.forward (pipeline, stream, topic) values (:pipeline, :stream, :topic);
+-- Begin a stream; name_stream follows.
+insert into exactbatch.forward (pipeline, stream, topic) values (:pipeline, '', :topic);
+
+-- name: name_stream!
+-- Give a new stream a name that no other has, before or after it.
+update exactbatch.forward set stream = 'exactbatch.' || pipeline || '.' || topic || '.' || stream_id
+where pipeline = :pipeline;
 
 -- name: delete_stream!
 -- End a stream that has nothing to send.

@@ -30,6 +30,8 @@ _STAGED: Final = sql.Identifier("exactbatch_latest")
 _ROW: Final = sql.Identifier("exactbatch_row")
 # The ranges that a replay processes again, and the batches whose rows and markers it may replace.
 _REPLAYED: Final = sql.Identifier("exactbatch_replayed")
+# The keys and places of all changes that a replay has staged.
+_AGAIN: Final = sql.Identifier("exactbatch_again")
 _LINEAGE: Final = [column.name for column in LINEAGE[:-1]]
 _PLACE: Final = ("kafka_topic", "kafka_partition", "kafka_offset")
 _KEYS_SHOWN: Final = 5
@@ -47,7 +49,8 @@ class LatestOnly:
     def let_replace(self, cursor: Cursor, parts: Sequence[Part]) -> None:
         """Let the next write() replace what these batches wrote for these ranges, even with an older change.
 
-        A record that is processed again may have another version now, and its former one no longer counts.
+        A record that gives a change of the same key again may have another version now, and its former one no longer
+        counts. If it gives none, its row or marker stays until a later change: nothing says which change came before.
         """
         cursor.execute(
             sql.SQL(
@@ -76,6 +79,8 @@ class LatestOnly:
             self._check_partitions(cursor, self.markers)
         cursor.execute("select to_regclass('pg_temp.exactbatch_replayed') is not null")
         is_replay = bool(cursor.fetchone()[0])
+        if is_replay:
+            self._find_again(cursor, staged, casts)
         later = self._is_later("l", is_replay=is_replay)
         # Looking up rows takes less time than Postgres expects, and compiling such a statement takes more.
         cursor.execute("set local jit to off")
@@ -105,6 +110,26 @@ class LatestOnly:
             )
         )
         cursor.execute(sql.SQL("analyze {}").format(_STAGED))
+
+    def _find_again(self, cursor: Cursor, staged: StagedRows, casts: Sequence[Cast]) -> None:
+        """Note the key and the place of each staged change, with an index: a replayed row looks for its own record."""
+        expressions = {cast.column.name: cast.expression for cast in casts}
+        cursor.execute(
+            sql.SQL(
+                "create temporary table {again} on commit drop as "
+                "select {key}, {place} from {target} where false "
+                "union all select {values}, {place} from {staging} where {accepted}"
+            ).format(
+                **self._names,
+                again=_AGAIN,
+                place=column_list(_PLACE),
+                values=sql.SQL(", ").join(expressions[name] for name in self.key),
+                staging=staged.table,
+                accepted=staged.accepted,
+            )
+        )
+        cursor.execute(sql.SQL("create index on {} ({})").format(_AGAIN, column_list(_PLACE)))
+        cursor.execute(sql.SQL("analyze {}").format(_AGAIN))
 
     def _settle_markers(self, cursor: Cursor, later: sql.Composable) -> None:
         """Delete the markers that a staged change is later than, and forget staged changes that are older."""
@@ -253,8 +278,8 @@ class LatestOnly:
     def _is_later(self, change: str, *, is_replay: bool) -> sql.Composable:
         """Return the condition that a staged change is later than the row or marker `t`, or of the same record.
 
-        In a replay, a row or marker of the replayed records is never later. An operator compares versions here as
-        `order by` does, because their types are Postgres's own.
+        In a replay, a row or marker of a replayed record that gives its key again is never later. An operator compares
+        versions here as `order by` does, because their types are Postgres's own.
         """
         # Rows that were there before the pipeline have no lineage. Without a version, offsets only order one partition.
         later: sql.Composable = sql.SQL("coalesce(({}) >= ({}){}, true)").format(
@@ -276,8 +301,16 @@ class LatestOnly:
         return sql.SQL(
             "({later} or exists (select from {replayed} p where p.topic = t.kafka_topic "
             "and p.partition = t.kafka_partition and t.kafka_offset >= p.first and t.kafka_offset < p.until "
-            "and t.batch_id = any(p.batch_ids)))"
-        ).format(later=later, replayed=_REPLAYED)
+            "and t.batch_id = any(p.batch_ids)) "
+            "and exists (select from {again} l where ({of_again}) = ({of_row}) and {same_key}))"
+        ).format(
+            **self._names,
+            later=later,
+            replayed=_REPLAYED,
+            again=_AGAIN,
+            of_again=column_list(_PLACE, of="l"),
+            of_row=column_list(_PLACE, of="t"),
+        )
 
     def _check_partitions(self, cursor: Cursor, table: TargetTable) -> None:
         """Raise KeyOnTwoPartitions if changes of a key are in several partitions, staged ones or that of its row."""

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
+from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison, KeptLatest
 from exactbatch.sinks.staged_rows import StagedRows
@@ -133,6 +134,14 @@ class UpsertWithoutHistory(Upsert):
     def count_retracted_by_part(self, cursor: Cursor, parts: Sequence[Part]) -> list[int | None]:  # noqa: ARG002
         """Return 0 for each part: nothing is retracted."""
         return [0] * len(parts)
+
+    def batches_in(self, cursor: Cursor, ranges: Sequence[OffsetRange]) -> list[set[int]]:
+        """Return the IDs of the batches that have rows or markers in each range."""
+        of_markers = LineageTable(self._markers).batches_in(cursor, ranges)
+        return [
+            rows | markers
+            for rows, markers in zip(super().batches_in(cursor, ranges), of_markers, strict=True)
+        ]
 
     @property
     def kept_latest(self) -> KeptLatest:
