@@ -1689,8 +1689,8 @@ MUTANTS: Final = (
     Mutant(
         "a decimal in text is not suspected to be base64",
         "formats/debezium_declared.py",
-        "        if isinstance(value, str) and _EITHER_PATTERN.fullmatch(value):",
-        "        if False:",
+        "            if not (isinstance(value, str) and _EITHER_PATTERN.fullmatch(value)):",
+        "            if True:",
         (f"{_DEBEZIUM}_refusals.py::test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject",),
     ),
     Mutant(

@@ -106,6 +106,14 @@ def test_images_that_are_no_documents_are_rejects():
     assert "no 'after'" in said[5]
 
 
+def test_columns_named_as_an_image_make_no_document():
+    form = Debezium("id int, after text, created timestamp", epoch={"created": "us"})
+    row = {"id": 1, "after": '{"a": 1}', "created": 1529507596945104}
+    decoded = decode(form, *({"before": None, "after": row, "op": op} for op in "cu"))
+    assert decoded.rejects == ()
+    assert decoded.rows.to_pylist() == [{**row, "created": datetime(2018, 6, 20, 15, 13, 16, 945104)}] * 2
+
+
 def test_rows_of_tables_beside_documents_stay_as_they_are():
     row = {"before": None, "after": {"_id": 2, "after": '{"a": 1}'}, "op": "c"}
     decoded = decode(Debezium('"_id" int, after text'), row, event({"_id": 1, "after": "x"}), row)

@@ -28,6 +28,9 @@ from support.debezium_types import (
     unscaled,
 )
 
+KINDS = {float: "double", str: "string"}
+BITS = encoded((7 * 10**36).to_bytes(16, "little"))
+
 
 def with_schema(schema: dict[str, Any], *written: Any) -> list[bytes]:
     schema = envelope({"id": typed("int32"), "x": schema}, {})
@@ -80,6 +83,9 @@ def reasons(column: str, values: list[bytes], **options: Any) -> list[str]:
         ("text", time("int64", "MicroTimestamp"), 2**62, "the years 1 to 9999"),
         ("numeric(4,2)", decimal(2), unscaled(10000), "does not fit in precision 4"),
         ("numeric(4,1)", decimal(2), unscaled(101), "data loss"),
+        ("numeric(38,2)", decimal(0), unscaled(7 * 10**36), "does not fit in precision 38"),
+        ("numeric(38,38)", decimal(0), unscaled(10**37), "does not fit in precision 38"),
+        ("numeric(38,2)", data("bytes", "Bits", length=128), BITS, "digits before the point"),
         ("int", decimal(1), unscaled(15), "data loss"),
         ("int", decimal(0), unscaled(2**31), "out of bounds"),
         ("numeric(4,2)", decimal(2), "", "expected the bytes of a decimal, found none"),
@@ -115,6 +121,7 @@ def test_a_value_that_does_not_fit_its_column_is_a_reject(column, schema, writte
         ("date", 17702, {}, "times="),
         ("time", 1, {}, "times="),
         ("numeric(10,2)", "1234", {}, "declare decimals='string' or decimals='precise'"),
+        ("numeric(12,2)[]", ["12.5", "1234"], {}, "declare decimals='string' or decimals='precise'"),
         ("numeric", "12345678", {}, "declare decimals='string' or decimals='precise'"),
         ("numeric(10,2)", "AQ==", {}, "column 'x'"),
         ("numeric(10,2)", "1.25", {"decimals": "precise"}, "expected bytes as base64"),
@@ -152,6 +159,8 @@ def test_a_value_without_a_schema_that_needs_a_declaration_is_a_reject(column, w
             {"decimals": "precise"},
             "1.500",
         ),
+        ("numeric(10,2)[]", [unscaled(-150)], {"decimals": "precise"}, "[Decimal('-1.50')]"),
+        ("numeric[]", [{"scale": 3, "value": unscaled(1500)}], {"decimals": "precise"}, "['1.500']"),
         ("numeric(10,2)", "1234", {"decimals": "string"}, "1234.00"),
         ("numeric(10,2)", "12.34", {}, "12.34"),
         ("numeric(10,2)", 12.34, {}, "12.34"),
@@ -184,6 +193,28 @@ def test_a_value_without_a_schema_is_read_as_declared(column, written, options, 
 def test_declarations_that_cannot_be_are_refused(column, options, said):
     with pytest.raises(ConfigurationError, match=said):
         Debezium(f"id int, x {column}", **options)
+
+
+@pytest.mark.parametrize("number", [10**100_000 + 1, 1 << 8 * 41_525], ids=["digits", "bytes"])
+def test_a_decimal_of_too_many_digits_is_not_rounded(number):
+    number = unscaled(number)
+    for schema, written in ((decimal(1), number), (VARIABLE, {"scale": 1, "value": number})):
+        [reason] = reasons("numeric", with_schema(schema, written))
+        assert "expected a decimal of at most 100000 digits" in reason
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [(float("nan"), "JSON has no number nan"), (float("-inf"), "JSON has no number -inf"), ("\0", "U+0000")],
+)
+def test_what_json_cannot_hold_is_a_reject_in_avro(monkeypatch, written, said):
+    schema = envelope({"id": typed("int32"), "x": record("a.B", y=typed(KINDS[type(written)]))}, {})
+    monkeypatch.setattr(
+        "exactbatch.formats.avro_bodies.writer_schema", lambda *_: json.dumps(avro_schema(schema))
+    )
+    event = {"before": None, "after": {"id": 1, "x": {"y": written}}, "source": {}, "op": "c"}
+    [reason] = reasons("jsonb", [b"\0\0\0\0\x01" + avro_body(schema, event)], registry="http://registry")
+    assert said in reason
 
 
 def test_bytes_of_a_schema_are_base64_whatever_is_declared():

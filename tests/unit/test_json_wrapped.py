@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import zlib
 
 import pyarrow as pa
 import pytest
@@ -50,7 +51,12 @@ def test_a_value_is_decoded_from_the_outermost_encoding_on(encoding):
         (
             "gzip",
             b'{"a": 5}',
-            "the value cannot be decompressed by gzip: zlib inflate failed: incorrect header check",
+            "the value cannot be decompressed by gzip: it does not begin with 1f 8b",
+        ),
+        (
+            "gzip",
+            zlib.compress(b'{"a": 5}'),
+            "the value cannot be decompressed by gzip: it does not begin with 1f 8b",
         ),
         (
             "gzip",
@@ -79,6 +85,19 @@ def test_a_value_that_decompresses_to_too_much_is_a_reject(encoding):
     assert reason(Json("a int", encoding=encoding), bomb) == (
         f"the value decompresses by {encoding} to more than 67108864 bytes, which is the limit"
     )
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_the_auditor_reads_no_more_than_the_limit(encoding):
+    bomb = WRITERS[encoding](b" " * (wrapped.MOST_BYTES + 1))
+    audited = audited_format(Json("a int", encoding=encoding)).decode(pa.array([bomb], pa.binary()))
+    assert audited.rejects == ((0, "the value decompresses to more than 67108864 bytes"),)
+
+
+def test_the_auditor_ends_lines_where_batches_do():
+    format_ = Json("a int", documents="lines")
+    audited = audited_format(format_).decode(pa.array([b'{"a":\r 1}\r\n{"a": 2}'], pa.binary()))
+    assert audited.rows.to_pylist() == rows(format_, b'{"a":\r 1}\r\n{"a": 2}') == [{"a": 1}, {"a": 2}]
 
 
 def test_values_are_decoded_in_parts_of_bounded_size(monkeypatch):

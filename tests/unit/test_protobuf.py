@@ -8,7 +8,7 @@ from decimal import Decimal
 from math import isnan
 
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, struct_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -89,6 +89,8 @@ def test_nan_and_float_are_what_they_are():
         ("text", "f_string", {"f_string": "a\0b"}, "Postgres cannot store U+0000 in text"),
         ("jsonb", "f_string", {"f_string": "a\0b"}, "Postgres cannot store U+0000 in text"),
         ("timestamptz", "at", {"at": {"seconds": 2**62}}, "the Timestamp has 4611686018427387904 seconds"),
+        ("timestamptz", "at", {"at": {"seconds": -62_135_596_801}}, "the Timestamp has -62135596801 seconds"),
+        ("timestamp", "at", {"at": {"seconds": 253_402_300_800}}, "the Timestamp has 253402300800 seconds"),
         ("timestamptz", "at", {"at": {"nanos": 10**9}}, "the Timestamp has 1000000000 nanos"),
         ("interval", "took", {"took": {"nanos": 1}}, "expected whole microseconds, found 1 nanos"),
         ("numeric", "took", {"took": {"seconds": 1, "nanos": -1}}, "the Duration has 1 s and -1 nanos"),
@@ -266,6 +268,45 @@ def test_the_place_of_a_message_type_is_in_the_value(registry):
         {"f_int64": None, "sku": "s"},
         {"f_int64": None, "sku": None},
     ]
+
+
+def test_elements_whose_type_lacks_a_field_are_rows(registry):
+    value = Protobuf(
+        "id bigint from 'f_int64', sku text from 'items[].sku', c text from 'items[].color' default 'red', "
+        "s text from 'items[].size.name', t text from 'items[].first[0].name'",
+        registry=registry,
+    )
+    order = written(f_int64=5, items=[{"sku": "a"}, {}])
+    missing = {"c": "red", "s": None, "t": None}
+    assert rows(value, framed(7, b"\x02\x02" + order)) == [
+        {"id": 5, "sku": "a", **missing},
+        {"id": 5, "sku": "", **missing},
+    ]
+
+
+def test_an_array_that_the_type_lacks_gives_no_rows(registry):
+    value = Protobuf("id bigint from 'f_int64', c text from 'boxes[].items[].color'", registry=registry)
+    decoded = decode(value, framed(7, b"\x02\x02" + written(f_int64=5)))
+    assert (len(decoded.rows), decoded.rejects) == (0, ())
+
+
+def test_a_default_is_for_what_is_not_set():
+    form = protobuf("a jsonb from 'anything.fields' default '5', n numeric from 'wrapped' default 7")
+    assert rows(form, written()) == [{"a": "5", "n": "7"}]
+    null = Protobuf("v jsonb default '5'", descriptor=_values(), message="v.Holder")
+    assert rows(null, b"\x0a\x02\x08\x00", b"") == [{"v": None}, {"v": "5"}]
+
+
+def _values():
+    """message Holder { google.protobuf.Value v = 1; }"""
+    files = descriptor_pb2.FileDescriptorSet()
+    files.file.add().ParseFromString(struct_pb2.DESCRIPTOR.serialized_pb)
+    file = files.file.add(name="v.proto", package="v", syntax="proto3")
+    file.dependency.append(struct_pb2.DESCRIPTOR.name)
+    file.message_type.add(name="Holder").field.add(
+        name="v", number=1, type=11, label=1, type_name=".google.protobuf.Value"
+    )
+    return files.SerializeToString()
 
 
 def test_a_schema_may_import_others(registry):

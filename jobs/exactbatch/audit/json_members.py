@@ -6,6 +6,7 @@ writes the members of each row as an object of its own. Only what these simple o
 
 import binascii
 import gzip
+import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ _NULL: Final = b"null"
 # Numbers stay text: Python limits the digits of an integer that it parses. It takes NaN and Infinity, as Arrow does in
 # members that no column takes.
 _PARSER: Final = json.JSONDecoder(parse_int=str, parse_float=str)
+_MOST_BYTES: Final = 64 * 1024 * 1024  # that a value may decompress to
 _SPACE: Final = " \t\r\n"
 # The members of a row by the path to the element that it is of: the texts of a record, and of its elements.
 _Places = list[bytes | None]
@@ -127,9 +129,13 @@ def _decoded(value: bytes, encodings: Sequence[str]) -> bytes:
             case "base64":
                 value = binascii.a2b_base64(value, strict_mode=True)
             case "gzip":
-                value = gzip.decompress(value)
+                with gzip.open(io.BytesIO(value)) as stream:
+                    value = stream.read(_MOST_BYTES + 1)
             case _:
-                value = pa.input_stream(pa.BufferReader(value), compression=encoding).read()
+                with pa.input_stream(pa.BufferReader(value), compression=encoding) as stream:
+                    value = stream.read(_MOST_BYTES + 1)
+        if len(value) > _MOST_BYTES:
+            raise ValueError(f"the value decompresses to more than {_MOST_BYTES} bytes")
     return value
 
 
@@ -138,7 +144,7 @@ def _documents(value: bytes, documents: str) -> list[bytes]:
         case "one":
             return [value]
         case "lines":
-            return [line for line in value.splitlines() if line.strip()]
+            return [line for line in value.split(b"\n") if line.strip()]
         case "array":
             _PARSER.decode(value.decode())
             return _array(value.strip())

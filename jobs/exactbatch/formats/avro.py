@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache, cached_property
-from math import isfinite
 from operator import itemgetter
 from os import PathLike
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies, by_header, schema_after
+from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import AvroField, checked, fields_of
 from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
 from exactbatch.formats.json import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
-from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.schema_registry import check_address
 from exactbatch.options import check_types
 
@@ -268,7 +267,6 @@ def _value_of(parsed: Any, fields: Iterable[AvroField]) -> Any:
 
 def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
     """Return a column from the values that fastavro returned for its field."""
-    import msgspec
     import pyarrow as pa
 
     match field.reading:
@@ -277,31 +275,13 @@ def _array(column: Column, field: AvroField, values: list[Any]) -> "pa.Array":
         case "text":
             return pa.array([None if value is None else _as_text(value) for value in values], pa.string())
         case "json":
-            encode = msgspec.json.Encoder(decimal_format="number").encode
-            texts = list(map(encode, values))
-            for value, text in zip(values, texts, strict=True):
-                if b"null" in text:
-                    _refuse_not_finite(value)
-            return json_texts(pa.array(texts, pa.binary()))
+            return json_of(values)
         case unit if column.element is None:
             return from_epoch(pa.array(values, pa.int64()), unit, column.arrow_type)
         case unit:
             lists = pa.array(values, pa.list_(pa.int64()))
             elements = from_epoch(lists.values, unit, column.arrow_type.value_type)
             return pa.ListArray.from_arrays(lists.offsets, elements, mask=lists.is_null())
-
-
-def _refuse_not_finite(value: Any) -> None:
-    """Raise ValueError for NaN and infinity, which JSON does not have and which msgspec writes as null."""
-    match value:
-        case float() if not isfinite(value):
-            raise ValueError(f"JSON has no number {value}")
-        case dict():
-            for member in value.values():
-                _refuse_not_finite(member)
-        case list():
-            for element in value:
-                _refuse_not_finite(element)
 
 
 def _as_text(value: Any) -> str:

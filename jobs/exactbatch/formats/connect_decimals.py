@@ -1,6 +1,6 @@
 """Decode Kafka Connect's decimals: an unscaled integer as bytes, highest first, which JSON carries in base64."""
 
-from decimal import Context, Decimal
+from decimal import Context, Decimal, DecimalException, Inexact
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.binary_text import decoded_text
@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 _WIDTH: Final = 16  # bytes of a decimal128
 _MOST_DIGITS: Final = 38  # of a decimal128
+_MOST_WIDE_DIGITS: Final = 76  # of a decimal256
 _PAD: Final = 64  # a base64 character that stands for no bits
 _INVALID: Final = 255
 _ALPHABET: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
 # Arrow writes a decimal with an exponent only if it has more places than these.
 _PLAIN_PLACES: Final = 6
-_EXACT: Final = Context(prec=100_000)
+_EXACT: Final = Context(prec=100_000, traps=[Inexact])
+_MOST_BYTES: Final = 41_525  # that an integer of so many digits may take
 
 
 def decimals_from_base64(text: "pa.StringArray", scale: int, type_: "pa.DataType") -> "pa.Array":
@@ -38,7 +40,9 @@ def decimals_from_base64(text: "pa.StringArray", scale: int, type_: "pa.DataType
     )
     if pa.types.is_decimal128(type_):
         check_digits(numbers)
-        return numbers.cast(type_)
+        # Arrow multiplies by a power of ten modulo 2^bits: 256 bits hold any product of 38 digits and 10^38.
+        wide = numbers.cast(pa.decimal256(_MOST_WIDE_DIGITS, scale))
+        return wide.cast(pa.decimal256(_MOST_WIDE_DIGITS, type_.scale)).cast(type_)
     if pa.types.is_integer(type_):
         check_digits(numbers)
         return numbers.cast(type_)
@@ -72,8 +76,13 @@ def _written(unscaled: bytes | None, scale: Any) -> str | None:
         raise ValueError("expected the bytes of a decimal, found none")
     if abs(scale) > _EXACT.prec:
         raise ValueError(f"expected a decimal of at most {_EXACT.prec} places, found a scale of {scale}")
+    if len(unscaled) > _MOST_BYTES:  # converting them takes time that grows with the square of their number
+        raise ValueError(f"expected a decimal of at most {_EXACT.prec} digits, found {len(unscaled)} bytes")
     number = Decimal(int.from_bytes(unscaled, "big", signed=True))
-    return format(number.scaleb(-scale, _EXACT), "f")
+    try:
+        return format(number.scaleb(-scale, _EXACT), "f")
+    except DecimalException:
+        raise ValueError(f"expected a decimal of at most {_EXACT.prec} digits, found more") from None
 
 
 def _from_text(text: "pa.StringArray", type_: "pa.DataType") -> "pa.Array":

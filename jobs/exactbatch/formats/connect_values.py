@@ -18,6 +18,7 @@ from exactbatch.formats.connect_times import (
     times_of_day,
     timestamps_from_iso,
 )
+from exactbatch.formats.decimals import decimals_of
 from exactbatch.formats.json import readable
 
 if TYPE_CHECKING:
@@ -236,6 +237,8 @@ def _unsigned(text: "pa.Array", type_: "pa.DataType") -> "pa.Array":
         None if each is None else str(int.from_bytes(each, "little"))
         for each in decoded_text(text, "base64").to_pylist()
     ]
+    if pa.types.is_decimal(type_):
+        return decimals_of(pa.chunked_array([pa.array(numbers, pa.string())]), type_).combine_chunks()
     return pa.array(numbers, pa.string()).cast(type_)
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.avro_bodies import ENDS_ELSEWHERE, HEADER, Bodies
+from exactbatch.formats.avro_json import json_of
 from exactbatch.formats.connect_schema import ConnectType, from_avro
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.debezium_images import Images
@@ -79,10 +80,8 @@ def avro_images(
     events: Sequence[Mapping[str, Any]], readings: Mapping[str, Reading], source: "Mapping[str, pa.DataType]"
 ) -> Images:
     """Return what events say, in the arrays that JSON would give. Raises ValueError for a field of another type."""
-    import msgspec
     import pyarrow as pa
 
-    encode = msgspec.json.Encoder(decimal_format="number").encode
     images = {name: [_part(event, name) for event in events] for name in ("before", "after", "source")}
 
     def has(image: str) -> "pa.BooleanArray":
@@ -92,8 +91,7 @@ def avro_images(
         values = [None if row is None else row.get(name) for row in images[image]]
         reading = readings[name]
         if reading.read is None:
-            texts = [None if value is None else encode(value).decode() for value in values]
-            return pa.array(texts, pa.string())
+            return json_of(values)
         if not pa.types.is_primitive(reading.read):
             values = [value if type(value) is str else _as_in_json(value) for value in values]
         return _array(values, reading.read)

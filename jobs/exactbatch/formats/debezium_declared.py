@@ -91,17 +91,19 @@ def declared_reading(
     if column.type == "date":
         return Reading(plain(column).read, dates_from_iso)
     if column.type.startswith("numeric") and decimals == "precise":
-        return _precise(column)
+        written = _precise(column.element or column.type)
+        return reading_of(column, ConnectType("array", element=written) if column.element else written)
     if column.type == "numeric":
         return Reading(plain(column).read, special_decimals)
     return plain(column)
 
 
-def _precise(column: Column) -> Reading:
-    if column.type == "numeric":
-        return reading_of(column, ConnectType("struct", VARIABLE_SCALE))
-    scale = column.type.removesuffix(")").rpartition(",")[2]
-    return reading_of(column, ConnectType("bytes", DECIMAL, {"scale": scale}))
+def _precise(type_: str) -> ConnectType:
+    """Return what decimal.handling.mode=precise writes for a numeric type."""
+    if type_ == "numeric":
+        return ConnectType("struct", VARIABLE_SCALE)
+    scale = type_.removesuffix(")").rpartition(",")[2]
+    return ConnectType("bytes", DECIMAL, {"scale": scale})
 
 
 def refuse_ambiguous(text: "pa.StringArray", columns: Sequence[Column]) -> None:
@@ -114,7 +116,8 @@ def refuse_ambiguous(text: "pa.StringArray", columns: Sequence[Column]) -> None:
     for column in columns:
         if not column.type.startswith("numeric"):
             continue
-        field = rf'{re.escape(json.dumps(column.name, ensure_ascii=False))}\s*:\s*"{_EITHER}"'
+        before = r"\[[^]]*" if column.element else ""
+        field = rf'{re.escape(json.dumps(column.name, ensure_ascii=False))}\s*:\s*{before}"{_EITHER}"'
         suspect = pc.match_substring_regex(text, field)
         if not pc.any(suspect, min_count=0).as_py():
             continue
@@ -126,8 +129,10 @@ def _refuse_ambiguous(name: str, event: Any) -> None:
     event = event.get("payload") or event
     for image in ("before", "after"):
         row = event.get(image)
-        value = row.get(name) if isinstance(row, dict) else None
-        if isinstance(value, str) and _EITHER_PATTERN.fullmatch(value):
+        written = row.get(name) if isinstance(row, dict) else None
+        for value in written if isinstance(written, list) else [written]:
+            if not (isinstance(value, str) and _EITHER_PATTERN.fullmatch(value)):
+                continue
             raise ValueError(
                 f"{value!r} is a number as text, or the bytes of another number in base64: declare decimals='string' "
                 f"or decimals='precise', the connector's decimal.handling.mode, or let it send schemas"

@@ -13,6 +13,7 @@ from exactbatch.columns import Column
 from exactbatch.formats.connect_schema import ConnectType
 from exactbatch.formats.connect_values import Reading
 from exactbatch.formats.debezium_declared import declared_reading
+from exactbatch.formats.debezium_event import event_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,14 +32,23 @@ def document_reading(column: Column) -> Reading:
 
 
 def are_documents(values: "pa.BinaryArray", payload: ConnectType | None) -> "pa.BooleanArray":
-    """Return true for events that may be MongoDB's; `payload` is their type, if they have a schema."""
+    """Return true for events that are MongoDB's; `payload` is their type, if they have a schema."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if payload is not None:
         after = payload.field("after")
         return pa.repeat(pa.scalar(after is not None and after.type == "string"), len(values))
-    return pc.match_substring_regex(values, _BEGINS)
+    suspect = pc.match_substring_regex(values, _BEGINS)
+    if not pc.any(suspect, min_count=0).as_py():
+        return suspect
+    # A column of a table may be named before or after as well.
+    pairs = zip(suspect.to_pylist(), values, strict=True)
+    return pa.array([each and _has_document(event_of(value.as_py())) for each, value in pairs], pa.bool_())
+
+
+def _has_document(event: dict[str, Any]) -> bool:
+    return any(isinstance(event.get(image), str) for image in _IMAGES)
 
 
 def with_rows(values: "pa.BinaryArray") -> "pa.BinaryArray":

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -11,10 +11,10 @@ from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.format import Decoded, decode_several
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.json_fields import Members, check_arrays, gives_rows_of_elements, in_rows
+from exactbatch.formats.json_fields import Members, check_arrays, filled, gives_rows_of_elements, in_rows
 from exactbatch.formats.json_members import default_of
 from exactbatch.formats.postgres_limits import check_rows
-from exactbatch.formats.protobuf_fields import Missing, Way, followed, way_of
+from exactbatch.formats.protobuf_fields import Way, followed, way_of
 from exactbatch.formats.protobuf_types import files_of_set, message_at, message_named, named_files, pool_of
 from exactbatch.formats.raw_json_fields import json_texts
 from exactbatch.formats.schema_registry import protobuf_files
@@ -110,10 +110,14 @@ class Protobuf:
         messages = [self._message_of(value) for value in values.to_pylist()]
         members = []
         for number, each in enumerate(self.fields):
-            found = _members([(message, type_.ways[number]) for message, type_ in messages], each)
+            found, is_missing = _members([(message, type_.ways[number]) for message, type_ in messages], each)
             found.values = _column(each.column, found.values)
             if each.default is not None:
-                found.values = found.values.fill_null(self._defaults[each.column.name])
+                found.values = filled(
+                    found.values,
+                    partial(pa.array, is_missing, pa.bool_()),
+                    self._defaults[each.column.name],
+                )
             members.append(found)
         columns, origins = in_rows(members, len(values))
         rows = pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -134,21 +138,14 @@ class Protobuf:
 
 
 class _Type:
-    """A message type, and how each column takes its values from messages of it; None if the type lacks its field."""
+    """A message type, and how each column takes its values from messages of it."""
 
     def __init__(self, descriptor: Any, fields: Sequence[Field], *, may_lack: bool) -> None:
         from google.protobuf.message_factory import GetMessageClass
 
         self._class = GetMessageClass(descriptor)
         self._name = descriptor.full_name
-        self.ways: list[Way | None] = []
-        for each in fields:
-            try:
-                self.ways.append(way_of(descriptor, each))
-            except Missing as error:
-                if not may_lack:
-                    raise ValueError(str(error)) from None
-                self.ways.append(None)
+        self.ways = [way_of(descriptor, each, may_lack=may_lack) for each in fields]
 
     @classmethod
     def of_set(cls, descriptors: bytes, message: str, fields: Sequence[Field], *, may_lack: bool) -> "_Type":
@@ -208,23 +205,22 @@ def _varint(value: bytes, at: int) -> tuple[int, int]:
     raise ValueError("the value ends inside the place of its message type, or that is too large")
 
 
-def _members(messages: Sequence[tuple[Any, Way | None]], each: Field) -> Members:
-    """Return what a column takes from messages, converted; None for what is not set."""
+def _members(messages: Sequence[tuple[Any, Way]], each: Field) -> tuple[Members, list[bool]]:
+    """Return what a column takes from messages, converted, with None for what is not set; and what is not set."""
     import numpy as np
 
     members = Members(None)
-    nodes = [(None if way is None else message, way) for message, way in messages]
+    nodes = list(messages)
     for number in range(len(each.path.parts)):
         if number:
             parents = [parent for parent, (elements, _) in enumerate(nodes) for _ in elements or ()]
             members.parents.append(np.array(parents, np.int64))
             nodes = [(element, way) for elements, way in nodes for element in elements or ()]
         nodes = [
-            (None if way is None or node is None else followed([node], way.parts[number])[0], way)
-            for node, way in nodes
+            (None if node is None else followed([node], way.parts[number])[0], way) for node, way in nodes
         ]
-    members.values = [None if node is None or way is None else way.convert(node) for node, way in nodes]
-    return members
+    members.values = [None if node is None else way.convert(node) for node, way in nodes]
+    return members, [node is None for node, _ in nodes]
 
 
 def _column(column: Column, values: list[Any]) -> "pa.Array":

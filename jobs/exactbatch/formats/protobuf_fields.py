@@ -16,6 +16,9 @@ _INTEGERS: Final = {"smallint": 16, "integer": 32, "bigint": 64}
 _JSON: Final = ("json", "jsonb")
 _TIMESTAMPS: Final = ("timestamp with time zone", "timestamp without time zone")
 _TIMESTAMP: Final = "google.protobuf.Timestamp"
+# timestamp.proto: from 0001-01-01T00:00:00Z to 9999-12-31T23:59:59.999999999Z, in seconds since 1970.
+_EARLIEST: Final = -62_135_596_800
+_LATEST: Final = 253_402_300_799
 _DURATION: Final = "google.protobuf.Duration"
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"
@@ -37,14 +40,15 @@ class Way:
     convert: Convert
 
 
-def way_of(message: "Descriptor", field: Field) -> Way:
+def way_of(message: "Descriptor", field: Field, *, may_lack: bool) -> Way:
     """Return how a column takes its values from messages of a type.
 
-    Raises Missing if the type has no such field, and ValueError if the field does not fit the column.
+    Raises ValueError if the field does not fit the column, and if the type has no such field. If it `may_lack` the
+    field, its values are missing instead, in each element of the arrays that the type has.
     """
     at: Descriptor | FieldDescriptor = message
     is_element = False  # `at` is a field that is repeated, and its elements are meant
-    parts = []
+    parts: list[tuple[Convert, ...]] = []
     for number, steps in enumerate(field.path.parts):
         if number:
             is_element = _element_of(at, is_element, field)
@@ -54,11 +58,21 @@ def way_of(message: "Descriptor", field: Field) -> Way:
                 is_element = _element_of(at, is_element, field)
                 converts.append(partial(_element, step))
                 continue
-            at, is_element = _member_of(at, is_element, step, field), False
+            try:
+                at, is_element = _member_of(at, is_element, step, field), False
+            except Missing as error:
+                if not may_lack:
+                    raise ValueError(str(error)) from None
+                rest = len(field.path.parts) - number - 1
+                return Way((*parts, (*converts, _nothing), *[()] * rest), _nothing)
             converts.append(_getter(at))
         parts.append(tuple(converts))
     convert = _message_json if at is message else _conversion(at, field.column, is_element=is_element)
     return Way(tuple(parts), convert)
+
+
+def _nothing(_: Any) -> None:
+    return None
 
 
 def followed(nodes: list[Any], steps: Sequence[Convert]) -> list[Any]:
@@ -192,10 +206,12 @@ def _well_known(field: Any, column: Column) -> Convert:
 def _microseconds(time: Any, column: Column) -> int:
     if not 0 <= time.nanos < 10**9:
         raise ValueError(f"column {column.name!r}, {column.type}: the Timestamp has {time.nanos} nanos")
-    microseconds: int = time.seconds * 10**6 + time.nanos // 1000
-    if not -(2**63) <= microseconds < 2**63:
-        raise ValueError(f"column {column.name!r}, {column.type}: the Timestamp has {time.seconds} seconds")
-    return microseconds
+    if not _EARLIEST <= time.seconds <= _LATEST:
+        raise ValueError(
+            f"column {column.name!r}, {column.type}: the Timestamp has {time.seconds} seconds, which are not in the "
+            f"years 1 to 9999"
+        )
+    return int(time.seconds * 10**6 + time.nanos // 1000)
 
 
 def _seconds(duration: Any, column: Column) -> str:

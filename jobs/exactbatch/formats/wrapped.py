@@ -17,6 +17,7 @@ Documents = Literal["one", "lines", "concatenated", "array"]
 # A small value may be decompressed to any size: one value, and all that are decoded together.
 MOST_BYTES: Final = 64 * 1024 * 1024
 _TOGETHER: Final = 16 * 1024 * 1024
+_GZIP: Final = b"\x1f\x8b"  # RFC 1952
 _WHITE_SPACE: Final = " \t\r\n"
 
 
@@ -82,6 +83,8 @@ def _unwrapped(value: bytes, encodings: Sequence[Encoding]) -> bytes:
 def _decompressed(value: bytes, encoding: Encoding) -> bytes:
     import pyarrow as pa
 
+    if encoding == "gzip" and value and not value.startswith(_GZIP):  # Arrow takes a zlib stream as well
+        raise ValueError("the value cannot be decompressed by gzip: it does not begin with 1f 8b")
     try:
         with pa.CompressedInputStream(pa.BufferReader(value), encoding) as stream:
             data: bytes = stream.read(MOST_BYTES + 1)

@@ -1,0 +1,38 @@
+"""Values of Avro as the JSON of json and jsonb columns."""
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from exactbatch.formats.raw_json_fields import json_texts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def json_of(values: list[Any]) -> "pa.StringArray":
+    """Return the JSON text of values that fastavro returned; null for None.
+
+    Raises ValueError for NaN, infinity and U+0000.
+    """
+    import msgspec
+    import pyarrow as pa
+
+    encode = msgspec.json.Encoder(decimal_format="number").encode
+    texts = list(map(encode, values))
+    for value, text in zip(values, texts, strict=True):
+        if b"null" in text:
+            _refuse_not_finite(value)
+    return json_texts(pa.array(texts, pa.binary()))
+
+
+def _refuse_not_finite(value: Any) -> None:
+    """Raise ValueError for NaN and infinity, which JSON does not have and which msgspec writes as null."""
+    match value:
+        case float() if not isfinite(value):
+            raise ValueError(f"JSON has no number {value}")
+        case dict():
+            for member in value.values():
+                _refuse_not_finite(member)
+        case list():
+            for element in value:
+                _refuse_not_finite(element)
