@@ -213,6 +213,8 @@ def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path
     _, problems = held.communicate(timeout=60)
     assert held.returncode == 42, problems
     assert "another forwarder has taken over" in " ".join(problems.split())
+    assert "FATAL" not in problems
+    assert "[thrd:" not in problems
     late.send()
     assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 20)))
 
