@@ -14,6 +14,7 @@ from unittest.mock import patch
 import psutil
 
 from exactbatch import Pipeline
+from exactbatch.errors import RetryableError
 from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding import producer, sent
 from exactbatch.forwarding.forward import forward_results
@@ -26,6 +27,7 @@ from support.reference import Row
 from support.waiting import wait_for
 
 KAFKA_TIMEOUT: Final = 5.0  # seconds, of a Kafka transaction and of each of its steps
+_TRIES: Final = 4
 _END: Final = 120.0  # seconds in which a forwarder ends
 
 
@@ -37,6 +39,17 @@ def send(pipeline: Pipeline, settings: Settings) -> int:
         ledger_session(settings.postgres, "exactbatch forward", pipeline) as connection,
     ):
         return forward_results(connection, settings, pipeline).sent
+
+
+def send_rest(pipeline: Pipeline, settings: Settings) -> None:
+    """Send what waits. Servers that have just started may need more than one try."""
+    for left in reversed(range(_TRIES)):
+        try:
+            send(pipeline, settings)
+            return
+        except RetryableError:
+            if not left:
+                raise
 
 
 @contextmanager

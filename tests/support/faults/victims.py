@@ -248,7 +248,7 @@ class Victims:
         if not audits.is_exact or audits.records != len(log):
             raise NotExact(f"{combination}: the auditor found {audits}")
         if play.pipeline.forward is not None:
-            forwarders.send(play.pipeline, play.world.settings)
+            forwarders.send_rest(play.pipeline, play.world.settings)
             try:
                 forwarders.check_results(
                     play.world.connection, play.pipeline, play.world.settings, play.kind.expected(log)
