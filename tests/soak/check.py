@@ -8,7 +8,6 @@ from typing import Any
 
 from exactbatch import Pipeline
 from exactbatch.audit.report import AuditReport
-from exactbatch.forwarding.forward import forward_results
 from exactbatch.forwarding.sent import settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
@@ -122,11 +121,10 @@ def check_pipeline(
 
 def check_results(pipeline: Pipeline, connection: Any, settings: Settings) -> int:
     """A read_committed consumer has each result of a pipeline once, those of each key in order, and they make the
-    target, once the rest is sent. Return how many there are.
+    target. Return how many there are.
     """
     assert pipeline.forward is not None
     topic = pipeline.forward.topic
-    forward_results(connection, settings, pipeline)
     settled_partitions(KafkaBroker(settings.kafka), topic)
     messages = committed(settings.kafka, topic)
     with transaction(connection) as cursor:

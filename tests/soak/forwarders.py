@@ -25,7 +25,6 @@ class Forwarder:
 
     def __init__(self, work: Work, number: int) -> None:
         self.number = number
-        self.sent = 0
         self.is_busy = False
         self._work = work
         self._chance = random.Random(f"{work.seed} forwarder {number}")
@@ -103,7 +102,6 @@ class Forwarder:
 
     def _take(self, told: dict[str, Any]) -> None:
         self.is_busy = "begins" in told
-        self.sent += told.get("sent", 0)
         name = told.get("error")
         if name is None:
             return
