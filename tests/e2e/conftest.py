@@ -44,6 +44,12 @@ def statsd() -> Iterator[StatsdListener]:
 
 
 @pytest.fixture(scope="session")
+def airflow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of Airflow's DAGs and of the modules of their pipelines."""
+    return tmp_path_factory.mktemp("airflow")
+
+
+@pytest.fixture(scope="session")
 def one_airflow(
     stack: LocalStack,
     airflow_settings: Settings,
@@ -51,14 +57,13 @@ def one_airflow(
     event_log: Path,
     lineage: Path,
     statsd: StatsdListener,
-    tmp_path_factory: pytest.TempPathFactory,
+    airflow_folder: Path,
 ) -> Iterator[LocalAirflow]:
     """Airflow with the project's DAGs and plugins and the hourly DAG, all paused."""
-    folder = tmp_path_factory.mktemp("airflow")
     with running_airflow(
         stack,
         airflow_settings,
-        folder,
+        airflow_folder,
         hold=hold,
         event_log=event_log,
         lineage=lineage,

@@ -20,6 +20,7 @@ def test_every_record_is_accounted_for_under_random_faults():
     assert report.failure is None, f"seed {seed}, {report.folder}: {report.failure}"
     assert report.faults.total() >= 2, report.faults
     assert report.audits >= len(report.accounted)
+    assert report.results > 0
     assert not report.crashes
     assert all(each.produced > 0 for each in report.accounted.values())
     assert table(report).row_count > 10

@@ -1,10 +1,8 @@
 """What batches commit reaches a topic exactly once, in order by key, whatever is killed and whenever."""
 
 import json
-import os
 import random
 import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -38,8 +36,15 @@ from exactbatch.operations.measurement import measure
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import recreate
-from support.environment import JOBS, LONG, draw_seed
-from support.forwarded import Message, check_once_in_order, committed, latest_by_key, standing_rows
+from support.environment import LONG, draw_seed
+from support.forwarded import (
+    Message,
+    check_once_in_order,
+    committed,
+    latest_by_key,
+    standing_rows,
+    start_forwarder,
+)
 from support.replays import ranges
 from support.roles import ROLES
 from support.staged_batches import Batches
@@ -80,25 +85,7 @@ class Forwarding:
 
     def start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start `exactbatch forward` as a process of its own."""
-        (self.folder / "forwarding_pipeline.py").write_text(
-            "import datetime\n"
-            "from exactbatch import *\n"
-            "from exactbatch import Limits, ToTopic\n"
-            f"pipeline = {self.pipeline!r}\n"
-        )
-        return subprocess.Popen(
-            [sys.executable, "-m", "exactbatch.cli", "forward", "forwarding_pipeline:pipeline", *arguments],
-            env={
-                **os.environ,
-                **self.settings.as_environment(),
-                "PYTHONPATH": os.pathsep.join(map(str, (self.folder, JOBS))),
-                "EXACTBATCH_FAILPOINTS": failpoints,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        return start_forwarder(self.pipeline, self.settings, self.folder, *arguments, failpoints=failpoints)
 
     def check(self) -> list[Message]:
         """Check that the topic has exactly what was committed; return its messages."""
@@ -226,6 +213,8 @@ def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path
     _, problems = held.communicate(timeout=60)
     assert held.returncode == 42, problems
     assert "another forwarder has taken over" in " ".join(problems.split())
+    assert "FATAL" not in problems
+    assert "[thrd:" not in problems
     late.send()
     assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 20)))
 

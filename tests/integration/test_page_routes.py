@@ -15,7 +15,7 @@ import pytest
 from airflow.sdk import BaseHook, Connection
 from psycopg2.extensions import make_dsn, parse_dsn
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.airflow import Connections
 from exactbatch.airflow.links import BatchLink
 from exactbatch.airflow.page.databases import Databases
@@ -41,6 +41,7 @@ def airflow(stack, make_topic_once, tmp_path_factory):
             value=Json("id int, name text"),
             sink=Append(f"public.{name}"),
             freshness=timedelta(microseconds=1) if name == "failing" else None,
+            forward=ToTopic("late_flights") if name == "cut_off" else None,
         )
         for name in NAMES
     ]
@@ -131,6 +132,28 @@ def test_one_pipeline_and_its_strips(viewer):
     kinds = {segment[2] for segment in answer["strips"][0]["segments"] + answer["strips"][0]["exceptions"]}
     assert kinds == {"batch", "loss", "replay", "backfill"}
     assert answer["strips"][0]["in_flight"][0][:3] == [40 * SIZE, 41 * SIZE, "batch"]
+
+
+def test_a_pipeline_that_forwards_shows_its_unsent_results_and_their_age(airflow, viewer, stack):
+    path = "/exactbatch/data/pipelines/cut_off"
+    sent = {"topic": "late_flights", "sent_sequence": 0, "unsent": 0, "unsent_seconds": None, "sent_at": None}
+    assert viewer.get(path).json()["forwarding"] == sent
+    with (
+        closing(connect(stack.postgres_dsn, application="tests")) as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(
+            "insert into exactbatch.outbox (stream_id, sequence, batch_id, change) "
+            "select stream_id, n, (select min(batch_id) from exactbatch.batch where pipeline = 'cut_off' "
+            "and status = 'committed' and records > 0), 'row' from exactbatch.forward, generate_series(1, 3) n "
+            "where pipeline = 'cut_off'; "
+            "update exactbatch.forward set last_sequence = 3 where pipeline = 'cut_off'"
+        )
+        connection.commit()
+    found = viewer.get(path).json()["forwarding"]
+    assert found["unsent"] == 3
+    assert found["unsent_seconds"] == pytest.approx(40 * 300 - 8, abs=600)  # that old is the first batch
+    assert viewer.get("/exactbatch/data/pipelines/story").json()["forwarding"] is None
 
 
 def test_batches_and_lag(viewer):

@@ -1,15 +1,21 @@
 """Compare the producers' account with the log, the ledger, the auditor and the targets."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from exactbatch import Pipeline
 from exactbatch.audit.report import AuditReport
+from exactbatch.forwarding.sent import settled_partitions
+from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger
 from exactbatch.postgres.connection import transaction
+from exactbatch.settings import Settings
 from soak.pipelines import PARTITIONS, SHORT_TOPIC, TOPIC
 from soak.producer import Account, Sent
+from support.forwarded import check_once_in_order, committed, latest_by_key
 from support.reference import LogRecord, Row, appended, by_hour, events, is_rejected, last, read_log
 
 _COLUMNS = "id, carrier, at, delay, version"
@@ -111,6 +117,33 @@ def check_pipeline(
     total = accounted.rows + accounted.rejected + accounted.tombstones + accounted.dropped + accounted.lost
     assert total == len(records), f"{name}: expected {len(records)} records accounted for, found {accounted}"
     return accounted
+
+
+def check_results(pipeline: Pipeline, connection: Any, settings: Settings) -> int:
+    """A read_committed consumer has each result of a pipeline once, those of each key in order, and they make the
+    target. Return how many there are.
+    """
+    assert pipeline.forward is not None
+    topic = pipeline.forward.topic
+    settled_partitions(KafkaBroker(settings.kafka), topic)
+    messages = committed(settings.kafka, topic)
+    with transaction(connection) as cursor:
+        stream = Ledger(connection).stream(pipeline.name)
+        rows = _target(cursor, pipeline)
+    assert stream is not None
+    check_once_in_order(messages, stream.last_sequence)
+    found = []
+    for key, value in latest_by_key(messages).items():
+        assert key is not None
+        row = json.loads(value)
+        row["at"] = row["at"] and datetime.fromisoformat(row["at"])
+        found.append((json.loads(key)["id"], *row.values()))
+    _same(f"{topic}: rows of the target", sorted(found, key=_by_key), sorted(rows, key=_by_key))
+    return stream.last_sequence
+
+
+def _by_key(row: Row) -> Any:
+    return row[0]
 
 
 def _counts(cursor: Any, pipeline: Pipeline) -> dict[str, int]:

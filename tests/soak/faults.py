@@ -19,6 +19,7 @@ from exactbatch.local import LocalStack
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.process import wait_until_ended
 from exactbatch.local.server import Server
+from soak.forwarders import Forwarder
 from soak.pipelines import SHORT_TOPIC
 from soak.work import Slot, Work
 from support.faults.proxy import BOTH, Cut, CutAfter, DropCommitAnswer, HalfOpen, Proxy, Refuse, Stall
@@ -35,6 +36,7 @@ KINDS: Final = {
     "driver": 3,
     "jvm": 1,
     "worker": 3,
+    "forwarder": 3,
     "postgres_stop": 1,
     "postgres_kill": 2,
     "broker": 2,
@@ -61,9 +63,11 @@ class Faults:
         stack: LocalStack,
         proxies: Mapping[str, Proxy],
         slots: Sequence[Slot],
+        forwarders: Sequence[Forwarder],
         every: float = EVERY_S,
     ) -> None:
         self._work, self._stack, self._proxies, self._slots = work, stack, proxies, slots
+        self._forwarders = forwarders
         self._every = every
         self._chance = random.Random(f"{work.seed} faults")
         self._stopping = threading.Event()
@@ -140,6 +144,23 @@ class Faults:
                         self._chance.choice(workers).kill()
                         self._count("Python worker killed at a random moment")
                     return
+            time.sleep(0.02)
+
+    def _forwarder(self) -> None:
+        """Kill a forwarder that sends, or stop it for a while; the next one may die at a named moment."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and not self._stopping.is_set():
+            for each in self._chance.sample(self._forwarders, len(self._forwarders)):
+                if not each.is_busy:
+                    continue
+                time.sleep(self._chance.uniform(0, 0.3))
+                if self._chance.random() < 0.3:
+                    each.hold(self._chance.uniform(0, 4))
+                    self._count("forwarder stopped at a random moment")
+                else:
+                    each.kill(arm=self._chance.random() < 0.5)
+                    self._count("forwarder killed at a random moment")
+                return
             time.sleep(0.02)
 
     def _postgres_stop(self) -> None:

@@ -12,6 +12,7 @@ from exactbatch import (
     Min,
     Pipeline,
     Sum,
+    ToTopic,
     Upsert,
     Window,
 )
@@ -19,6 +20,9 @@ from exactbatch import (
 TOPIC: Final = "soak"
 # Retention removes records of this one, some of them before they were processed.
 SHORT_TOPIC: Final = "soak.short"
+# Results of one of the pipelines.
+RESULTS_TOPIC: Final = "soak.results"
+FORWARDING: Final = "upsert"
 PARTITIONS: Final = 3
 
 _COMMON: Final[dict[str, Any]] = {
@@ -51,7 +55,12 @@ PIPELINES: Final = {
     for each in (
         _pipeline("append", Append("public.append")),
         _pipeline("partition", Append("public.by_partition"), commit="partition"),
-        _pipeline("upsert", Upsert("public.upsert", key=("id",)), key=Json("id int")),
+        _pipeline(
+            FORWARDING,
+            Upsert("public.upsert", key=("id",)),
+            key=Json("id int"),
+            forward=ToTopic(RESULTS_TOPIC),
+        ),
         _pipeline(
             "aggregate",
             Aggregate(

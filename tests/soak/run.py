@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,15 +27,17 @@ from exactbatch.local.ports import HOST, find_port
 from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
-from soak.check import Accounted, check_log, check_pipeline
+from soak.check import Accounted, check_log, check_pipeline, check_results
 from soak.faults import EVERY_S, Faults
+from soak.forwarders import Forwarder
 from soak.history import troubles
-from soak.pipelines import PARTITIONS, PIPELINES, SHORT_TOPIC, TOPIC
+from soak.pipelines import FORWARDING, PARTITIONS, PIPELINES, RESULTS_TOPIC, SHORT_TOPIC, TOPIC
 from soak.producer import Account, Writer
 from soak.work import Slot, Work
 from support.faults.proxy import Proxy
 
 SLOTS: Final = 2
+FORWARDERS: Final = 2
 _PORTS: Final = range(15_000, 30_000)
 _START_S: Final = 300.0
 _DRAIN_S: Final = 600.0
@@ -56,6 +59,7 @@ class Report:
     errors: Counter[str] = field(default_factory=Counter)
     crashes: list[str] = field(default_factory=list)
     accounted: dict[str, Accounted] = field(default_factory=dict)
+    results: int = 0
     failure: str | None = None
     folder: Path | None = None
 
@@ -140,6 +144,7 @@ class Soak:
         self._failed = threading.Event()
         self._lock = threading.Lock()
         self._slots: list[Slot] = []
+        self._forwarders: list[Forwarder] = []
         self._handlers: list[logging.Handler] = []
         self.work: Work | None = None
         self.auditor: Auditor | None = None
@@ -174,15 +179,18 @@ class Soak:
         self.auditor = auditor = Auditor(settings, self._fail)
         work.wants_audit = auditor.want
         self._slots = [Slot(work, number) for number in range(SLOTS)]
+        self._forwarders = [Forwarder(work, number) for number in range(FORWARDERS)]
         writer = Writer(settings.kafka, self.report.seed, self._rate, self._fail)
         self.report.account = writer.account
         self._log_to(folder / "soak.log")
-        faults = Faults(work, self.stack, proxies, self._slots, self._every)
+        faults = Faults(work, self.stack, proxies, self._slots, self._forwarders, self._every)
         self.report.missed = faults.missed
         writer.start()
         auditor.start()
         for slot in self._slots:
             slot.thread.start()
+        for forwarder in self._forwarders:
+            forwarder.start()
         self._wait(lambda: work.committed > 0, _START_S, f"expected a first batch within {_START_S:g} s")
         self.state = "running"
         faults.start()
@@ -202,6 +210,12 @@ class Soak:
                 f"expected all that was produced to be processed within {_DRAIN_S:g} s",
             )
             auditor.stop()
+            self._wait(
+                partial(_is_sent, settings),
+                _DRAIN_S,
+                f"expected all results to be sent within {_DRAIN_S:g} s",
+            )
+            self._stop_forwarders()
         if not self._failed.is_set():
             self.state = "checking"
             self._check(settings, faults.removed)
@@ -238,6 +252,11 @@ class Soak:
                 self.report.accounted[name] = check_pipeline(
                     pipeline, self.report.account, connection, audits, removed
                 )
+            self.report.results = check_results(PIPELINES[FORWARDING], connection, settings)
+
+    def _stop_forwarders(self) -> None:
+        for each in self._forwarders:
+            each.stop()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -256,6 +275,7 @@ class Soak:
             report.audits = self.auditor.done if self.auditor else 0
             with_ledger = self.stack.postgres.pid is not None
             report.batches = _batches(self.stack.postgres_dsn) if with_ledger else {}
+        self._stop_forwarders()
         for slot in self._slots:
             slot.close()
         for handler in self._handlers:
@@ -300,7 +320,7 @@ def _prepare(settings: Settings) -> None:
     """Topics, the ledger, and the pipelines in it."""
     admin = AdminClient(dict(settings.kafka))
     for future in admin.create_topics(
-        [NewTopic(each, PARTITIONS, 1) for each in (TOPIC, SHORT_TOPIC)]
+        [NewTopic(each, PARTITIONS, 1) for each in (TOPIC, SHORT_TOPIC, RESULTS_TOPIC)]
     ).values():
         future.result(30)
     with closing(connect(settings.postgres, application="soak")) as connection:
@@ -311,6 +331,14 @@ def _prepare(settings: Settings) -> None:
         # Each begins here: an empty plan stores where. What retention removes from now on is lost.
         for pipeline in PIPELINES.values():
             assert freeze_advance(connection, KafkaBroker(settings.kafka), pipeline, origin="cli") is None
+
+
+def _is_sent(settings: Settings) -> bool:
+    """True if the ledger knows of every result that the topic has it."""
+    with closing(connect(settings.postgres, application="soak")) as connection, transaction(connection):
+        stream = Ledger(connection).stream(FORWARDING)
+    assert stream is not None
+    return not stream.unsent and stream.attempted_sequence is None
 
 
 def _batches(dsn: str) -> dict[tuple[str, str], int]:

@@ -28,6 +28,7 @@ def table(report: Report) -> Table:
     for crash in report.crashes:
         shown.add_row("unexpected", crash)
     shown.add_row("audits", f"{report.audits}, all exact" if report.failure is None else str(report.audits))
+    shown.add_row("results", f"{report.results:,} in the topic, each once")
     for name, each in report.accounted.items():
         shown.add_row(
             name,

@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import psycopg2
 
-from exactbatch import Append, Json, Pipeline
+from exactbatch import Append, Json, Pipeline, ToTopic
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
@@ -39,6 +39,14 @@ HOURLY: Final = Pipeline(
     spark_conf={"spark.ui.enabled": "false", "spark.driver.memory": "512m"},
 )
 QUICK: Final = replace(HOURLY, name="quick", topics=("quick",), sink=Append("public.quick"), spark_conf={})
+# Its results go back to a topic.
+LATE: Final = replace(
+    HOURLY,
+    name="late",
+    topics=("late",),
+    sink=Append("public.late"),
+    forward=ToTopic("late_results", key=("id",)),
+)
 _MODULE: Final = """
 from dataclasses import replace
 from exactbatch import Append, Json, Limits, Pipeline
@@ -58,6 +66,12 @@ dag = pipeline_dag(
 )
 kafka = pipeline_dag(refused_by_kafka, connections=Connections(kafka="kafka_refused"))
 postgres = pipeline_dag(refused_by_postgres, connections=Connections(postgres="postgres_refused"), retries=0)
+"""
+_LATE_MODULE: Final = "from exactbatch import Append, Json, Limits, Pipeline, ToTopic\nlate = {pipeline!r}\n"
+_LATE_DAG: Final = """
+from exactbatch.airflow import pipeline_dag
+from pipeline_of_late import late
+dag = pipeline_dag(late)
 """
 # Many tables; their function is in the module that the DAG file imports.
 _TABLES_MODULE: Final = """
@@ -119,6 +133,8 @@ def running_airflow(
     (folder / "plugins").symlink_to(ROOT / "plugins")
     (folder / "dags" / "hourly.py").write_text(_DAG)
     (folder / "pipeline_of_hourly.py").write_text(_MODULE.format(pipeline=HOURLY))
+    (folder / "dags" / "late.py").write_text(_LATE_DAG)
+    write_late(folder, LATE)
     (folder / "dags" / "shop.py").write_text(_TABLES_DAG)
     (folder / "tables_of_shop.py").write_text(_TABLES_MODULE)
     airflow = LocalAirflow(
@@ -163,6 +179,11 @@ def running_airflow(
         yield airflow
     finally:
         airflow.down()
+
+
+def write_late(folder: Path, pipeline: Pipeline) -> None:
+    """Make this the pipeline of the DAG "late", from its next task on."""
+    (folder / "pipeline_of_late.py").write_text(_LATE_MODULE.format(pipeline=pipeline))
 
 
 def register(settings: Settings, pipeline: Pipeline) -> None:

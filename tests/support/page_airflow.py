@@ -16,9 +16,11 @@ from support.environment import JOBS, ROOT
 from support.versioned_bundle import with_versioned_bundle
 
 ROLES: Final = ("viewer", "user", "op", "admin")
-_MODULE: Final = (
-    "import datetime\nfrom exactbatch import Append, Json, Limits, Pipeline\npipelines = {pipelines!r}\n"
-)
+_MODULE: Final = """
+import datetime
+from exactbatch import Append, Json, Limits, Pipeline, ToTopic
+pipelines = {pipelines!r}
+"""
 _NAMED: Final = "{name} = next(each for each in pipelines if each.name == {name!r})\n"
 _DAG: Final = """
 from exactbatch.airflow import Connections, pipeline_dag

@@ -125,6 +125,7 @@ def test_each_answer_about_a_pipeline_lets_kafka_be_asked_the_same(client, monke
     monkeypatch.setattr(Databases, "connection", lambda *_: nullcontext())
     monkeypatch.setattr(Brokers, "watch", lambda _, *given, **options: watched.append((given, options)))
     monkeypatch.setattr(app, "load_summaries", lambda *_, **__: {"one": summary})
+    monkeypatch.setattr(app, "load_forwarding", lambda *_: None)
     monkeypatch.setattr(app, "transaction", lambda _: nullcontext())
     monkeypatch.setattr(app, "load_strips", lambda *_, **__: [])
     monkeypatch.setattr(OverviewRows, "page_of_batches", lambda *_, **__: [])

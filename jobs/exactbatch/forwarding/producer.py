@@ -3,6 +3,7 @@
 librdkafka's transactional API: https://github.com/confluentinc/librdkafka/blob/master/INTRODUCTION.md#transactional-producer
 """
 
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +17,8 @@ from exactbatch.kafka.client_properties import producer_properties
 from exactbatch.kafka.consumer import Signals
 from exactbatch.kafka.errors import acl_missing, connection_refused
 from exactbatch.ledger import PendingResult, Stream
+
+logger = logging.getLogger(__name__)
 
 # What a message has besides key and value, as text in ASCII; docs/forward.md describes it.
 STREAM: Final = "exactbatch-stream"
@@ -32,6 +35,16 @@ _ABORT_TIMEOUT: Final = 10.0
 # librdkafka drops messages of a transaction that cannot commit any more, and says why when it is asked to commit.
 _PURGED: Final = ("_PURGE_QUEUE", "_PURGE_INFLIGHT")
 _FENCED: Final = ("_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH")
+
+
+class _Log:
+    """The logger of librdkafka, which would write the fatal error of a fenced producer to standard error.
+
+    Errors are raised, and say what to do: what it logs is information.
+    """
+
+    def log(self, _level: int, message: str, *arguments: object) -> None:
+        logger.info(message, *arguments)
 
 
 class ResultProducer:
@@ -55,7 +68,8 @@ class ResultProducer:
                 "transaction.timeout.ms": round(_TIMEOUT * 1000),
                 "compression.type": compression,
                 "message.max.bytes": max_message_bytes,
-            }
+            },
+            logger=_Log(),
         )
         self._offsets: dict[int, int] = {}
         self._failed: KafkaError | None = None

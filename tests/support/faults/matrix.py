@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from support.faults.proxy import Cut, CutAfter, DropCommitAnswer, Fault, HalfOpen, Refuse, Stall
 
-Place = Literal["planner", "driver", "worker", "publish", "postgres", "kafka"]
+Place = Literal["planner", "driver", "worker", "publish", "forwarder", "postgres", "kafka"]
 
 # Sinks whose program is the same until publish: Append stands for them where they are not named.
 BATCH_SINKS: Final = (
@@ -26,7 +26,9 @@ BATCH_SINKS: Final = (
 # Those whose programs differ while they read and stage; "shuffle" is a transform that Spark runs in other tasks than
 # those that read.
 STAGED_SINKS: Final = ("append", "transform", "shuffle", "by_batch")
-SINKS: Final = (*BATCH_SINKS, "shuffle", "partition")
+# Those whose results go back to a topic. What sends them is the same for all sinks.
+FORWARDED_SINKS: Final = ("forwarded", "forwarded_upsert")
+SINKS: Final = (*BATCH_SINKS, "shuffle", "partition", *FORWARDED_SINKS)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class Moment:
     commit: bytes | None = None
     # The batch is a replay of what the pipeline has processed, and not an advance.
     replay: bool = False
+    # The fault meets a forwarder that sends what the batch has committed, and not the batch; at this failpoint of it,
+    # where a proxy injects it and `seen` comes earlier, too.
+    forwarder: bool = False
+    at: str = ""
 
     @property
     def title(self) -> str:
@@ -66,8 +72,21 @@ FAILPOINTS: Final = (
     Moment("publish.after_advance", "publish", BATCH_SINKS),
     Moment("publish.after_retract", "publish", BATCH_SINKS, replay=True),
     Moment("publish.after_insert", "publish", BATCH_SINKS),
+    Moment("forward.after_outbox", "publish", FORWARDED_SINKS),
     Moment("publish.before_commit", "publish", BATCH_SINKS),
     Moment("publish.after_commit", "publish", BATCH_SINKS),
+    *(
+        Moment(f"forward.{name}", "forwarder", ("forwarded",), forwarder=True)
+        for name in (
+            "after_attempt",
+            "after_begin",
+            "after_produce",
+            "before_commit",
+            "after_commit",
+            "before_confirm",
+            "after_confirm",
+        )
+    ),
     Moment("job.before_ranges", "driver", ("partition",)),
     Moment("partition.after_rejects", "worker", ("partition",)),
     Moment("partition.before_locks", "worker", ("partition",)),
@@ -84,8 +103,9 @@ IN_REPLAYS: Final = (
     Moment("stage.after_copy_commit", "worker", STAGED_SINKS, replay=True),
     Moment("job.after_stage", "driver", ("append", "by_batch"), replay=True),
     Moment("publish.after_insert", "publish", (*BATCH_SINKS, "partition"), replay=True),
+    Moment("forward.after_outbox", "publish", FORWARDED_SINKS, replay=True),
     Moment("publish.before_commit", "publish", (*BATCH_SINKS, "partition"), replay=True),
-    Moment("publish.after_commit", "publish", (*BATCH_SINKS, "partition"), replay=True),
+    Moment("publish.after_commit", "publish", (*BATCH_SINKS, "partition", *FORWARDED_SINKS), replay=True),
 )
 _PLAN: Final = b"insert into exactbatch.batch "
 _MOVE: Final = b"update exactbatch.stored_offset"
@@ -93,6 +113,10 @@ _LAUNCH: Final = b"set application_id ="
 _PIECE: Final = b"with entered as"
 _RANGE: Final = b"with this as"
 _BATCH: Final = b"update exactbatch.batch b"
+_OUTBOX: Final = b"insert into exactbatch.outbox"
+_ATTEMPT: Final = b"set attempted_sequence ="
+_CONFIRM: Final = b"set sent_sequence ="
+_TRANSACTIONAL_ID: Final = b"exactbatch.forwarded"
 ON_THE_WIRE: Final = (
     Moment("Postgres, plan", "postgres", ("append",), _PLAN, _PLAN),
     Moment("Postgres, launch", "postgres", ("append",), _LAUNCH, _LAUNCH),
@@ -103,12 +127,32 @@ ON_THE_WIRE: Final = (
     Moment("Postgres, locks of a range", "postgres", ("partition",), b"for share"),
     Moment("Postgres, accounts of a range", "postgres", ("partition",), _RANGE, _RANGE),
     Moment("Postgres, end of the batch", "postgres", ("partition",), _BATCH, _BATCH),
+    Moment("Postgres, outbox", "postgres", FORWARDED_SINKS, _OUTBOX, _OUTBOX),
+    Moment(
+        "Postgres, attempt of a forwarder", "postgres", ("forwarded",), _ATTEMPT, _ATTEMPT, forwarder=True
+    ),
+    Moment(
+        "Postgres, confirmation of a forwarder",
+        "postgres",
+        ("forwarded",),
+        commit=_CONFIRM,
+        forwarder=True,
+        at="forward.after_commit",
+    ),
     Moment("Kafka, plan", "kafka", ("append",), b"kafka-python"),
     Moment("Kafka, read", "kafka", (*STAGED_SINKS, "partition"), b"confluent-kafka-python"),
+    Moment("Kafka, start of a forwarder", "kafka", ("forwarded",), _TRANSACTIONAL_ID, forwarder=True),
+    # With "half-open", the broker gets the messages, or commits, and its answer is lost.
+    Moment(
+        "Kafka, messages of a forwarder", "kafka", ("forwarded",), forwarder=True, at="forward.after_begin"
+    ),
+    Moment(
+        "Kafka, commit of a forwarder", "kafka", ("forwarded",), forwarder=True, at="forward.before_commit"
+    ),
 )
 
 # At a failpoint. A worker is held, and stopped, for a moment; what publishes, or drives, until another launch has
-# tried the same batch.
+# tried the same batch; a forwarder until another one has taken its place.
 ACTIONS: Final = ("SIGKILL", "exception", "delay", "hold", "SIGSTOP, SIGCONT")
 RESTART: Final = "Postgres: immediate stop, start"
 BROKER: Final = "broker: SIGKILL, start"
@@ -121,13 +165,23 @@ RESTARTS: Final = {
     "publish.after_part",
     "job.after_close",
     "publish.after_insert",
+    "forward.after_outbox",
     "publish.before_commit",
+    "forward.after_attempt",
+    "forward.after_commit",
+    "forward.before_confirm",
     "job.before_ranges",
     "partition.before_commit",
     "job.after_ranges",
     "partition.before_batch_commit",
 }
-BROKER_KILLS: Final = {"job.before_stage", "job.after_stage", "job.before_ranges"}
+BROKER_KILLS: Final = {
+    "job.before_stage",
+    "job.after_stage",
+    "forward.after_begin",
+    "forward.before_commit",
+    "job.before_ranges",
+}
 NETWORK: Final[dict[str, Fault]] = {
     "cut": Cut(),
     "stall": Stall(),

@@ -109,7 +109,9 @@ decoded), an attempt with the fault, a repair, and another attempt. A combinatio
 - there is a reject for each bad record;
 - the auditor (`exactbatch.audit`) finds nothing;
 - an attempt that did not commit left the target unchanged, except for committed ranges with `commit="partition"`;
-- the attempt after a commit wrote no row again.
+- the attempt after a commit wrote no row again;
+- with `forward=` (`forwarded`, `forwarded_upsert`), a read_committed consumer sees each committed result once, those of
+  each key in order, and what they make together is the target.
 
 Nothing else counts as evidence. One pipeline for each sink lives through all of its combinations, so that a later
 combination detects anything that an earlier fault left behind. All timeouts are 3 s. An attempt that does not end
@@ -136,11 +138,14 @@ Combinations whose result cannot differ are not generated:
 - The answer to a COMMIT is dropped only where there is a COMMIT.
 - The broker is killed only where it is queried afterwards.
 - Postgres is restarted once in each step.
+- A forwarder, which sends what has committed, runs the same code for every sink: its moments are those named
+  `forward.*` except `forward.after_outbox`, and those *of a forwarder* on the wire. "killed" is `exactbatch forward`
+  in a separate process.
 
 A worker is held or stopped for 0.3 s; a driver or a publishing process, until another launch has tried the same
-batch.
+batch; a forwarder, until another one has taken its place (`Fenced`).
 
-Six failpoints are tested elsewhere:
+Some failpoints are tested elsewhere:
 
 - `compact.before_commit` belongs to no batch: `tests/integration/test_compact.py` kills the process there.
 - `prune.after_fold`, `prune.before_commit` and `prune.after_commit` belong to no batch either:

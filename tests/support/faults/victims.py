@@ -18,7 +18,7 @@ import psycopg2
 from confluent_kafka.admin import AdminClient, NewTopic
 from psycopg2.extensions import make_dsn
 
-from exactbatch import Append, Pipeline, failpoints
+from exactbatch import Append, Pipeline, ToTopic, failpoints
 from exactbatch.audit.audit import audit
 from exactbatch.batch import job as batch_job
 from exactbatch.batch.engines.driver_engine import DriverEngine
@@ -26,7 +26,7 @@ from exactbatch.batch.publishing import insert_rows
 from exactbatch.batch.publishing.publish import Published
 from exactbatch.batch.staging import direct, stage_partition, stager
 from exactbatch.batch.transform import transform
-from exactbatch.errors import RetryableError
+from exactbatch.errors import Fenced, RetryableError
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, migrate
 from exactbatch.local import LocalStack
@@ -34,8 +34,8 @@ from exactbatch.planning.freeze_advance import freeze_advance
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from support.batch_runner import BatchRunner
-from support.faults import drivers, worker_failpoints
-from support.faults.matrix import BROKER, NO_ANSWER, RESTART, SINKS, Combination
+from support.faults import drivers, forwarders, worker_failpoints
+from support.faults.matrix import BROKER, FORWARDED_SINKS, NO_ANSWER, RESTART, SINKS, Combination
 from support.faults.proxy import Proxy
 from support.reference import LogRecord, Row, appended, is_rejected, read_log
 from support.scenarios import COLUMNS, KINDS, PARTITIONS, VALUE, Play, SinkKind
@@ -69,6 +69,9 @@ SHUFFLE: Final = replace(
     TRANSFORM, changes={"sql": TRANSFORM.changes["sql"].replace("select", "select /*+ repartition(2) */", 1)}
 )
 TRANSFORMS: Final = {"transform": TRANSFORM, "shuffle": SHUFFLE}
+FORWARDED: Final = dict(zip(FORWARDED_SINKS, (KINDS["append"], KINDS["upsert"]), strict=True))
+# Faults during which another forwarder takes over.
+_REPLACED: Final = ("hold", "SIGSTOP, SIGCONT")
 # What a worker does, by the failpoint or the part of the program that it is in, and the sink; and where the driver
 # takes it from.
 _WORK: Final = {
@@ -113,29 +116,23 @@ class Victims:
         play.produce(6)
         for step in (play.late, play.out_of_order, play.repeated, play.tombstones, play.bad):
             step()
+        if combination.moment.forwarder:
+            return self._run_forwarder(combination, play)
         planning = combination.moment.place == "planner" or combination.moment.name.endswith(", plan")
         batch_id = None if planning else self._planned(combination, play)
         before = self._versions(play)
-        began = time.monotonic()
-        try:
-            with self._fault(combination, play, batch_id):
-                if combination.moment.place == "planner":
-                    beside = partial(self._beside, combination, play, None)
-                    self._in_fork(combination, lambda: self._plan(play), beside)
-                elif planning:
-                    self._plan(play)
-                else:
-                    assert batch_id is not None
-                    self._try(combination, play, batch_id)
-            first = "done"
-        except (TryFailed, RetryableError, RuntimeError) as error:
-            first = type(error).__name__ if isinstance(error, RetryableError) else str(error)
-        seconds = time.monotonic() - began
-        if seconds > BOUND:
-            raise NotExact(
-                f"{combination}: expected the try to end within {BOUND} s, it took {seconds:.0f} s"
-            )
-        self._heal(combination)
+
+        def attempt() -> None:
+            if combination.moment.place == "planner":
+                beside = partial(self._beside, combination, play, None)
+                self._in_fork(combination, lambda: self._plan(play), beside)
+            elif planning:
+                self._plan(play)
+            else:
+                assert batch_id is not None
+                self._try(combination, play, batch_id)
+
+        first, seconds = self._attempted(combination, play, batch_id, attempt)
         committed = not planning and play.world.rows(
             "select status = 'committed' from exactbatch.batch where batch_id = %s", batch_id
         ) == [(True,)]
@@ -159,6 +156,35 @@ class Victims:
             raise NotExact(f"{combination}: the next try wrote rows again that were committed")
         self._check(combination, play)
         return Outcome(first, seconds)
+
+    def _run_forwarder(self, combination: Combination, play: Play) -> Outcome:
+        """Commit a batch, and let the fault meet a forwarder of its results; then another one sends the rest."""
+        play.world.run(play.pipeline)
+        attempt = partial(self._forward, combination, play)
+        first, seconds = self._attempted(combination, play, None, attempt)
+        if first == "Fenced" and combination.fault not in _REPLACED:
+            raise NotExact(f"{combination}: a forwarder was fenced, and no other one had taken over")
+        self._check(combination, play)
+        return Outcome(first, seconds)
+
+    def _attempted(
+        self, combination: Combination, play: Play, batch_id: int | None, attempt: Callable[[], None]
+    ) -> tuple[str, float]:
+        """Make an attempt with the fault, and heal what it broke; return how it ended, after how many seconds."""
+        began = time.monotonic()
+        try:
+            with self._fault(combination, play, batch_id):
+                attempt()
+            first = "done"
+        except (TryFailed, RetryableError, RuntimeError) as error:
+            first = type(error).__name__ if isinstance(error, RetryableError) else str(error)
+        seconds = time.monotonic() - began
+        if seconds > BOUND:
+            raise NotExact(
+                f"{combination}: expected the try to end within {BOUND} s, it took {seconds:.0f} s"
+            )
+        self._heal(combination)
+        return first, seconds
 
     def _versions(self, play: Play) -> set[tuple[Any, ...]]:
         """Return the versions of the rows in the target, empty while there is no target."""
@@ -221,6 +247,14 @@ class Victims:
         audits = audit(play.pipeline, play.world.settings)
         if not audits.is_exact or audits.records != len(log):
             raise NotExact(f"{combination}: the auditor found {audits}")
+        if play.pipeline.forward is not None:
+            forwarders.send_rest(play.pipeline, play.world.settings)
+            try:
+                forwarders.check_results(
+                    play.world.connection, play.pipeline, play.world.settings, play.kind.expected(log)
+                )
+            except AssertionError as error:
+                raise NotExact(f"{combination}: {error}") from error
 
     # Faults
 
@@ -234,8 +268,15 @@ class Victims:
         if moment.place in ("postgres", "kafka"):
             proxy = self.postgres if moment.place == "postgres" else self.kafka
             # A COMMIT is told by what came before it.
-            proxy.inject(combination.on_the_wire, when=b"" if fault == NO_ANSWER else moment.seen)
-            yield
+            inject = partial(
+                proxy.inject, combination.on_the_wire, when=b"" if fault == NO_ANSWER else moment.seen
+            )
+            if moment.at:
+                with forwarders.at_failpoints(_once(moment.at, inject)):
+                    yield
+            else:
+                inject()
+                yield
             if not proxy.fired.is_set():
                 raise NotExact(f"{combination}: the moment did not come")
         elif moment.place == "driver" and not fault.startswith("SIG"):
@@ -246,6 +287,9 @@ class Victims:
                 _in_parts(moment.name),
             ):
                 yield
+        elif moment.place == "forwarder" and not fault.startswith("SIG"):
+            with forwarders.at_failpoints(self._inline(combination, beside)):
+                yield
         elif moment.place == "worker":
             with self._at_workers(combination, beside):
                 yield
@@ -254,14 +298,16 @@ class Victims:
             with patch.object(batch_job, name, self._publishing(combination, play, name, beside)):
                 yield
         else:
-            yield  # the planner is in a fork of its own, and a driver a program of its own
+            yield  # the planner is in a fork of its own, and a driver or a forwarder a program of its own
 
     def _beside(self, combination: Combination, play: Play, batch_id: int | None) -> None:
-        """Restart a server, or launch the same batch again, while the attempt is held."""
+        """Restart a server, or launch the same batch or a forwarder again, while the attempt is held."""
         if combination.fault == RESTART:
             self._restart_postgres()
         elif combination.fault == BROKER:
             self.stack.broker.kill()
+        elif combination.moment.forwarder:
+            self._another_forwarder(play)
         elif batch_id is not None:
             self._another_launch(play, batch_id)
 
@@ -401,6 +447,33 @@ class Victims:
         if status != 0:
             raise TryFailed(f"exit status {status}")
 
+    def _forward(self, combination: Combination, play: Play) -> None:
+        """Send what waits; in a separate process, if a signal is the fault."""
+        settings = self._through(play.world.settings)
+        if combination.moment.place != "forwarder" or not combination.fault.startswith("SIG"):
+            try:
+                forwarders.send(play.pipeline, settings)
+            except Fenced as error:
+                raise TryFailed("Fenced") from error
+            return
+        action = f"{combination.moment.name}={_ACTIONS[combination.fault]}"
+        beside = partial(self._another_forwarder, play)
+        outcome = forwarders.outcome_of_process(play.pipeline, settings, self._folder, action, beside)
+        if outcome != "done":
+            raise TryFailed(outcome)
+        if combination.fault == "SIGKILL":
+            raise NotExact(f"{combination}: the moment did not come")
+
+    def _another_forwarder(self, play: Play) -> None:
+        """Let another forwarder send what waits; the first one may hold the lock."""
+        self._alone = True
+        try:
+            forwarders.send(play.pipeline, play.world.settings)
+        except RetryableError:
+            pass  # the lock of the one that is held was not granted in time
+        finally:
+            self._alone = False
+
     def _another_launch(self, play: Play, batch_id: int) -> None:
         """Launch the same batch without a fault; the first launch may hold the lock."""
         self._alone = True
@@ -456,7 +529,7 @@ class Victims:
 
     def _make(self, sink: str, name: str) -> Play:
         assert sink in SINKS
-        kind = TRANSFORMS.get(sink) or KINDS[sink]
+        kind = TRANSFORMS.get(sink) or FORWARDED.get(sink) or KINDS[sink]
         with closing(psycopg2.connect(self.stack.postgres_dsn)) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
@@ -466,8 +539,11 @@ class Victims:
         migrate(connection)
         properties = self.stack.kafka_properties
         admin = AdminClient(dict(properties))
-        admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
-        wait_for(lambda: name in admin.list_topics(timeout=30).topics, f"topic {name}")
+        results = f"{name}_results"
+        topics = [name, results] if sink in FORWARDED else [name]
+        for future in admin.create_topics([NewTopic(each, PARTITIONS, 1) for each in topics]).values():
+            future.result(30)
+        wait_for(lambda: admin.list_topics(timeout=30).topics.keys() >= set(topics), f"topics {topics}")
         pipeline = Pipeline(
             name=name,
             topics=(name,),
@@ -477,12 +553,25 @@ class Victims:
             read_timeout=TIMEOUT,
             publish_timeout=TIMEOUT,
             statement_timeout=TIMEOUT,
+            forward=ToTopic(results, key=("id",)) if sink in FORWARDED else None,
             **kind.changes,
         )
         with transaction(connection):
             Ledger(connection).register(pipeline)
         world = BatchRunner(self.spark, connection, Settings(kafka=properties, postgres=dsn))
         return Play(world, Topic(name, dict(properties)), pipeline, kind)
+
+
+def _once(moment: str, act: Callable[[], None]) -> Callable[[str], None]:
+    """Return a failpoint that does this when the moment comes for the first time."""
+    came = threading.Event()
+
+    def failpoint(name: str) -> None:
+        if name == moment and not came.is_set():
+            came.set()
+            act()
+
+    return failpoint
 
 
 @contextmanager

@@ -43,8 +43,10 @@ from exactbatch.airflow.page.views import (
 )
 from exactbatch.errors import ExactbatchError, NotRegistered
 from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.ledger import Ledger
 from exactbatch.ledger.overview import OverviewRows, Position
 from exactbatch.operations.coverage_strip import load_strips, look_for_gaps
+from exactbatch.operations.forwarding import load_forwarding
 from exactbatch.operations.overview import LedgerSummary, lag_of, load_summaries, stored_at
 from exactbatch.operations.replay_preview import preview_registered
 from exactbatch.planning.request import request_of
@@ -160,8 +162,10 @@ def create_app() -> FastAPI:
         dag, may, now = dag_of(dag_id), allowed(user, dag_id), datetime.now(UTC)
         with databases.connection(dag.postgres) as connection:
             summary = summary_of(connection, dag_id)
+            with transaction(connection):
+                forwarding = load_forwarding(Ledger(connection), dag_id)
         state = watched(dag, summary)
-        view = pipeline_view(dag, summary, state, now)
+        view = pipeline_view(dag, summary, state, forwarding, now)
         if view["error"] and not may["read_logs"]:
             view["error"] = _hidden(view)
         return JSONResponse({**view, "may": may, "now": now.isoformat()})

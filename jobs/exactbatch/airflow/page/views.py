@@ -18,6 +18,7 @@ from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import STAGES, Batch
 from exactbatch.offsets import OffsetRange
 from exactbatch.operations.coverage_strip import DrawnStrip, Segment
+from exactbatch.operations.forwarding import Forwarding
 from exactbatch.operations.freshness import is_overdue
 from exactbatch.operations.overview import LedgerSummary, lag_of, state_of
 from exactbatch.planning.freeze_replay import Preview
@@ -40,8 +41,10 @@ def overview_view(
     return {**_of_dag(dag), **_summary(dag, summary, state, now)}
 
 
-def pipeline_view(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: datetime) -> dict[str, Any]:
-    """Return a pipeline with its registration and partitions in total."""
+def pipeline_view(
+    dag: PipelineDag, summary: LedgerSummary, state: LogState, forwarding: Forwarding | None, now: datetime
+) -> dict[str, Any]:
+    """Return a pipeline with its registration, partitions in total, and how far its results are sent to a topic."""
     definition = summary.definition
     return {
         **_of_dag(dag),
@@ -52,6 +55,18 @@ def pipeline_view(dag: PipelineDag, summary: LedgerSummary, state: LogState, now
         "topics": summary.topics,
         "partitions": len(summary.positions),
         "in_flight": summary.in_flight.batch_id if summary.in_flight else None,
+        "forwarding": None if forwarding is None else _forwarding(forwarding, now),
+    }
+
+
+def _forwarding(forwarding: Forwarding, now: datetime) -> dict[str, Any]:
+    oldest = forwarding.oldest
+    return {
+        "topic": forwarding.topic,
+        "sent_sequence": forwarding.sent_sequence,
+        "unsent": forwarding.unsent,
+        "unsent_seconds": None if oldest is None else (now - oldest).total_seconds(),
+        "sent_at": _time(forwarding.sent_at),
     }
 
 

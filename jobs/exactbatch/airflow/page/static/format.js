@@ -29,6 +29,12 @@ export function rate(perSecond) {
 /** Of an overdue pipeline: the age of its oldest unprocessed record, and what its freshness allows. */
 export const overdueText = (row) => `oldest record ${duration(row.oldest_seconds)} old, allowed ${duration(row.freshness_seconds)}`;
 
+/** How far the results of a pipeline are sent to its topic. */
+export const forwardingText = (sent) =>
+  sent.unsent
+    ? `the topic ${sent.topic} lacks ${plural(sent.unsent, "result")}, of which the oldest was committed ${duration(sent.unsent_seconds)} ago`
+    : `the topic ${sent.topic} has all ${count(sent.sent_sequence)}`;
+
 const day = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 

@@ -3,7 +3,7 @@
 import * as asking from "./api.js";
 import { TimeChart } from "./charts.js";
 import { airflowLink, el, fill, foreignLink, keyed, runPath, say } from "./dom.js";
-import { ago, count, duration, moment, overdueText, plural, rate } from "./format.js";
+import { ago, count, duration, forwardingText, moment, overdueText, plural, rate } from "./format.js";
 import { openReplay } from "./replay.js";
 import { kindBadge, OVERDUE, stateBadge, stateMeaning } from "./states.js";
 import { CoverageStrip, LEGEND } from "./strip.js";
@@ -281,6 +281,7 @@ export function showPipeline(dag, address) {
       fact("Retention reaches the stored offset in", duration(state.retention_seconds)),
       fact("Target", `${state.target} (${state.sink}${state.lineage === "batch" ? ", rows name their batch" : ""})`),
       fact("Topics", state.topics.join(", ") || "not known"),
+      state.forwarding === null ? null : fact("Results", forwardingText(state.forwarding)),
     ]);
     fill(trouble, [state.error, state.kafka_error], () => [
       state.error
