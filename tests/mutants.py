@@ -50,6 +50,7 @@ _SHARED: Final = "tests/integration/test_shared_targets.py"
 _BY_BATCH: Final = "tests/integration/test_by_batch.py"
 _MERGE: Final = "tests/integration/test_merge.py"
 _DEBEZIUM: Final = "tests/unit/test_debezium"
+_TRUNCATES: Final = "tests/integration/test_truncates.py"
 _FAST_RANGES: Final = "tests/integration/test_fast_path_ranges.py"
 _FORWARD: Final = "tests/integration/test_forward.py"
 
@@ -769,8 +770,8 @@ MUTANTS: Final = (
     Mutant(
         "a row gets a value from before it was deleted",
         "sinks/upsert/unchanged_values.py",
-        "over (partition by {key}, life order by ",
-        "over (partition by {key} order by ",
+        "over (partition by {key}, epoch, life ",
+        "over (partition by {key}, epoch ",
         (
             "tests/integration/test_unchanged_values.py::test_the_value_of_a_deleted_row_is_not_that_of_the_next_row_of_its_key",
         ),
@@ -793,10 +794,87 @@ MUTANTS: Final = (
         ),
     ),
     Mutant(
+        "a row gets a value from before a truncate",
+        "sinks/upsert/unchanged_values.py",
+        "over (partition by {key}, epoch, life ",
+        "over (partition by {key}, life ",
+        (f"{_TRUNCATES}::test_a_value_from_before_a_truncate_is_not_known",),
+    ),
+    Mutant(
+        "a truncate deletes only what is affected anyway",
+        "sinks/upsert/truncates.py",
+        "        if row[0]:\n",
+        "        if False:\n",
+        (f"{_TRUNCATES}::test_a_truncate_deletes_what_is_not_newer",),
+    ),
+    Mutant(
+        "a change that arrives after a newer truncate makes a row",
+        "sinks/upsert/sink.py",
+        "            self._truncates.delete_older(cursor)\n",
+        "            pass\n",
+        (f"{_TRUNCATES}::test_a_change_that_arrives_after_the_truncate_stays_deleted_if_it_is_older",),
+    ),
+    Mutant(
+        "a change at the position of a truncate is newer",
+        "sinks/upsert/truncates.py",
+        '"((({}) > ({})) is true)"',
+        '"((({}) >= ({})) is true)"',
+        (f"{_TRUNCATES}::test_a_truncate_deletes_what_is_not_newer",),
+    ),
+    Mutant(
+        "the rows of a truncate that a replay retracts stay deleted",
+        "sinks/upsert/sink.py",
+        "            self._truncates.affect(cursor)\n",
+        "            pass\n",
+        (f"{_TRUNCATES}::test_a_replay_retracts_a_truncate_and_applies_it_again",),
+    ),
+    Mutant(
+        "a truncate deletes the rows of other pipelines",
+        "sinks/upsert/sink.py",
+        "        if pipelines and self.applies_truncates:\n",
+        "        if False:\n",
+        (f"{_TRUNCATES}::test_pipelines_that_share_a_target_cannot_apply_truncates",),
+    ),
+    Mutant(
+        "compaction drops changes that are newer than the truncate",
+        "sinks/upsert/change_compaction.py",
+        '{newest_first})) is not true"\n',
+        '{newest_first})) is not null"\n',
+        (f"{_TRUNCATES}::test_compaction_drops_what_a_truncate_has_deleted_and_keeps_the_newest_one",),
+    ),
+    Mutant(
+        "the audit of an Upsert ignores truncates",
+        "sinks/upsert/audit.py",
+        "        after_truncates=_after_truncates(version),\n",
+        '        after_truncates=sql.SQL(""),\n',
+        (f"{_TRUNCATES}::test_the_audit_finds_a_row_that_a_truncate_should_have_deleted_and_a_missing_one",),
+    ),
+    Mutant(
+        "a delete without a key is taken for a truncate",
+        "formats/upsert_changes.py",
+        "            lacking = pc.and_not(lacking, changes.truncated)\n",
+        "            lacking = pc.and_not(lacking, changes.rows.column('deleted'))\n",
+        ("tests/unit/test_debezium_truncates.py::test_a_truncate_is_a_delete_without_a_key",),
+    ),
+    Mutant(
+        "truncates are applied to the rows of several topics",
+        "pipeline.py",
+        "            isinstance(self.topics, tuple) and len(self.topics) == 1,\n",
+        "            True,\n",
+        ("tests/unit/test_debezium_truncates.py::test_a_pipeline_that_cannot_apply_truncates_is_refused",),
+    ),
+    Mutant(
+        "a version that a truncate does not have orders it",
+        "sinks/upsert/sink.py",
+        "(others := sorted({*self.version_columns} - {*order}))",
+        "(others := [])",
+        ("tests/unit/test_debezium_truncates.py::test_a_pipeline_that_cannot_apply_truncates_is_refused",),
+    ),
+    Mutant(
         "compaction drops the change that has a value which another one lacks",
         "sinks/upsert/change_compaction.py",
-        " and {is_needless} ",
-        " and (true or {is_needless}) ",
+        '"and {is_needless} "',
+        '"and (true or {is_needless}) "',
         (
             "tests/integration/test_unchanged_values.py::test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source",
         ),

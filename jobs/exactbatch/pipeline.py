@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats import Format, WithMessage
-from exactbatch.formats.format import LeavesValuesOut, gives_several_rows
+from exactbatch.formats.format import LeavesValuesOut, gives_several_rows, truncate_order
 from exactbatch.model import Limits, OnLoss, StoredOffset
 from exactbatch.options import check_types
 from exactbatch.sinks import Sink
@@ -136,6 +136,8 @@ class Pipeline:
         self._expect(self.max_connections >= 1, "max_connections to be 1 or more", self.max_connections)
         if isinstance(self.value, LeavesValuesOut) and not self.is_transformed:
             object.__setattr__(self, "sink", self.sink.keeping_unchanged())
+        if (order := truncate_order(self.value)) is not None:
+            object.__setattr__(self, "sink", self._applying_truncates(order))
         self._check_transform()
         if self.key is not None:
             self._check_key(self.key)
@@ -228,6 +230,16 @@ class Pipeline:
             and self.value.tombstone_deletes
             and self.has_row_per_record
         )
+
+    def _applying_truncates(self, order: tuple[str, ...]) -> Sink:
+        if self.is_transformed:
+            raise self._error("a transform sees rows, and no truncates. Leave out truncate='apply'.")
+        self._expect(
+            isinstance(self.topics, tuple) and len(self.topics) == 1,
+            "one topic, that of the table whose truncates are applied (truncate='apply')",
+            self.topics_text,
+        )
+        return self.sink.applying_truncates(order)
 
     def _check_transform(self) -> None:
         if not self.is_transformed:

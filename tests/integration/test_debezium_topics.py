@@ -72,6 +72,43 @@ def test_events_that_tell_of_no_row_are_counted_and_audited(world, make_topic, m
     assert found.missing.first == [0]
 
 
+def test_truncates_are_applied_and_audited(world, make_topic, make_pipeline):
+    """Of two partitions, each with a truncate and changes on either side of it."""
+    topic = make_topic(2)
+
+    def event(op: str, lsn: int, number: int | None = None, partition: int = 0) -> None:
+        after = {"id": number} if op == "c" else None
+        value = {"before": None, "after": after, "source": {"lsn": lsn}, "op": op}
+        topic.produce(json.dumps(value).encode(), partition=partition)
+
+    event("c", 1, 1)
+    event("c", 6, 2)
+    event("c", 2, 3, partition=1)
+    event("t", 5, partition=1)
+    sink = Upsert(f'public."{topic.name}"', key=("id",), version="lsn")
+    value = Debezium("id int", version="postgres", truncate="apply")
+    pipeline = make_pipeline(topic, value=value, sink=sink)
+    batch = world.run(pipeline).batch
+    assert (batch.records, batch.rows, batch.rejected, batch.tombstones) == (4, 4, 0, 0)
+    assert world.rows(f'select id from public."{topic.name}"') == [(2,)]
+    event("c", 4, 4)
+    event("t", 7)
+    event("c", 8, 5, partition=1)
+    world.run(pipeline)
+    assert world.rows(f'select id from public."{topic.name}"') == [(5,)]
+    assert audit(pipeline, world.settings, values=True).is_exact
+    for wrong in ("lsn = 9", "deleted = false", "id = 5"):
+        world.execute(f'create table kept as select * from public."{topic.name}_change"')
+        world.execute(f'update public."{topic.name}_change" set {wrong} where id is null and lsn = 7')
+        assert not audit(pipeline, world.settings, values=True).is_exact
+        world.execute(f'delete from public."{topic.name}_change"')
+        world.execute(f'insert into public."{topic.name}_change" select * from kept; drop table kept')
+    assert audit(pipeline, world.settings, values=True).is_exact
+    world.execute(f'insert into public."{topic.name}" values (4, 4)')
+    report = audit(pipeline, world.settings)
+    assert (report.target.stale, report.is_exact) == (1, False)
+
+
 def test_avro_with_a_registry_is_loaded_and_audited(world, make_topic, make_pipeline):
     schema = envelope(
         {"id": typed("int32"), "price": decimal(2), "at": time("int64", "MicroTimestamp")},

@@ -1,4 +1,4 @@
-"""Values that the source left out keep what the row had, in whichever order the changes arrive."""
+"""Values that the source left out keep what the row had, in whichever order the changes and truncates arrive."""
 
 import random
 from dataclasses import dataclass, field
@@ -6,7 +6,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import pytest
-from psycopg2 import sql
 
 from exactbatch import Debezium, Pipeline, Upsert
 from exactbatch.errors import ConfigurationError, TargetMismatch
@@ -14,7 +13,7 @@ from exactbatch.ledger import Ledger
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import transaction
 from support.environment import LONG
-from support.staged_batches import Batches, Database
+from support.staged_batches import Batches, Database, differences_that_the_audit_finds
 
 COLUMNS: Final = "id int, name text, body text, file text, pos int"
 SINK: Final = Upsert("public.t", key=("id",), version=("file", "pos"))
@@ -27,7 +26,7 @@ def batches_of(connection: Any, sink: Upsert = SINK) -> Batches:
 
 
 def row(
-    number: int,
+    number: int | None,
     name: str | None,
     body: str | None,
     pos: int,
@@ -45,25 +44,6 @@ def state(db: Database) -> list[tuple[Any, ...]]:
 
 def rejected(db: Database) -> list[tuple[int, int]]:
     return db.rows('select partition, "offset" from exactbatch.rejected_record order by 1, 2')
-
-
-def differences_that_the_audit_finds(made: Batches) -> int:
-    """Compare the target with the query of the audit, which shares no code with the sink."""
-    sink = made.pipeline.sink
-    with transaction(made.connection) as cursor:
-        types = [
-            {name: column.type for name, column in table.columns(cursor).items()}
-            for table in (sink.tables[-1], sink.lineage_table.table)
-        ]
-        comparison = sink.compare_target(made.columns, *types)
-        assert comparison is not None
-        cursor.execute(
-            sql.SQL(
-                "with e as ({0}), a as ({1}) select (select count(*) from (table e except all table a) x) + "
-                "(select count(*) from (table a except all table e) y)"
-            ).format(comparison.expected, comparison.actual)
-        )
-        return int(cursor.fetchone()[0])
 
 
 @pytest.fixture
@@ -205,12 +185,13 @@ class Change:
     row: tuple[Any, ...]
 
     @property
-    def key(self) -> int:
-        return int(self.row[0])
+    def key(self) -> int | None:
+        """The key; None for a truncate."""
+        return None if self.row[0] is None else int(self.row[0])
 
     @property
     def order(self) -> tuple[Any, ...]:
-        return self.row[3], self.row[4], *self.place
+        return self.row[3], self.row[4], self.key is None, *self.place
 
     @property
     def deleted(self) -> bool:
@@ -251,7 +232,7 @@ class Model:
 
     def _is_known(self, change: Change, known: list[Change]) -> bool:
         missing = change.lacks
-        older = [each for each in known if each.key == change.key and each.order < change.order]
+        older = [each for each in known if each.key in (change.key, None) and each.order < change.order]
         for each in sorted(older, key=lambda each: each.order, reverse=True):
             if each.deleted or not missing:
                 break
@@ -261,11 +242,12 @@ class Model:
     def target(self) -> list[tuple[Any, ...]] | None:
         """The rows; None if a value of one is not known."""
         rows = []
-        for key in sorted({each.key for each in self.changes.values()}):
+        truncates = [each.order for each in self.changes.values() if each.key is None]
+        for key in sorted({each.key for each in self.changes.values() if each.key is not None}):
             of_key = sorted(
                 (each for each in self.changes.values() if each.key == key), key=lambda each: each.order
             )
-            if of_key[-1].deleted:
+            if of_key[-1].deleted or any(each > of_key[-1].order for each in truncates):
                 continue
             found: list[Any] = [key]
             for name in ("name", "body"):
@@ -278,7 +260,8 @@ class Model:
 
 
 class Source:
-    """A table whose changes are captured: binlogs rotate, snapshots are read, unchanged values are left out."""
+    """A table whose changes are captured: binlogs rotate, snapshots are read, unchanged values are left out, and
+    truncates delete all rows."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance, self.rows, self.file, self.pos = chance, dict[int, tuple[str | None, str | None]](), 1, 0
@@ -289,6 +272,11 @@ class Source:
         if chance.random() < 0.1:
             self.file, self.pos = self.file + 1, 0
         number, file = chance.randrange(5), f"bin.{self.file:04}"
+        if chance.random() < 0.07:
+            self.rows.clear()
+            if chance.random() < 0.5 and self.pos:  # where a snapshot has just been taken
+                self.pos -= 1
+            return row(None, None, None, self.pos, deleted=True, file=file)
         if (
             number not in self.rows or chance.random() < 0.1
         ):  # an insert, or a read of an incremental snapshot
@@ -310,8 +298,11 @@ class Source:
 
 
 @pytest.mark.parametrize("compacts", [False, True])
-def test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source(db, made, compacts):
+def test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_source(
+    db, connection, compacts
+):
     """Late and repeated events over partitions, replays, and compactions of what no later step may retract."""
+    made = batches_of(connection, SINK.applying_truncates(("file", "pos")))
     chance = random.Random(11 + compacts)
     source, model = Source(chance), Model()
     pool: list[tuple[Any, ...]] = []
@@ -351,7 +342,7 @@ def test_any_order_of_events_gives_what_a_plain_program_says_and_in_the_end_the_
             first = chance.randrange(horizons[partition], len(log))
             until = chance.randint(first + 1, len(log))
             if chance.random() < 0.3:  # a program that gives other keys, until it is corrected
-                wrong = [(each[0] + 10, *each[1:]) for each in log[first:until]]
+                wrong = [each if each[0] is None else (each[0] + 10, *each[1:]) for each in log[first:until]]
                 right, log[first:until] = log[first:until], wrong
                 publish(partition, first, wrong, replay=True)
                 log[first:until] = right

@@ -162,6 +162,25 @@ class Database:
             return [tuple(row) for row in cursor.fetchall()]
 
 
+def differences_that_the_audit_finds(made: Batches) -> int:
+    """Compare the target with the query of the audit, which shares no code with the sink."""
+    sink = made.pipeline.sink
+    with transaction(made.connection) as cursor:
+        types = [
+            {name: column.type for name, column in table.columns(cursor).items()}
+            for table in (sink.tables[-1], sink.lineage_table.table)
+        ]
+        comparison = sink.compare_target(made.columns, *types)
+        assert comparison is not None
+        cursor.execute(
+            sql.SQL(
+                "with e as ({0}), a as ({1}) select (select count(*) from (table e except all table a) x) + "
+                "(select count(*) from (table a except all table e) y)"
+            ).format(comparison.expected, comparison.actual)
+        )
+        return int(cursor.fetchone()[0])
+
+
 def trigger(table: str, when: str, body: str, name: str = "meddle", each: str = "row") -> str:
     """Statements that create a trigger on a table."""
     return (

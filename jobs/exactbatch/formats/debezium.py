@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from exactbatch.columns import Column, parse_columns
 from exactbatch.errors import ConfigurationError
@@ -31,7 +31,7 @@ from exactbatch.formats.debezium_event import (
     truncated,
 )
 from exactbatch.formats.debezium_groups import Group, by_schema
-from exactbatch.formats.debezium_images import DELETE, SNAPSHOT, Images, deletes, json_images
+from exactbatch.formats.debezium_images import DELETE, SNAPSHOT, TRUNCATE, Images, deletes, json_images
 from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
@@ -63,6 +63,8 @@ class Debezium:
                  Bytes of its default setting, bytes, need no declaration
     registry     the address of a Confluent schema registry, such as "http://host:8081": values then are Avro bodies
                  that begin with byte 0 and the ID of their schema
+    truncate     what a truncate of the table becomes: "reject", or with "apply" the deletion of all rows of an Upsert
+                 whose latest change is older; this needs a version
 
     The following are for events without a schema; a schema says it itself:
 
@@ -72,7 +74,7 @@ class Debezium:
 
     A row is `after`, or for a delete `before`, which needs only the key. The tombstone that follows a delete is
     counted and has no further effect, and so are events that tell of no row: logical decoding messages, heartbeats,
-    transaction metadata and schema changes. A truncate is a reject.
+    transaction metadata and schema changes.
 
     Raises ConfigurationError for a version that does not order changes, or is a column of the row, and for
     declarations that do not suit their columns; decode() raises RegistryUnavailable if the registry cannot be reached.
@@ -89,6 +91,7 @@ class Debezium:
     times: Times | None = field(default=None, kw_only=True)
     decimals: Decimals | None = field(default=None, kw_only=True)
     registry: str | None = field(default=None, kw_only=True)
+    truncate: Literal["reject", "apply"] = field(default="reject", kw_only=True)
     properties: Mapping[str, Any] = field(default_factory=dict, kw_only=True, repr=False, compare=False)
     columns: tuple[Column, ...] = field(init=False, repr=False)
 
@@ -113,6 +116,11 @@ class Debezium:
                 "Debezium with a registry: the schemas say what epoch, times and decimals would declare. Remove them."
             )
         object.__setattr__(self, "columns", (*row, *versions))
+
+    @property
+    def truncate_order(self) -> tuple[str, ...] | None:
+        """The columns of the version, which order truncates that are applied; None if a truncate is a reject."""
+        return self._version_fields if self.truncate == "apply" else None
 
     @cached_property
     def _version_fields(self) -> tuple[str, ...]:
@@ -148,6 +156,7 @@ class Debezium:
             rejects=tuple(sorted([*decoded.rejects, *refused])),
             deleted=decoded.deleted.filter(whole),
             unchanged=None,
+            truncated=None if decoded.truncated is None else decoded.truncated.filter(whole),
         )
 
     def decode_with_unchanged(self, values: "pa.BinaryArray") -> Decoded:
@@ -159,13 +168,15 @@ class Debezium:
         else:
             parts += [self._decode_avro(*group) for group in by_header(values.drop_null(), present)]
         decoded = in_order(parts, values.null_count)
-        *names, deleted, left_out = decoded.rows.schema.names
+        *names, deleted, truncated, left_out = decoded.rows.schema.names
         unchanged = decoded.rows.column(left_out)
+        is_truncate = decoded.rows.column(truncated)
         return replace(
             decoded,
             rows=decoded.rows.select(names),
             deleted=decoded.rows.column(deleted),
             unchanged=unchanged if unchanged.null_count < len(unchanged) else None,
+            truncated=is_truncate if is_truncate.true_count else None,
         )
 
     @cached_property
@@ -175,11 +186,12 @@ class Debezium:
         return pa.RecordBatch.from_pylist([], self._marked(self.columns))
 
     def _marked(self, columns: Sequence[Column]) -> "pa.Schema":
-        """The columns of a row, then whether it is a delete, then the columns for which a write has no value."""
+        """The columns of a row, then whether it is a delete, whether it is a truncate, which is a delete, too, and the
+        columns for which a write has no value."""
         import pyarrow as pa
 
-        marks = [pa.field("deleted", pa.bool_()), pa.field("left_out", pa.list_(pa.string()))]
-        return pa.schema([*stored_schema(columns), *marks])
+        marks = [pa.field("deleted", pa.bool_()), pa.field("truncated", pa.bool_())]
+        return pa.schema([*stored_schema(columns), *marks, pa.field("left_out", pa.list_(pa.string()))])
 
     def _decode_group(self, group: Group) -> Decoded:
         """Decode events of one schema; count those that change nothing as tombstones."""
@@ -261,7 +273,7 @@ class Debezium:
         """Return the reason to reject an event, or the mark of one that changes no row; None for a change."""
         if changes_nothing(event):
             return _NOTHING
-        if reason := truncated(event):
+        if self.truncate == "reject" and (reason := truncated(event)):
             return reason
         if reason := is_document(event):
             return reason
@@ -340,8 +352,9 @@ class Debezium:
         import pyarrow.compute as pc
 
         row_columns = self._of_row(read_columns)
-        deleted = deletes(images.op)
-        for name, its in (("before", deleted), ("after", pc.invert(deleted))):
+        deleted = deletes(images.op, with_truncates=self.truncate == "apply")
+        is_truncate = pc.equal(images.op, TRUNCATE)
+        for name, its in (("before", pc.and_not(deleted, is_truncate)), ("after", pc.invert(deleted))):
             if pc.any(pc.and_not(its, images.has(name))).as_py():
                 raise ValueError(f"the event has no {name!r}, which would hold its row")
         columns = [
@@ -357,7 +370,7 @@ class Debezium:
         ]
         columns += versions_of(version, images.source, pc.equal(images.op, SNAPSHOT))
         schema = self._marked(read_columns)
-        table = pa.Table.from_arrays([*columns, deleted, left_out], schema.names)
+        table = pa.Table.from_arrays([*columns, deleted, is_truncate, left_out], schema.names)
         return as_stored(table, schema).combine_chunks().to_batches()[0]
 
     def _without_placeholders(

@@ -87,9 +87,10 @@ def truncated(event: dict[str, Any]) -> str | None:
     if event.get("op") != "t":
         return None
     return (
-        f"op 't': {table_of(event)} was truncated at its source. No row can represent that, so the target keeps "
-        f"its rows. Delete them by hand, or load the topic under a new pipeline name, and allow for this "
-        f"record with max_rejects; skipped.operations=t, the connector's default, omits such events."
+        f"op 't': {table_of(event)} was truncated at its source, and the target keeps its rows. In an Upsert with a "
+        f"version, Debezium(…, truncate='apply') deletes them when this offset is replayed. Otherwise delete them by "
+        f"hand, or load the topic under a new pipeline name, and allow for this record with max_rejects; "
+        f"skipped.operations=t, the connector's default, omits such events."
     )
 
 

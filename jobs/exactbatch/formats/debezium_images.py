@@ -10,9 +10,10 @@ from exactbatch.formats.json import read_objects
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Debezium's documentation, "Change event values": create, update, delete, and read (of a snapshot).
+# Debezium's documentation, "Change event values": create, update, delete, read (of a snapshot), and truncate.
 DELETE: Final = "d"
 SNAPSHOT: Final = "r"
+TRUNCATE: Final = "t"
 _WRITES: Final = ("c", "u", SNAPSHOT)
 
 
@@ -101,13 +102,17 @@ def _raw_fields(text: "pa.StringArray", names: Sequence[str]) -> "dict[tuple[str
     return found
 
 
-def deletes(op: "pa.StringArray") -> "pa.BooleanArray":
-    """Return true for each delete; raise ValueError for an event that is not a change of a row."""
+def deletes(op: "pa.StringArray", *, with_truncates: bool) -> "pa.BooleanArray":
+    """Return true for each delete and truncate; raise ValueError for an event that is not a change.
+
+    Without `with_truncates`, a truncate is no change.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    known = pc.fill_null(pc.is_in(op, pa.array([*_WRITES, DELETE])), False)
+    deleting = pa.array([DELETE, *([TRUNCATE] if with_truncates else [])])
+    known = pc.fill_null(pc.is_in(op, pa.concat_arrays([pa.array(_WRITES), deleting])), False)
     if not pc.all(known).as_py():
         unknown = op.filter(pc.invert(known))[0].as_py()
         raise ValueError(f"expected op c, u, r or d, found {'none' if unknown is None else repr(unknown)}")
-    return pc.equal(op, DELETE)
+    return pc.is_in(op, deleting)

@@ -21,7 +21,8 @@ class Decoded:
     `rejects` pairs the index of a value with the reason. `tombstones` counts null values without a row.
     `deleted` is true for each row that deletes its key; None if the format has no deletes. `unchanged` lists, for
     each row, the columns whose values the source left out because they had not changed, which are null in the row;
-    null for a whole row, and None if all rows are whole.
+    null for a whole row, and None if all rows are whole. `truncated` is true for each row that stands for a truncate of
+    the whole table, and is a delete, too; None if there is none, as in every format in which null values delete.
     """
 
     rows: "pa.RecordBatch"
@@ -30,6 +31,7 @@ class Decoded:
     tombstones: int = 0
     deleted: "pa.BooleanArray | None" = None
     unchanged: "pa.ListArray | None" = None
+    truncated: "pa.BooleanArray | None" = None
 
 
 @runtime_checkable
@@ -70,6 +72,13 @@ class LeavesValuesOut(Protocol):
         ...
 
 
+def truncate_order(format_: object) -> tuple[str, ...] | None:
+    """Return the columns that order truncates among changes, () if there are none; None for a format, or WithMessage,
+    in which a truncate is a reject."""
+    order: tuple[str, ...] | None = getattr(format_, "truncate_order", None)
+    return order
+
+
 def positions(values: "pa.Array") -> "pa.Int64Array":
     """Return the index of each value: 0, 1, … n-1."""
     import numpy as np
@@ -93,6 +102,7 @@ def without_values(decoded: Decoded, refused: "Iterable[tuple[int, str]]") -> De
         rejects=tuple(sorted([*decoded.rejects, *reasons.items()])),
         tombstones=decoded.tombstones,
         deleted=None if decoded.deleted is None else decoded.deleted.filter(good),
+        truncated=None if decoded.truncated is None else decoded.truncated.filter(good),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from exactbatch.columns import Column
 from exactbatch.errors import ConfigurationError
-from exactbatch.formats.format import Decoded, Format, gives_several_rows, without_values
+from exactbatch.formats.format import Decoded, Format, gives_several_rows, truncate_order, without_values
 from exactbatch.options import check_types
 
 if TYPE_CHECKING:
@@ -81,6 +81,11 @@ class WithMessage:
     def gives_several_rows(self) -> bool:
         """The same as for the value format."""
         return gives_several_rows(self.value)
+
+    @property
+    def truncate_order(self) -> tuple[str, ...] | None:
+        """The same as for the value format."""
+        return truncate_order(self.value)
 
     @property
     def tombstone_deletes(self) -> bool:

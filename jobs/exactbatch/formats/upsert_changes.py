@@ -25,7 +25,8 @@ def as_changes(
 ) -> Decoded:
     """Add the column `deleted` to decoded rows and, if tombstones delete, a deleting row for each tombstone.
 
-    With `keeps_unchanged`, add a column as well that lists the columns of each row which the source left out.
+    With `keeps_unchanged`, add a column as well that lists the columns of each row which the source left out. A row
+    that stands for a truncate is a delete whose key columns are null.
 
     `values` and `keys` are those of the n records. A tombstone's row has the columns of its decoded key, and null
     elsewhere. A key that cannot be decoded, and a row whose key is null, are rejects.
@@ -36,7 +37,7 @@ def as_changes(
     deleted = (
         decoded.deleted if decoded.deleted is not None else pa.repeat(pa.scalar(False), len(decoded.rows))
     )
-    rows = [decoded.rows.append_column("deleted", deleted)]
+    rows = [_without_keys_of_truncates(decoded, key_columns).append_column("deleted", deleted)]
     if keeps_unchanged:
         unchanged = decoded.unchanged
         if unchanged is None:
@@ -62,7 +63,8 @@ def as_changes(
     if len(rows) > 1:  # `kept` ascends: back to the order of the records
         order = pc.sort_indices(all_kept)
         all_rows, all_kept = all_rows.take(order), all_kept.take(order)
-    return _without_null_keys(Decoded(all_rows, all_kept, tuple(rejects), tombstones), key_columns)
+    changes = Decoded(all_rows, all_kept, tuple(rejects), tombstones, truncated=decoded.truncated)
+    return _without_null_keys(changes, key_columns)
 
 
 def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
@@ -75,14 +77,32 @@ def _deletes(keys: "pa.RecordBatch", schema: "pa.Schema") -> "pa.RecordBatch":
     )
 
 
+def _without_keys_of_truncates(decoded: Decoded, key_columns: tuple[str, ...]) -> "pa.RecordBatch":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    rows = decoded.rows
+    if decoded.truncated is None:
+        return rows
+    for index, name in enumerate(rows.schema.names):
+        if name in key_columns:
+            values = rows.column(index)
+            keys = pc.if_else(decoded.truncated, pa.scalar(None, values.type), values)
+            rows = rows.set_column(index, rows.schema.field(index), keys)
+    return rows
+
+
 def _without_null_keys(changes: Decoded, key_columns: tuple[str, ...]) -> Decoded:
+    """Return the changes without those that lack a key; a truncate has none."""
     import pyarrow.compute as pc
 
     if not any(changes.rows.column(name).null_count for name in key_columns):
         return changes
-    refused = [
-        (position, f"column {name!r}: the key is null")
-        for name in key_columns
-        for position in changes.kept.filter(pc.is_null(changes.rows.column(name))).to_pylist()
-    ]
+    refused = []
+    for name in key_columns:
+        lacking = pc.is_null(changes.rows.column(name))
+        if changes.truncated is not None:
+            lacking = pc.and_not(lacking, changes.truncated)
+        positions = changes.kept.filter(lacking).to_pylist()
+        refused += [(position, f"column {name!r}: the key is null") for position in positions]
     return without_values(changes, refused)

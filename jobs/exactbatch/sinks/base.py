@@ -244,6 +244,13 @@ class Sink(Protocol):
         """Return the sink for a format that leaves values out: it resolves them if it can."""
         ...
 
+    def applying_truncates(self, order: Sequence[str]) -> "Sink":
+        """Return the sink for a format with truncates, which the columns of `order` order among changes.
+
+        Raises ConfigurationError if it cannot apply them.
+        """
+        ...
+
     @property
     def needs_last_records_only(self) -> bool:
         """True if only the last record of each message key matters, so that a compacted topic can be replayed."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, Self
 from psycopg2 import sql
 
 from exactbatch.columns import Column
-from exactbatch.errors import TargetMismatch
+from exactbatch.errors import ConfigurationError, TargetMismatch
 from exactbatch.offsets import OffsetRange
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.base import Compactor, Comparison, DirectStaging, KeptLatest, Merger
@@ -92,6 +92,13 @@ class SinkDefaults:
     def keeping_unchanged(self) -> Self:
         """Return the sink itself: it takes only rows that have all values."""
         return self
+
+    def applying_truncates(self, order: Sequence[str]) -> Self:  # noqa: ARG002
+        """Raise ConfigurationError: the sink has no rows that a truncate could delete."""
+        raise ConfigurationError(
+            f"{type(self).__name__}: only an Upsert applies truncates. Leave out truncate='apply': a truncate is a "
+            f"reject then."
+        )
 
     def find_unknown(
         self,

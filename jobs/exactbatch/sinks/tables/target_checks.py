@@ -195,8 +195,8 @@ def check_operators(cursor: Cursor, table: TargetTable, key: Sequence[str]) -> N
         )
 
 
-def check_own_types(cursor: Cursor, table: TargetTable, names: Sequence[str]) -> None:
-    """Raise TargetMismatch if the type of a column is not one of Postgres's own.
+def check_own_types(cursor: Cursor, table: TargetTable, names: Sequence[str], where: str) -> None:
+    """Raise TargetMismatch if the type of a version is not one of Postgres's own; `where` is for its message.
 
     The login's search_path decides what `>` means for the values of another type.
     """
@@ -209,8 +209,8 @@ def check_own_types(cursor: Cursor, table: TargetTable, names: Sequence[str]) ->
     if (row := cursor.fetchone()) is not None:
         column, type_ = row
         raise TargetMismatch(
-            f"target {table.spec}, column {column}: without a history, a version must have a type of Postgres itself, "
-            f"found {type_}. Nothing was written. Give the column such a type, or keep the history.",
+            f"target {table.spec}, column {column}: {where}, a version must have a type of Postgres itself, "
+            f"found {type_}. Nothing was written. Give the column such a type.",
             column=column,
         )
 

@@ -32,7 +32,8 @@ def compare_with_changes(
 
     A target may have other columns, which the pipeline no longer writes, or never wrote. If a transform defines
     the columns, all that both tables have are compared. A value that the source left out of the latest change is that
-    of the newest other change of the key that has it.
+    of the newest other change of the key that has it. A key has no row either if its latest change is not later than
+    the last truncate; a truncate is a change without a key.
     """
     own_names = None if columns is None else {column.name for column in columns}
     types = {
@@ -52,11 +53,14 @@ def compare_with_changes(
         ]
     )
     latest = sql.SQL(
-        "select {names}{unchanged} from (select {names}, deleted{unchanged}, "
-        "row_number() over (partition by {key} order by {order}) as rank from {changes}) ranked "
-        "where rank = 1 and not deleted"
+        "select {names}{unchanged} from (select {all_names}, deleted{unchanged}, "
+        "row_number() over (partition by {key} order by {order}) as rank from {changes}) ranked{truncates} "
+        "where rank = 1 and not deleted{after_truncates}"
     ).format(
-        names=column_list(types),
+        names=column_list(types, of="ranked"),
+        all_names=column_list(dict.fromkeys([*types, *version])),
+        truncates=_last_truncate(changes, key, version, order),
+        after_truncates=_after_truncates(version),
         unchanged=sql.SQL(", {}").format(_UNCHANGED) if UNCHANGED_COLUMNS in change_types else sql.SQL(""),
         key=column_list(key),
         order=order,
@@ -87,6 +91,36 @@ def compare_with_changes(
         compared=[*types],
         also_wrong=sql.SQL("m.{}").format(_LOST) if losses else None,
     )
+
+
+def _last_truncate(
+    changes: sql.Composable, key: Sequence[str], version: Sequence[str], order: sql.Composable
+) -> sql.Composable:
+    """Return what to join with changes: the version of the last truncate, in one row or none."""
+    if not version:
+        return sql.SQL("")
+    return sql.SQL(
+        " left join (select true as there, {version} from {changes} where num_nonnulls({key}) = 0 "
+        "and {first_key} is null order by {order} limit 1) truncated on true"
+    ).format(
+        version=column_list(version),
+        changes=changes,
+        key=column_list(key),
+        first_key=sql.Identifier(key[0]),
+        order=order,
+    )
+
+
+def _after_truncates(version: Sequence[str]) -> sql.Composable:
+    """Return the condition, from its ` and ` on, that there is no truncate, or that a change is later than the last."""
+    if not version:
+        return sql.SQL("")
+    later: sql.Composable = sql.SQL("false")
+    for name in reversed(version):
+        later = sql.SQL("(ranked.{0} > truncated.{0} or ranked.{0} = truncated.{0} and {1})").format(
+            sql.Identifier(name), later
+        )
+    return sql.SQL(" and (truncated.there is null or coalesce({}, false))").format(later)
 
 
 def _with_older(

@@ -9,6 +9,7 @@ from psycopg2 import sql
 from exactbatch.postgres.connection import Cursor
 from exactbatch.sinks.tables.lineage_table import LineageTable, Part
 from exactbatch.sinks.upsert.latest_changes import latest_first
+from exactbatch.sinks.upsert.truncates import is_truncate, newest_first
 from exactbatch.sinks.upsert.unchanged_values import UNCHANGED
 from exactbatch.sinks.values.null_safe_groups import column_list
 
@@ -85,8 +86,9 @@ class ChangeCompactor:
 
         The latest change of a key stays, with all that tie with it: changes above the horizon may be retracted,
         and then it is the row again. A latest change that is a delete can go if nothing older can come: without a
-        version no change can be late, and the key must have no change elsewhere. A change also stays if it has the
-        value that the source left out of one that stays.
+        version no change can be late, and the key must have no change elsewhere. What the newest truncate below the
+        horizon has deleted can go; of the truncates this one stays. A change also stays if it has the value that the
+        source left out of one that stays.
         """
         needless_delete = (
             sql.SQL(
@@ -107,15 +109,36 @@ class ChangeCompactor:
         )
         return sql.SQL(
             "select tableoid, ctid, kafka_topic, kafka_partition, "
-            "(rank() over (partition by {key} order by {order}) > 1 or {needless_delete}) and {is_needless} "
+            "(rank() over (partition by {key} order by {order}) > 1 or {needless_delete} or {is_truncated}) "
+            "and {is_needless} "
             "as is_superseded from {change} b where {below}"
         ).format(
             is_needless=self._supplies_nothing(cursor, below),
             key=column_list(self.key),
             order=latest_first(self.version),
             needless_delete=needless_delete,
+            is_truncated=self._is_truncated(below),
             change=self.changes.identifier,
             below=below,
+        )
+
+    def _is_truncated(self, below: sql.Composable) -> sql.Composable:
+        """Return the condition that a truncate below the horizon has deleted the change `b`."""
+        if not self.version:
+            return sql.SQL("false")
+        truncates = sql.SQL("from {} where {} and ({})").format(
+            self.changes.identifier, is_truncate(self.key), below
+        )
+        # Each of these subqueries runs once, and not for each change.
+        return sql.SQL(
+            "not {is_truncate} and exists (select {truncates}) "
+            "and (({of_change}) > (select {version} {truncates} {newest_first})) is not true"
+        ).format(
+            is_truncate=is_truncate(self.key, of="b"),
+            truncates=truncates,
+            of_change=column_list(self.version, of="b"),
+            version=column_list(self.version),
+            newest_first=newest_first(self.version),
         )
 
     def _supplies_nothing(self, cursor: Cursor, below: sql.Composable) -> sql.Composable:

@@ -26,6 +26,7 @@ from exactbatch.sinks.upsert.change_compaction import ChangeCompactor
 from exactbatch.sinks.upsert.change_index import ChangeIndex
 from exactbatch.sinks.upsert.latest_changes import LatestChanges
 from exactbatch.sinks.upsert.latest_rows import LatestRows
+from exactbatch.sinks.upsert.truncates import Truncates
 from exactbatch.sinks.upsert.unchanged_values import UNCHANGED, UnchangedValues
 from exactbatch.sinks.values.cast import RejectRule, check_two_steps, reject_rules
 
@@ -64,6 +65,7 @@ class Upsert(SinkDefaults):
     version: str | tuple[str, ...] | None = None
     history: bool = field(default=True, kw_only=True)
     keeps_unchanged: bool = field(default=False, init=False, repr=False)
+    applies_truncates: bool = field(default=False, init=False, repr=False)
 
     def __new__(cls, *_: Any, **options: Any) -> "Upsert":
         """Return an UpsertWithoutHistory for history=False."""
@@ -183,6 +185,22 @@ class Upsert(SinkDefaults):
         object.__setattr__(sink, "keeps_unchanged", True)
         return sink
 
+    def applying_truncates(self, order: Sequence[str]) -> Self:
+        """Return the sink for a format with truncates, which the columns of `order` order among changes.
+
+        Raises ConfigurationError unless the version is made of these columns.
+        """
+        if not self.version_columns or (others := sorted({*self.version_columns} - {*order})):
+            found = f"its version has {others[0]!r}" if self.version_columns else "it has no version"
+            raise ConfigurationError(
+                f"target {self.target}: truncate='apply' needs the position of a truncate among the changes, which has "
+                f"no message key and may be in any partition, and {found}. Give the format and the Upsert the version "
+                f"of the connector, such as Debezium(…, version='postgres') and Upsert(…, version='lsn')."
+            )
+        sink = copy(self)
+        object.__setattr__(sink, "applies_truncates", True)
+        return sink
+
     def prepare(self, cursor: Cursor, columns: Sequence[Column], *, evolve: Evolve = "refuse") -> None:
         """Create target and table of changes if they are missing, and otherwise check their columns.
 
@@ -198,6 +216,8 @@ class Upsert(SinkDefaults):
         self.lineage_table.prepare(cursor, self.staged_columns(columns), evolve=evolve)
         check_same_keys(cursor, self._target, self.lineage_table.table, self.key)
         check_operators(cursor, self._target, self.key)
+        if self.applies_truncates:
+            self._truncates.check(cursor)
         check_two_steps(
             self.target,
             self.lineage_table.casts(cursor, self.staged_columns(columns)),
@@ -205,10 +225,17 @@ class Upsert(SinkDefaults):
         )
 
     def check_shared(self, cursor: Cursor, columns: Sequence[Column], pipelines: Sequence[str]) -> None:
-        """Raise TargetMismatch if the changes have columns that only other pipelines with this target write.
+        """Raise TargetMismatch if the changes have columns that only other pipelines with this target write, or if a
+        truncate would delete rows of other pipelines.
 
-        A replay would write the changes of its records without them.
+        A replay would write the changes of its records without these columns.
         """
+        if pipelines and self.applies_truncates:
+            raise TargetMismatch(
+                f"target {self.target}: a truncate deletes all of its rows, and the pipeline shares it with "
+                f"{', '.join(pipelines)}. Nothing was written. Give the pipelines different targets, or leave out "
+                f"truncate='apply'."
+            )
         own_columns = {
             column.name
             for column in (*self.staged_columns(columns), *self.lineage_table.lineage_columns, UNCHANGED)
@@ -250,11 +277,19 @@ class Upsert(SinkDefaults):
         """Return a query for staged changes that lack a value which no older change of their key has."""
         if not self.keeps_unchanged:
             return None
-        return self._unchanged_values.find_unknown(cursor, staged, columns, without=without)
+        return self._unchanged_values.find_unknown(
+            cursor, staged, columns, without=without, truncates=self._truncates
+        )
 
     @property
     def _unchanged_values(self) -> UnchangedValues:
         return UnchangedValues(self.lineage_table, self.key, self.version_columns)
+
+    @property
+    def _truncates(self) -> Truncates:
+        return Truncates(
+            self._target, self.lineage_table, self.key, self.version_columns, self.applies_truncates
+        )
 
     def check_staged(self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column]) -> None:
         """Raise TargetMismatch if a staged record gives several changes of a key, and nothing orders them."""
@@ -267,11 +302,14 @@ class Upsert(SinkDefaults):
         the target refuses a row.
         """
         self._begin(cursor)
+        are_truncated = self._truncates.find(cursor, staged, columns)
         all_new = self._latest_changes.find(cursor, staged, columns)
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
             inserted = ChangeIndex(self.lineage_table, self.key).insert(
                 cursor, lambda: self.lineage_table.insert_staged(cursor, staged, self.staged_columns(columns))
             )
+        if are_truncated:
+            self._truncates.delete_older(cursor)
         self._unchanged_values.resolve(cursor, staged, columns)
         LatestRows(self._target, self.lineage_table, self.key).write(cursor, staged, columns, all_new=all_new)
         return inserted
@@ -279,8 +317,14 @@ class Upsert(SinkDefaults):
     def retract(self, cursor: Cursor, parts: Sequence[Part]) -> int:
         """Delete the changes that batches have written for ranges; return how many that was."""
         self._begin(cursor)
+        any_truncate = self._truncates.note(cursor, parts)
         with forbid_changes(cursor, self._target, while_writing=self.lineage_table.table):
-            return retract_affecting(cursor, self.lineage_table, parts, self.key, count=self.staged_row_count)
+            retracted = retract_affecting(
+                cursor, self.lineage_table, parts, self.key, count=self.staged_row_count
+            )
+        if any_truncate:
+            self._truncates.affect(cursor)
+        return retracted
 
     def compare_target(
         self,

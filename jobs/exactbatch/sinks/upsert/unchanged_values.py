@@ -19,6 +19,7 @@ from exactbatch.sinks.staged_rows import StagedRows
 from exactbatch.sinks.tables.affected_keys import AFFECTED
 from exactbatch.sinks.tables.lineage_table import LineageTable
 from exactbatch.sinks.upsert.latest_changes import KEPT, STAGED, latest_first
+from exactbatch.sinks.upsert.truncates import Truncates, is_truncate
 from exactbatch.sinks.values.null_safe_groups import column_list
 
 UNCHANGED: Final = Column(UNCHANGED_COLUMNS, "text[]")
@@ -35,13 +36,20 @@ class UnchangedValues:
     version: Sequence[str]
 
     def find_unknown(
-        self, cursor: Cursor, staged: StagedRows, columns: Sequence[Column], *, without: sql.Composable
+        self,
+        cursor: Cursor,
+        staged: StagedRows,
+        columns: Sequence[Column],
+        *,
+        without: sql.Composable,
+        truncates: Truncates,
     ) -> sql.Composable | None:
         """Return a query (task_attempt, topic, partition, offset, reason) for staged changes that lack a value which no
         older change of their key has; None if no staged change lacks a value.
 
-        A delete ends the search: what came before it was another row. `without` is a query (topic, partition,
-        offset) for staged changes that will not be inserted. What the batch is about to replace does not count.
+        A delete ends the search, and so does a truncate: what came before it was another row. `without` is a query
+        (topic, partition, offset) for staged changes that will not be inserted. What the batch is about to replace does
+        not count.
         """
         cursor.execute(
             sql.SQL(
@@ -51,6 +59,7 @@ class UnchangedValues:
         left_out = [row[0] for row in cursor.fetchall()]
         if not left_out:
             return None
+        any_truncate = truncates.are_there(cursor, staged)
         casts = {cast.column.name: cast for cast in self.changes.casts(cursor, columns)}
         ordered = [*self.key, *self.version]
         oldest_first = sql.SQL(", ").join(
@@ -68,9 +77,10 @@ class UnchangedValues:
             "affected as (select distinct {key} from staged where {unchanged} is not null and not deleted), "
             "known as (select {ordered}, {place}, null::bigint as task_attempt, deleted, {unchanged} "
             "from {change} c join affected using ({key}) where not {is_replaced} union all "
-            "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged join affected using ({key})), "
+            "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged join affected using ({key})"
+            "{truncates}), "
             "lives as (select *, count(*) filter (where deleted) over (partition by {key} order by {oldest_first} "
-            "rows unbounded preceding) as life from known), "
+            "rows unbounded preceding) as life, {epoch} as epoch from known), "
             "judged as (select *, {has} from lives) "
             "select task_attempt, kafka_topic, kafka_partition, kafka_offset, case {reasons} end from judged "
             "where task_attempt is not null and not deleted and {lacks}"
@@ -86,10 +96,12 @@ class UnchangedValues:
             key=column_list(self.key),
             is_replaced=is_replaced_by(staged.batch_id),
             oldest_first=oldest_first,
+            truncates=self._truncates(staged) if any_truncate else sql.SQL(""),
+            epoch=self._epoch if any_truncate else sql.SQL("0"),
             has=sql.SQL(", ").join(
                 sql.SQL(
-                    "coalesce(bool_or(not deleted and not {is_left_out}) over (partition by {key}, life order by "
-                    "{oldest_first} rows between unbounded preceding and 1 preceding), false) as {has}"
+                    "coalesce(bool_or(not deleted and not {is_left_out}) over (partition by {key}, epoch, life "
+                    "order by {oldest_first} rows between unbounded preceding and 1 preceding), false) as {has}"
                 ).format(
                     is_left_out=_is_left_out(name),
                     key=column_list(self.key),
@@ -109,6 +121,33 @@ class UnchangedValues:
                     sql.SQL("{} and not {}").format(_is_left_out(name), sql.Identifier(f"has {number}"))
                     for number, name in enumerate(left_out)
                 )
+            ),
+        )
+
+    def _truncates(self, staged: StagedRows) -> sql.Composable:
+        """Return another part of the known changes: all truncates, which have no key."""
+        return sql.SQL(
+            " union all select {ordered}, {place}, null, deleted, {unchanged} from {change} c "
+            "where {is_truncate} and not {is_replaced} union all "
+            "select {ordered}, {place}, task_attempt, deleted, {unchanged} from staged where {is_truncate}"
+        ).format(
+            ordered=column_list([*self.key, *self.version]),
+            place=column_list(_PLACE),
+            unchanged=_UNCHANGED,
+            change=self.changes.identifier,
+            is_truncate=is_truncate(self.key),
+            is_replaced=is_replaced_by(staged.batch_id),
+        )
+
+    @property
+    def _epoch(self) -> sql.Composable:
+        """How many truncates are older than a known change; one with an equal version is newer."""
+        return sql.SQL(
+            "count(*) filter (where {is_truncate}) over (order by {versions}, {is_truncate} rows unbounded preceding)"
+        ).format(
+            is_truncate=is_truncate(self.key),
+            versions=sql.SQL(", ").join(
+                sql.SQL("{} nulls first").format(sql.Identifier(name)) for name in self.version
             ),
         )
 

@@ -93,11 +93,17 @@ class UpsertWithoutHistory(Upsert):
             check_companion(cursor, self._markers)
         check_same_keys(cursor, self._target, self._markers, ordered)
         check_operators(cursor, self._target, self.key)
-        check_own_types(cursor, self._target, self.version_columns)
+        check_own_types(cursor, self._target, self.version_columns, "without a history")
 
     def keeping_unchanged(self) -> Self:
         """Return the sink itself: without older changes, nothing says what a value was."""
         return self
+
+    def applying_truncates(self, order: Sequence[str]) -> Self:  # noqa: ARG002
+        """Raise ConfigurationError: nothing would keep a truncate for changes that arrive late, or retract it."""
+        raise ConfigurationError(
+            f"target {self.target}: truncate='apply' needs the history of the Upsert. Leave out history=False."
+        )
 
     def check_replay(self, cursor: Cursor) -> None:
         """Do nothing: a replay deletes no rows besides those that its records delete."""
