@@ -146,6 +146,12 @@ def test_one_bad_document_rejects_the_whole_value(documents, value, why):
     assert decode(Json("a int", documents=documents), value).kept.to_pylist() == []
 
 
+@pytest.mark.parametrize("type_", ["text", "int", "jsonb[]", "public.hstore"])
+def test_only_json_takes_the_whole_value(type_):
+    with pytest.raises(ConfigurationError, match="only json and jsonb take the whole value"):
+        Json(f"a {type_} from '$'")
+
+
 def test_an_unknown_encoding_is_refused():
     for wrong in ({"encoding": "lz4"}, {"encoding": ("gzip", "x")}, {"documents": "two"}):
         with pytest.raises(ConfigurationError):

@@ -14,7 +14,7 @@ from exactbatch.formats.json_blocks import read_objects as read_objects
 from exactbatch.formats.json_blocks import readable as readable
 from exactbatch.formats.json_blocks import stored_schema as stored_schema
 from exactbatch.formats.json_blocks import why_refused as why_refused
-from exactbatch.formats.json_fields import check_arrays, gives_rows_of_elements
+from exactbatch.formats.json_fields import check_arrays, check_whole, gives_rows_of_elements
 from exactbatch.formats.json_members import default_of, read_members
 from exactbatch.formats.raw_json_fields import check_names, fields_as_text, is_kept_as_text
 from exactbatch.formats.wrapped import Documents, Encoding, decode_wrapped
@@ -66,6 +66,7 @@ class Json:
         check_epoch(self.epoch, self.columns)
         check_names(self.fields)
         check_arrays(self.fields)
+        check_whole(self.fields)
         _ = self._defaults
 
     @property

@@ -32,6 +32,16 @@ def check_arrays(fields: Iterable[Field]) -> None:
             )
 
 
+def check_whole(fields: Iterable[Field]) -> None:
+    """Raise ConfigurationError for a column that takes the whole value and cannot hold any JSON."""
+    for each in fields:
+        if each.path.parts == ((),) and each.column.type not in ("json", "jsonb"):
+            raise ConfigurationError(
+                f"column {each.column.name!r}, {each.column.type}, from '$': only json and jsonb take the whole value. "
+                f"Declare the column as jsonb, or name a member."
+            )
+
+
 def deepest_path(fields: Iterable[Field]) -> Path:
     """Return the path with the most arrays that give rows."""
     return max((each.path for each in fields), key=lambda path: len(path.parts))

@@ -11,7 +11,14 @@ from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.errors import ConfigurationError
 from exactbatch.formats.format import Decoded, decode_several
 from exactbatch.formats.json_blocks import stored_schema
-from exactbatch.formats.json_fields import Members, check_arrays, filled, gives_rows_of_elements, in_rows
+from exactbatch.formats.json_fields import (
+    Members,
+    check_arrays,
+    check_whole,
+    filled,
+    gives_rows_of_elements,
+    in_rows,
+)
 from exactbatch.formats.json_members import default_of
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.protobuf_fields import Way, followed, way_of
@@ -74,6 +81,7 @@ class Protobuf:
         object.__setattr__(self, "fields", parse_fields(self.schema))
         object.__setattr__(self, "columns", tuple(each.column for each in self.fields))
         check_arrays(self.fields)
+        check_whole(self.fields)
         _ = self._defaults
         if self.descriptor is None:
             return
