@@ -36,6 +36,8 @@ _OF_ROWS: Final = sql.SQL(
     "from {written} window same as (partition by key, value)) noted "
     "where place > case when removed then written else removals end"
 )
+# Without removed rows, all rows are results: nothing is sorted by its whole message while the pipeline is locked.
+_OF_WRITTEN_ROWS: Final = sql.SQL("select number, 'row' as change, key, value from {written}")
 # A row of a derived target may be written twice in a batch: once for its values, and once for its finality.
 _OF_KEYS: Final = sql.SQL(
     "select distinct on (key) number, case when removed then 'deleted' else 'row' end as change, key, "
@@ -56,10 +58,10 @@ class Outbox:
 
         Raises ResultTooLarge, TargetMismatch for a result without a key, and if something alters the outbox.
         """
-        cursor, derived = self.cursor, self.pipeline.sink.is_derived
+        cursor = self.cursor
         cursor.execute(
             sql.SQL("create temporary table exactbatch_result on commit drop as {}").format(
-                (_OF_KEYS if derived else _OF_ROWS).format(written=WRITTEN)
+                self._of_what().format(written=WRITTEN)
             )
         )
         results = int(cursor.rowcount)
@@ -87,6 +89,13 @@ class Outbox:
         cursor.execute(sql.SQL("drop table {}, {}").format(_RESULTS, WRITTEN))
         failpoint("forward.after_outbox")
         return results
+
+    def _of_what(self) -> sql.SQL:
+        """Return the query that makes results of the rows that were noted."""
+        if self.pipeline.sink.is_derived:
+            return _OF_KEYS
+        self.cursor.execute(sql.SQL("select exists (select from {} where removed)").format(WRITTEN))
+        return _OF_ROWS if self.cursor.fetchone()[0] else _OF_WRITTEN_ROWS
 
     def _check_results(self, batch: Batch) -> None:
         self.cursor.execute(
