@@ -89,7 +89,7 @@ def test_many_partitions_share_few_tasks(world, topic, make_pipeline, way, monke
         for job in tracker.getJobIdsForGroup(groups[0])
         for stage in tracker.getJobInfo(job).stageIds
     ]
-    assert tasks == [min(5, context.defaultParallelism)]
+    assert tasks == [min(5, 4 * context.defaultParallelism)]
 
 
 def test_the_largest_ranges_are_spread_over_the_tasks(world, make_topic, make_pipeline, monkeypatch):

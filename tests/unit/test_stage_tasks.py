@@ -64,14 +64,14 @@ def test_cutting_takes_ten_times_as_long_for_ten_times_as_many_partitions(monkey
 @pytest.mark.parametrize(
     ("sizes", "tasks"),
     [
-        ([10] * 1000, 2),  # one for each slot: they connect only twice
-        ([100] * 3000, 3),
-        ([100_000] * 20, 8),  # max_connections
+        ([10] * 1000, 8),  # four for each slot
+        ([400] * 3000, 12),
+        ([100_000] * 40, 32),  # max_connections
         ([10], 1),
     ],
 )
 def test_few_offsets_in_many_partitions_are_shared_among_few_tasks(sizes, tasks):
     each_range = [SimpleNamespace(range=OffsetRange("t", p, 0, n, LIFE)) for p, n in enumerate(sizes)]
-    shares = distribute(each_range, worth_sharing(each_range, most=8, parallelism=2))
+    shares = distribute(each_range, worth_sharing(each_range, most=32, parallelism=2))
     assert len(shares) == tasks
     assert sorted(map(id, (task for share in shares for task in share))) == sorted(map(id, each_range))

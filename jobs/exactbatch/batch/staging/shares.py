@@ -16,6 +16,7 @@ from exactbatch.offsets import OffsetRange, fill_bins, group_small
 _SMALL: Final = 10_000
 _TOGETHER: Final = 50_000
 _WORTH_A_TASK: Final = 100_000  # offsets
+_FOR_EACH_SLOT: Final = 4  # tasks: some take longer than others
 
 
 class HasRange(Protocol):
@@ -34,11 +35,11 @@ Outcome = TypeVar("Outcome")
 def worth_sharing(tasks: Sequence[HasRange], most: int, parallelism: int) -> int:
     """Return among how many Spark tasks to share the tasks of a batch, at most `most`.
 
-    One for each slot of Spark, and more only for more offsets: each connects to Kafka and to Postgres, which takes
+    A few for each slot of Spark, and more only for more offsets: each connects to Kafka and to Postgres, which takes
     longer than to read a few thousand records.
     """
     offsets = sum(len(task.range) for task in tasks)
-    return min(most, max(parallelism, math.ceil(offsets / _WORTH_A_TASK)))
+    return min(most, max(_FOR_EACH_SLOT * parallelism, math.ceil(offsets / _WORTH_A_TASK)))
 
 
 def distribute(tasks: Sequence[Task], limit: int) -> list[list[Task]]:
