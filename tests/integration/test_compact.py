@@ -1,13 +1,11 @@
 """Compacting: old changes go, the target stays, and what was dropped can no longer be replayed."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,13 @@ from exactbatch.planning.freeze_replay import freeze_replay, preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.batch_runner import BatchRunner
+from support.commands import start_command
 from support.topics import Topic
 from support.upserts import WrongKeys, change, changes, key_of, replayed, state
 from support.waiting import wait_for
 
 HOUR = timedelta(hours=1)
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-JOBS = Path(__file__).parents[2] / "jobs"
 Compact = Callable[..., Compaction]
 
 
@@ -325,25 +323,7 @@ def test_a_replay_that_was_planned_before_does_not_publish(world, make_topic, ma
 def command(world, tmp_path):
     """Start `exactbatch compact` for a pipeline, as a process of its own."""
 
-    def start(pipeline: Pipeline, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
-        (tmp_path / f"{pipeline.name}.py").write_text(
-            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\npipeline = {pipeline!r}\n"
-        )
-        return subprocess.Popen(
-            [sys.executable, "-m", "exactbatch.cli", "compact", f"{pipeline.name}:pipeline", *arguments],
-            env={
-                **os.environ,
-                **world.settings.as_environment(),
-                "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, JOBS))),
-                "EXACTBATCH_FAILPOINTS": failpoints,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return start
+    return partial(start_command, world.settings, tmp_path, "compact")
 
 
 def test_compaction_that_ends_before_its_commit_has_changed_nothing(

@@ -3,12 +3,10 @@
 import io
 import json
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import fastavro
@@ -20,6 +18,7 @@ from pyspark import cloudpickle
 from exactbatch import Avro, Csv, Custom, Json, Pipeline, Raw, Text, Upsert, WithMessage
 from exactbatch.errors import ConfigurationError, TasksFailed
 from support.batch_runner import BatchRunner
+from support.registry import registry_server
 
 # Executors cannot import this module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -54,25 +53,10 @@ def body(number: int) -> bytes:
 def registry():
     """A schema registry with one schema, id 7, for those who know the secret."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, answer = 200, {"schema": json.dumps(SCHEMA)}
-            if self.headers.get("Authorization") != "Basic bWU6c2VjcmV0":
-                status, answer = 401, {"error_code": "40101"}
-            elif self.path != "/schemas/ids/7":
-                status, answer = 404, {"error_code": 40403}  # type: ignore[dict-item]
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps(answer).encode())
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with registry_server() as served:
+        served.has(7, SCHEMA)
+        served.authorization = "Basic bWU6c2VjcmV0"
+        yield served.address
 
 
 def target(world: BatchRunner, pipeline: Pipeline, order: str = "kafka_offset") -> list[tuple[Any, ...]]:

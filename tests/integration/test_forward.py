@@ -36,6 +36,7 @@ from exactbatch.operations.measurement import measure
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
 from support.batch_runner import recreate
+from support.commands import start_command
 from support.environment import LONG, draw_seed
 from support.forwarded import (
     Message,
@@ -43,7 +44,6 @@ from support.forwarded import (
     committed,
     latest_by_key,
     standing_rows,
-    start_forwarder,
 )
 from support.replays import ranges
 from support.roles import ROLES
@@ -85,7 +85,9 @@ class Forwarding:
 
     def start(self, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
         """Start `exactbatch forward` as a process of its own."""
-        return start_forwarder(self.pipeline, self.settings, self.folder, *arguments, failpoints=failpoints)
+        return start_command(
+            self.settings, self.folder, "forward", self.pipeline, *arguments, failpoints=failpoints
+        )
 
     def check(self) -> list[Message]:
         """Check that the topic has exactly what was committed; return its messages."""

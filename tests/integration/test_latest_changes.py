@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from psycopg2 import sql
 
 from exactbatch import Pipeline, Upsert
-from exactbatch.audit.derived import difference
 from exactbatch.errors import KeyOnTwoPartitions, StagedRowsDiffer, TargetMismatch
 from exactbatch.postgres import connection as connections
-from exactbatch.postgres.connection import transaction
 from exactbatch.sinks.upsert import latest_changes, latest_rows
 from support.environment import LONG
-from support.staged_batches import Batches, Database
+from support.staged_batches import (
+    Batches,
+    Database,
+    differences_that_the_audit_finds,
+    rows_that_the_audit_finds,
+)
 
 COLUMNS = "id int, name text, version int"
 VERSIONED = Upsert("public.t", key=("id",), version="version")
@@ -29,38 +31,7 @@ def state(db: Database) -> dict[int, str]:
 
 
 def is_what_the_auditor_expects(made: Batches) -> bool:
-    """Compare the target with the query of the audit, which shares no code with the sink."""
-    sink = made.pipeline.sink
-    with transaction(made.connection) as cursor:
-        types = [
-            {name: column.type for name, column in table.columns(cursor).items()}
-            for table in (sink.tables[-1], sink.lineage_table.table)
-        ]
-        comparison = sink.compare_target(made.columns, *types)
-        assert comparison is not None
-        cursor.execute(
-            sql.SQL(
-                "with e as ({0}), a as ({1}) select (select count(*) from (table e except all table a) x) + "
-                "(select count(*) from (table a except all table e) y)"
-            ).format(comparison.expected, comparison.actual)
-        )
-        return bool(cursor.fetchone()[0] == 0)
-
-
-def rows_that_the_audit_finds(made: Batches) -> int:
-    sink = made.pipeline.sink
-    with transaction(made.connection) as cursor:
-        types = [
-            {name: column.type for name, column in table.columns(cursor).items()}
-            for table in (sink.tables[-1], sink.lineage_table.table)
-        ]
-        comparison = sink.compare_target(made.columns, *types)
-        cursor.execute(
-            sql.SQL("with expected as ({}), actual as ({}) {}").format(
-                comparison.expected, comparison.actual, difference(comparison)
-            )
-        )
-        return int(cursor.fetchone()[0])
+    return differences_that_the_audit_finds(made) == 0
 
 
 @pytest.mark.parametrize(

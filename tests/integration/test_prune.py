@@ -1,13 +1,11 @@
 """Pruning: old batches are folded, the target stays, and what is no longer known is refused and never guessed."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,12 +20,12 @@ from exactbatch.planning.freeze_replay import preview_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.audited_target import COUNT, AuditedTarget, findings
+from support.commands import start_command
 from support.large_ledger import History
 from support.staged_batches import ID, Batches
 from support.topics import record
 from support.waiting import wait_for
 
-JOBS: Final = Path(__file__).parents[2] / "jobs"
 EVER: Final = datetime(2999, 1, 1, tzinfo=UTC)
 Made = Callable[..., Batches]
 
@@ -338,25 +336,7 @@ def test_a_trigger_that_swallows_a_row_fails_the_portion(connection, make):
 def command(settings, tmp_path):
     """Start `exactbatch prune` for a pipeline, as a process of its own."""
 
-    def start(pipeline: Pipeline, *arguments: str, failpoints: str = "") -> subprocess.Popen[str]:
-        (tmp_path / "pruned_pipeline.py").write_text(
-            f"from exactbatch import Append, Json, Limits, Pipeline, Upsert\npipeline = {pipeline!r}\n"
-        )
-        return subprocess.Popen(
-            [sys.executable, "-m", "exactbatch.cli", "prune", "pruned_pipeline:pipeline", *arguments],
-            env={
-                **os.environ,
-                **settings.as_environment(),
-                "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, JOBS))),
-                "EXACTBATCH_FAILPOINTS": failpoints,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    return start
+    return partial(start_command, settings, tmp_path, "prune")
 
 
 @pytest.mark.parametrize("moment", ["prune.after_fold", "prune.before_commit", "prune.after_commit"])

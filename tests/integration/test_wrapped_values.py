@@ -8,7 +8,7 @@ import pytest
 from exactbatch import Append, Json, JsonSchema, Protobuf
 from exactbatch.audit.audit import audit
 from support.protobuf_schema import shop_class, shop_file
-from support.registries import registry_with
+from support.registry import registry_with
 
 PROTOBUF = base64.b64encode(shop_file().SerializeToString()).decode()
 ANSWERS = {

@@ -1,21 +1,14 @@
 """Forwarders as processes, what a read_committed consumer sees of their results, and a check that it is exact."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from exactbatch import Pipeline
 from exactbatch.kafka.broker import KafkaBroker
-from exactbatch.settings import Settings
-from support.environment import JOBS
 
 
 @dataclass(frozen=True)
@@ -39,31 +32,6 @@ class Message:
     @property
     def row(self) -> Any:
         return None if self.value is None else json.loads(self.value)
-
-
-def start_forwarder(
-    pipeline: Pipeline, settings: Settings, folder: Path, *arguments: str, failpoints: str = ""
-) -> subprocess.Popen[str]:
-    """Start `exactbatch forward` for a pipeline, which a module in the folder then has."""
-    (folder / "forwarding_pipeline.py").write_text(
-        "import datetime\n"
-        "from exactbatch import *\n"
-        "from exactbatch import Limits, ToTopic\n"
-        f"pipeline = {pipeline!r}\n"
-    )
-    return subprocess.Popen(
-        [sys.executable, "-m", "exactbatch.cli", "forward", "forwarding_pipeline:pipeline", *arguments],
-        env={
-            **os.environ,
-            **settings.as_environment(),
-            "PYTHONPATH": os.pathsep.join(map(str, (folder, JOBS))),
-            "EXACTBATCH_FAILPOINTS": failpoints,
-        },
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def committed(properties: Mapping[str, Any], topic: str) -> list[Message]:

@@ -3,7 +3,7 @@
 import json
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +16,7 @@ class Registry:
 
     address: str
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    authorization: str | None = None  # without it, requests are refused
     asked: list[tuple[str, str | None]] = field(default_factory=list)
 
     def has(self, schema_id: int, schema: Any, **more: Any) -> None:
@@ -32,6 +33,8 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             registry.asked.append((self.path, self.headers.get("Authorization")))
             unknown = (404, {"error_code": 40403, "message": "Schema not found"})
             status, answer = registry.answers.get(self.path, unknown)
+            if registry.authorization not in (None, self.headers.get("Authorization")):
+                status, answer = 401, {"error_code": "40101"}
             self.send_response(status)
             self.end_headers()
             self.wfile.write(json.dumps(answer).encode())
@@ -47,3 +50,11 @@ def registry_server(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
     yield registry
     server.shutdown()
     server.server_close()
+
+
+@contextmanager
+def registry_with(answers: Mapping[str, tuple[int, Any]]) -> Iterator[str]:
+    """Serve answers, a status and JSON by path; yield the address. Other paths are unknown schemas."""
+    with registry_server() as registry:
+        registry.answers.update(answers)
+        yield registry.address

@@ -8,6 +8,7 @@ from uuid import UUID
 from psycopg2 import sql
 
 from exactbatch import OffsetRange, Pipeline
+from exactbatch.audit.derived import difference
 from exactbatch.batch.publishing.fences import facts_of
 from exactbatch.batch.publishing.publish import Published, publish
 from exactbatch.batch.staging.note_unknown import note_unknown
@@ -15,7 +16,8 @@ from exactbatch.batch.staging.staging_tables import StagingTables, create_reject
 from exactbatch.batch.staging.task import Staged, StagedBatch
 from exactbatch.ledger import Ledger
 from exactbatch.model import Plan, StoredOffset
-from exactbatch.postgres.connection import transaction
+from exactbatch.postgres.connection import Cursor, transaction
+from exactbatch.sinks.base import Comparison
 
 ID = UUID(int=1)
 Row = tuple[Any, ...]
@@ -164,14 +166,8 @@ class Database:
 
 def differences_that_the_audit_finds(made: Batches) -> int:
     """Compare the target with the query of the audit, which shares no code with the sink."""
-    sink = made.pipeline.sink
     with transaction(made.connection) as cursor:
-        types = [
-            {name: column.type for name, column in table.columns(cursor).items()}
-            for table in (sink.tables[-1], sink.lineage_table.table)
-        ]
-        comparison = sink.compare_target(made.columns, *types)
-        assert comparison is not None
+        comparison = _comparison(cursor, made)
         cursor.execute(
             sql.SQL(
                 "with e as ({0}), a as ({1}) select (select count(*) from (table e except all table a) x) + "
@@ -179,6 +175,29 @@ def differences_that_the_audit_finds(made: Batches) -> int:
             ).format(comparison.expected, comparison.actual)
         )
         return int(cursor.fetchone()[0])
+
+
+def rows_that_the_audit_finds(made: Batches) -> int:
+    """Return how many rows of the target the audit's own statement counts as different."""
+    with transaction(made.connection) as cursor:
+        comparison = _comparison(cursor, made)
+        cursor.execute(
+            sql.SQL("with expected as ({}), actual as ({}) {}").format(
+                comparison.expected, comparison.actual, difference(comparison)
+            )
+        )
+        return int(cursor.fetchone()[0])
+
+
+def _comparison(cursor: Cursor, made: Batches) -> Comparison:
+    sink = made.pipeline.sink
+    types = [
+        {name: column.type for name, column in table.columns(cursor).items()}
+        for table in (sink.tables[-1], sink.lineage_table.table)
+    ]
+    comparison = sink.compare_target(made.columns, *types)
+    assert comparison is not None
+    return comparison
 
 
 def trigger(table: str, when: str, body: str, name: str = "meddle", each: str = "row") -> str:

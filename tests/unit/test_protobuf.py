@@ -16,7 +16,7 @@ from exactbatch.errors import ConfigurationError
 from exactbatch.formats import JsonSchema, Protobuf, with_registry
 from support.decoding import decode, reason, rows
 from support.protobuf_schema import SCALARS, shop_class, shop_descriptors, shop_file
-from support.registries import registry_with
+from support.registry import registry_with
 
 Order = shop_class("Order")
 DESCRIPTORS = shop_descriptors()

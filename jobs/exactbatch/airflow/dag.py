@@ -13,7 +13,7 @@ from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation
 from exactbatch.airflow.forward_task import forward_task
 from exactbatch.airflow.operator import ProcessBatchOperator
-from exactbatch.airflow.options import callbacks, checked_schedule, dag_options
+from exactbatch.airflow.options import callbacks, dag_options, new_dag
 from exactbatch.airflow.parameters import parameters
 from exactbatch.airflow.plan_task import plan_task
 from exactbatch.airflow.report_task import report_task
@@ -69,15 +69,7 @@ def pipeline_dag(
         retry_delay=retry_delay,
         documentation=documentation(pipeline, pool or _DEFAULT_POOL, replay_pool or _DEFAULT_POOL),
     )
-    try:
-        dag = DAG(
-            dag_id=pipeline.name,
-            schedule=checked_schedule(pipeline.name, schedule),
-            start_date=start_date,
-            **options,
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"pipeline {pipeline.name!r}: Airflow refuses its DAG: {error}") from error
+    dag = new_dag(pipeline.name, "pipeline", schedule=schedule, start_date=start_date, options=options)
     pools = {"process_batch": pool, "process_replay": replay_pool}
     with dag:
         planned = plan_task(

@@ -1,10 +1,10 @@
 """The DAG arguments that a user may give: merged with those of the pipeline's DAG, or refused. Pure."""
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from airflow.sdk import CronDataIntervalTimetable
+from airflow.sdk import DAG, CronDataIntervalTimetable
 
 from exactbatch.airflow.parameters import parameters
 from exactbatch.errors import ConfigurationError
@@ -27,6 +27,20 @@ _DECIDED_FOR_TASKS: Final = {
     "pool": "pass pool and replay_pool to pipeline_dag",
     "task_id": "the DAG names its tasks",
 }
+
+
+def new_dag(
+    dag_id: str, what: str, *, schedule: Any, start_date: datetime, options: Mapping[str, Any]
+) -> DAG:
+    """Create a DAG with the options of dag_options(). `what` names whose DAG it is in the ConfigurationError that is
+    raised for arguments that Airflow refuses.
+    """
+    try:
+        return DAG(
+            dag_id=dag_id, schedule=checked_schedule(dag_id, schedule), start_date=start_date, **options
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{what} {dag_id!r}: Airflow refuses its DAG: {error}") from error
 
 
 def checked_schedule(pipeline: str, schedule: Any) -> Any:

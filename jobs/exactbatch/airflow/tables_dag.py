@@ -7,12 +7,11 @@ from airflow.sdk import DAG, Asset
 
 from exactbatch.airflow.connections import Connections
 from exactbatch.airflow.documentation import documentation_of_tables
-from exactbatch.airflow.options import callbacks, checked_schedule, dag_options
+from exactbatch.airflow.options import callbacks, dag_options, new_dag
 from exactbatch.airflow.parameters import parameters_of_tables
 from exactbatch.airflow.tables_operator import ProcessTablesOperator
 from exactbatch.airflow.tables_tasks import plan_tables_task, report_tables_task
 from exactbatch.discovery import reference_of
-from exactbatch.errors import ConfigurationError
 from exactbatch.tables import Tables
 
 # plan_batch leaves these.
@@ -54,15 +53,7 @@ def tables_dag(
         documentation=documentation_of_tables(tables, pool or _DEFAULT_POOL, replay_pool or _DEFAULT_POOL),
         own=parameters_of_tables(),
     )
-    try:
-        dag = DAG(
-            dag_id=tables.name,
-            schedule=checked_schedule(tables.name, schedule),
-            start_date=start_date,
-            **options,
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"tables {tables.name!r}: Airflow refuses their DAG: {error}") from error
+    dag = new_dag(tables.name, "tables", schedule=schedule, start_date=start_date, options=options)
     pools = {"process_batch": pool, "process_replay": replay_pool}
     with dag:
         planned = plan_tables_task(

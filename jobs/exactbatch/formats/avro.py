@@ -19,7 +19,7 @@ from exactbatch.formats.avro_logical import InvalidAvro
 from exactbatch.formats.avro_schema import AvroField, checked, fields_of
 from exactbatch.formats.epoch import from_epoch
 from exactbatch.formats.format import Decoded, decode_block_or_halves, decode_present, in_order, positions
-from exactbatch.formats.json import stored_schema
+from exactbatch.formats.json_blocks import stored_schema
 from exactbatch.formats.postgres_limits import check_rows
 from exactbatch.formats.schema_registry import check_address
 from exactbatch.options import check_types

@@ -19,7 +19,7 @@ from exactbatch.formats.connect_times import (
     timestamps_from_iso,
 )
 from exactbatch.formats.decimals import decimals_of
-from exactbatch.formats.json import readable
+from exactbatch.formats.json_blocks import readable
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from exactbatch.formats.connect_values import Reading
-from exactbatch.formats.json import read_objects
+from exactbatch.formats.json_blocks import read_objects
 
 if TYPE_CHECKING:
     import pyarrow as pa

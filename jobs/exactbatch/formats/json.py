@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from exactbatch.columns import Column, Field, parse_fields
 from exactbatch.formats.epoch import check_epoch, from_epoch
 from exactbatch.formats.format import Decoded, decode_present, decode_several
-from exactbatch.formats.json_blocks import as_stored as as_stored  # other formats import these from here
-from exactbatch.formats.json_blocks import objects as objects
-from exactbatch.formats.json_blocks import read_objects as read_objects
-from exactbatch.formats.json_blocks import readable as readable
-from exactbatch.formats.json_blocks import stored_schema as stored_schema
-from exactbatch.formats.json_blocks import why_refused as why_refused
+from exactbatch.formats.json_blocks import (
+    as_stored,
+    objects,
+    read_objects,
+    readable,
+    stored_schema,
+    why_refused,
+)
 from exactbatch.formats.json_fields import check_arrays, check_whole, gives_rows_of_elements
 from exactbatch.formats.json_members import default_of, read_members
 from exactbatch.formats.raw_json_fields import check_names, fields_as_text, is_kept_as_text

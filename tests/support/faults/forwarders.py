@@ -22,7 +22,8 @@ from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, ledger_session
 from exactbatch.postgres.connection import transaction
 from exactbatch.settings import Settings
-from support.forwarded import check_once_in_order, committed, latest_by_key, standing_rows, start_forwarder
+from support.commands import start_command
+from support.forwarded import check_once_in_order, committed, latest_by_key, standing_rows
 from support.reference import Row
 from support.waiting import wait_for
 
@@ -66,7 +67,7 @@ def outcome_of_process(
 
     Return "done", "killed", the name of its error, or the end of what it wrote.
     """
-    process = start_forwarder(pipeline, settings, folder, failpoints=failpoints)
+    process = start_command(settings, folder, "forward", pipeline, failpoints=failpoints)
     try:
         if failpoints.endswith("=stop"):
             found = psutil.Process(process.pid)
