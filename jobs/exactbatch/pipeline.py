@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal
@@ -201,6 +202,13 @@ class Pipeline:
     def known_topics(self, stored: Iterable[StoredOffset]) -> tuple[str, ...]:
         """Return the named topics; with a pattern, those that have joined: they have stored offsets."""
         return known_topics(self.topics, (offset.topic for offset in stored))
+
+    def for_part(self, part: Sink) -> "Pipeline":
+        """Return the pipeline with one part of its sink, as a batch uses this part."""
+        # replace() would let the Upsert of a Together keep unchanged values, which a Together rejects.
+        pipeline = copy(self)
+        object.__setattr__(pipeline, "sink", part)
+        return pipeline
 
     @property
     def topics_text(self) -> str:

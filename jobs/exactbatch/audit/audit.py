@@ -7,7 +7,6 @@ memory does not grow with the log.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -76,7 +75,7 @@ def audit(
                 part.target,
                 _audit(
                     pipeline,
-                    replace(pipeline, sink=part),
+                    pipeline.for_part(part),
                     settings,
                     values=values,
                     spark=spark,
