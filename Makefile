@@ -15,7 +15,7 @@ SOURCES := jobs tests dags plugins docs/site
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java archive jars pgbouncer browser demo test test-long test-browser faults soak mutants bench bench-page docs lint format requirements clean
+.PHONY: help venv java archive jars pgbouncer browser demo test test-long test-browser faults soak mutants bench bench-page docs reference lint format requirements clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ bench-page: $(STAMP) ## write docs/evidence/benchmark.md from the numbers of the
 
 docs: $(STAMP) ## build the documentation as a site in build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+reference: $(STAMP) ## write docs/reference/commands.md from the commands
+	@$(BIN)/python docs/site/commands.py
 
 lint: $(STAMP) ## check style, types and the direction of imports
 	$(BIN)/ruff check $(SOURCES)
