@@ -39,8 +39,8 @@ _INTRODUCTION: Final = """\
 <!-- `make reference` writes this page from the commands themselves. -->
 
 `exactbatch COMMAND --help` shows the same in a terminal. `PIPELINE` is `MODULE:NAME`, or `NAME` for the pipeline `NAME`
-in the module `pipelines.NAME`; one of many tables is `NAME.TABLE`. Commands that need only the ledger and Kafka take the
-name of a registered pipeline.
+in the module `pipelines.NAME`; one of many tables is `NAME.TABLE`. Commands that need only the ledger and Kafka take
+the name of a registered pipeline.
 
 - Results go to stdout; questions, progress and errors go to stderr. With `--json`, stdout has one JSON document and
   nothing else.
