@@ -89,4 +89,3 @@ def test_the_example_of_the_asset_event_has_its_fields_and_types(event):
     assert list(example) == list(event)
     assert list(example["ranges"][0]) == list(event["ranges"][0])
     assert example["records"] == example["rows"] + example["rejected"] + example["dropped"]
-
