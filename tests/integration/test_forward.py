@@ -5,7 +5,8 @@ import random
 import subprocess
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ import psycopg2.errors
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
+from confluent_kafka import KafkaException
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
 from exactbatch.airflow.connections import Connections
@@ -31,7 +33,8 @@ from exactbatch.errors import (
 from exactbatch.failpoints import FAILPOINTS, actions
 from exactbatch.forwarding import forward as forwarding
 from exactbatch.forwarding.forward import Forwarded, forward_results
-from exactbatch.ledger import Ledger
+from exactbatch.forwarding.producer import ResultProducer
+from exactbatch.ledger import Ledger, PendingResult
 from exactbatch.operations.measurement import measure
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
@@ -219,6 +222,46 @@ def test_a_forwarder_that_another_one_replaces_sends_nothing_more(late, tmp_path
     assert "[thrd:" not in problems
     late.send()
     assert standing_rows(late.check()) == Counter(map(message_of, flights(0, 20)))
+
+
+class LosesErrors:
+    """A producer whose flush() fails as confluent-kafka's does if a callback follows a fatal error."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def flush(self, _seconds: float) -> int:
+        raise SystemError("<method 'flush'> returned NULL without setting an exception")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+
+@pytest.mark.parametrize("call", ["produce", "flush"])
+def test_a_forwarder_that_is_replaced_says_so_although_its_call_does_not(late, call):
+    result = PendingResult(1, 1, None, None, "insert", b"A", b"{}")
+
+    def replaced() -> Iterator[PendingResult]:
+        yield result
+        with closing(producer(late)), suppress(KafkaException, SystemError):
+            forwarder._producer.produce(late.topic.name, b"refused")
+            wait_for(lambda: forwarder._producer.poll(0.1) < 0, timeout=30)
+        if call == "produce":
+            yield result
+
+    late.batches.run(*flights(0, 1))
+    with closing(producer(late)) as forwarder:
+        if call == "flush":
+            forwarder._producer = LosesErrors(forwarder._producer)
+        with pytest.raises(Fenced, match="another forwarder has taken over"):
+            forwarder.send(replaced())
+    assert late.messages() == []
+
+
+def producer(forwarding: Forwarding) -> ResultProducer:
+    """Open a producer of the stream, as a forwarder does."""
+    kafka = forwarding.settings.kafka
+    return ResultProducer(kafka, forwarding.stream(), compression="none", max_message_bytes=1_000_000)
 
 
 def test_forwarders_that_fence_each_other_all_the_time_send_each_result_once(late):

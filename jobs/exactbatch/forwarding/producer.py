@@ -160,12 +160,26 @@ class ResultProducer:
         try:
             yield
         except (KafkaException, SystemError) as error:
-            # confluent-kafka raises a fatal error in poll() and flush(), and goes on to call back: a SystemError.
-            cause = error.__cause__ if isinstance(error, SystemError) else error
-            if not isinstance(cause, KafkaException):
+            if (reason := self._reason(error)) is None:
                 raise
             self._signals.receive()
-            raise self._meaning_of(cause.args[0]) from error
+            raise self._meaning_of(reason) from error
+
+    def _reason(self, error: KafkaException | SystemError) -> KafkaError | None:
+        """Return what librdkafka says about a call that failed; None if it says nothing.
+
+        confluent-kafka raises a fatal error in poll() and flush(), and then goes on to call back. The result is a
+        SystemError, which may have lost the fatal error. produce() only says that there is one: _FATAL. Ending the
+        transaction raises the fatal error again.
+        """
+        for known in (error, error.__cause__):
+            if isinstance(known, KafkaException) and known.args[0].name() != "_FATAL":
+                return _kafka_error(known)
+        try:
+            self._producer.abort_transaction(_ABORT_TIMEOUT)
+        except KafkaException as fatal:
+            return _kafka_error(fatal)
+        return None
 
     def _meaning_of(self, error: KafkaError) -> ExactbatchError:
         name, topic = error.name(), self._stream.topic
@@ -194,3 +208,8 @@ class ResultProducer:
             f"what it has, and sends the rest: nothing is lost or sent twice.",
             topic=topic,
         )
+
+
+def _kafka_error(error: KafkaException) -> KafkaError:
+    found: KafkaError = error.args[0]
+    return found
