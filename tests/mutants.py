@@ -2246,6 +2246,13 @@ MUTANTS: Final = (
         (f"{_FORWARD}::test_a_row_that_is_missing_in_the_outbox_is_noticed",),
     ),
     Mutant(
+        "what another forwarder has sent and deleted is taken for lost",
+        "ledger/forwards.py",
+        "        _check_own(stream, row is not None)\n",
+        "",
+        (f"{_FORWARD}::test_what_another_forwarder_has_sent_and_deleted_is_not_taken_for_lost",),
+    ),
+    Mutant(
         "a topic of results that was created again is taken for the earlier one",
         "forwarding/forward.py",
         "        if self._stream.topic_id not in (None, topic_id) and not accept_repeats:\n",

@@ -120,10 +120,11 @@ class _Forwarder:
         stream = self._stream
         with transaction(self._connection):
             ledger = Ledger(self._connection)
+            ledger.hold_stream(stream, self._id)  # another forwarder deletes what it has sent
             results = ledger.pending_results(stream, results=_RESULTS, max_bytes=_BYTES)
             self._check_complete(results)
             until = results[-1].sequence
-            ledger.note_attempt(stream, self._id, until)
+            ledger.note_attempt(stream, until)
         failpoint("forward.after_attempt")
         offsets = producer.send(results)
         for partition, offset in offsets.items():
@@ -175,8 +176,12 @@ class _Forwarder:
         self._confirm(sent, topic_id, dict(state.next_offsets))
 
     def _sent_according_to(self, state: TopicState) -> int:
-        """Return the number up to which the topic has all results."""
+        """Return the number up to which the topic has all results. Raises Fenced and ResultsDiverged."""
         stream, newest = self._stream, state.newest
+        with transaction(self._connection):
+            ledger = Ledger(self._connection)
+            ledger.hold_stream(stream, self._id)
+            plan = None if newest is None else ledger.result_plan(stream, newest.sequence)
         if newest is None or newest.sequence <= stream.sent_sequence:
             if stream.attempted_sequence is not None and state.lost:
                 raise ResultsDiverged(
@@ -187,8 +192,6 @@ class _Forwarder:
                     f"--accept-repeats"
                 )
             return stream.sent_sequence
-        with transaction(self._connection):
-            plan = Ledger(self._connection).result_plan(stream, newest.sequence)
         if plan != newest.plan_id:
             raise ResultsDiverged(
                 f"{stream.topic}[{newest.partition}] offset {newest.offset}: the topic has the result "

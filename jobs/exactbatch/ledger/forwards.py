@@ -91,6 +91,11 @@ class Forwards(OnConnection):
             )
         return stream
 
+    def hold_stream(self, stream: Stream, forwarder: UUID) -> None:
+        """Keep other forwarders from the stream until the transaction ends. Raises Fenced if one has taken it over."""
+        row = _QUERIES.hold_stream(self._connection, stream_id=stream.stream_id, forwarder=forwarder)
+        _check_own(stream, row is not None)
+
     def pending_results(self, stream: Stream, *, results: int, max_bytes: int) -> list[PendingResult]:
         """Return the results to send next: so many, and so many bytes unless the first alone has more."""
         rows = _QUERIES.pending_results(
@@ -114,12 +119,9 @@ class Forwards(OnConnection):
         )
         return None if row is None else tuple(row)
 
-    def note_attempt(self, stream: Stream, forwarder: UUID, until: int) -> None:
-        """Note that the next Kafka transaction sends the results up to a number. Raises Fenced."""
-        noted = _QUERIES.note_attempt(
-            self._connection, stream_id=stream.stream_id, forwarder=forwarder, until=until
-        )
-        _check_own(stream, noted)
+    def note_attempt(self, stream: Stream, until: int) -> None:
+        """Note that the next Kafka transaction sends the results up to a number."""
+        _QUERIES.note_attempt(self._connection, stream_id=stream.stream_id, until=until)
 
     def confirm_sent(
         self,
@@ -138,7 +140,7 @@ class Forwards(OnConnection):
             topic_id=topic_id,
             next_offsets=json.dumps(next_offsets),
         )
-        _check_own(stream, confirmed)
+        _check_own(stream, confirmed > 0)
         _QUERIES.delete_sent(self._connection, stream_id=stream.stream_id, sequence=sequence)
 
     def oldest_unsent(self, pipeline: str) -> datetime | None:
@@ -147,8 +149,8 @@ class Forwards(OnConnection):
         return None if row is None else row.committed_at
 
 
-def _check_own(stream: Stream, rows: int) -> None:
-    if not rows:
+def _check_own(stream: Stream, is_own: bool) -> None:
+    if not is_own:
         raise Fenced(
             f"another forwarder has taken over the results of pipeline {stream.pipeline!r} for the topic "
             f"{stream.topic!r}. This one has nothing more to do, and nothing is lost or sent twice."

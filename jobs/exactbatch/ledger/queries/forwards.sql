@@ -28,6 +28,12 @@ returning stream_id, last_sequence - :results as sequence;
 -- Let a forwarder take the place of any other.
 update exactbatch.forward set forwarder = :forwarder where pipeline = :pipeline;
 
+-- name: hold_stream^
+-- Lock the stream of a forwarder that no other has replaced: until the commit, none replaces it or records anything.
+select stream_id from exactbatch.forward
+where stream_id = :stream_id and forwarder = :forwarder
+for no key update;
+
 -- name: pending_results
 -- The next results to send, up to so many of them, and so many bytes unless the first alone has more.
 select sequence, batch_id, plan_id, kind, change, key, value
@@ -60,8 +66,7 @@ where bytes > :bytes order by sequence limit 1;
 
 -- name: note_attempt!
 -- Note which results the next Kafka transaction sends.
-update exactbatch.forward set attempted_sequence = :until
-where stream_id = :stream_id and forwarder = :forwarder;
+update exactbatch.forward set attempted_sequence = :until where stream_id = :stream_id;
 
 -- name: confirm_sent!
 -- Record that the topic has all results up to a number.
