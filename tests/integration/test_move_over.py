@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer
 from psycopg2.extensions import parse_dsn
 
-from exactbatch import Append, Json, Pipeline, Upsert
+from exactbatch import Json, Pipeline, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.local import LocalStack
 from exactbatch.local.jars import fetch_jars
