@@ -1,4 +1,4 @@
-"""What docs/howto/change-schema.md says: columns of a pipeline change, and every record has the right row afterwards."""
+"""What docs/howto/change-schema.md says: columns change, and every record has the right row afterwards."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -182,9 +182,7 @@ def test_another_key_needs_another_pipeline_which_loads_the_log_again(
     world, replays, make_topic, make_pipeline
 ):
     topic = make_topic()
-    pipeline = make_pipeline(
-        topic, value=Json(BEGUN), sink=Upsert(f'public."{topic.name}"', key=("id",))
-    )
+    pipeline = make_pipeline(topic, value=Json(BEGUN), sink=Upsert(f'public."{topic.name}"', key=("id",)))
     changing = Changing(world, replays, topic, pipeline, [f'public."{topic.name}"'])
     changing.send(3, name="same")
     changing.run()

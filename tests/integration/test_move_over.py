@@ -131,9 +131,10 @@ def test_an_upsert_goes_on_in_the_old_table_and_a_replay_accounts_for_the_old_ro
     expected = [(0, "old"), (1, "new"), (3, "old")]
     assert world.rows(f"select id, name from {table} order by id") == expected
     found = audit(pipeline, world.settings)
-    assert (found.is_exact, found.target.stale, found.target.not_ours) == (not history, *(
-        (2, 0) if history else (0, 2)
-    ))
+    assert (found.is_exact, found.target.stale, found.target.not_ours) == (
+        not history,
+        *((2, 0) if history else (0, 2)),
+    )
     replays.run(pipeline, ranges((0, 4), topic=topic))
     assert world.rows(f"select id, name from {table} order by id") == expected
     found = audit(pipeline, world.settings, values=True)
@@ -190,7 +191,7 @@ def test_a_streaming_query_is_taken_over_at_the_offsets_of_its_checkpoint(
     pipeline = make_pipeline(topic, start=start)
     world.run(pipeline)
     world.execute(
-        f'delete from {old} o using exactbatch.stored_offset s '
+        f"delete from {old} o using exactbatch.stored_offset s "
         f"where s.pipeline = '{pipeline.name}' and s.topic = '{topic.name}' "
         f'and s.partition = o."partition" and o."offset" >= s.first_offset'
     )
