@@ -1976,6 +1976,20 @@ MUTANTS: Final = (
         ("tests/unit/test_connect_task.py::test_a_worker_with_other_code_runs_nothing",),
     ),
     Mutant(
+        "executors of another version decode records",
+        "batch/spark/executors.py",
+        "        if (refused := other_version(version)) is not None:\n",
+        "        if (refused := None) is not None:\n",
+        ("tests/integration/test_executor_versions.py::test_executors_of_another_version_are_refused",),
+    ),
+    Mutant(
+        "executors of another version decode records for a transform",
+        "batch/transform/transform.py",
+        "        refused = other_version(version)\n",
+        "        refused = None\n",
+        ("tests/integration/test_executor_versions.py::test_executors_of_another_version_are_refused",),
+    ),
+    Mutant(
         "a worker of a server lives on, with old functions",
         "batch/engines/connect_task.py",
         '    if os.environ.get("SPARK_REUSE_WORKER"):\n',

@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 
 from exactbatch.batch.spark.spark_errors import cause, setting_refused, settings_of
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded, run_share
+from exactbatch.batch.staging.task import dump
+from exactbatch.batch.staging.versions import installed_version, other_version
 from exactbatch.errors import ExactbatchError, TasksFailed
 
 _INTERVAL: Final = 0.1  # seconds between two looks at which tasks have finished
@@ -38,10 +40,13 @@ def on_executors(
     `verb` says in an error what a task does with its range. Raises the first error that a task has returned,
     TasksFailed, and ConfigurationError if a Spark setting is at fault.
     """
-    context = spark.sparkContext
+    context, version = spark.sparkContext, installed_version()
     accepted = None if finished is None else AcceptedOutcomes(context)
 
     def run(shares: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
+        if (refused := other_version(version)) is not None:
+            yield dump(refused)
+            return
         for share in shares:
             for outcome in run_share(work, share):
                 if accepted is not None:
