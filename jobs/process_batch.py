@@ -16,6 +16,7 @@ from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_pipeline
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.settings import Settings
 
@@ -46,6 +47,7 @@ def main() -> int:
                 )
     except ExactbatchError as error:
         logger.error("%s: %s", type(error).__name__, error)
+        logger.info("%s", hint(error))
         return exit_status(error)
     logger.info("%s", published)
     return 0

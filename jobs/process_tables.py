@@ -17,6 +17,7 @@ from exactbatch.batch.spark.session import spark_session
 from exactbatch.discovery import load_tables
 from exactbatch.errors import ConfigurationError, ExactbatchError
 from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
 from exactbatch.settings import Settings
 from exactbatch.tables import Tables, tables_failed
@@ -47,6 +48,7 @@ def main() -> int:
                 raise tables_failed(tables.name, failed, others=len(batches) - len(failed))
     except ExactbatchError as error:
         logger.error("%s: %s", type(error).__name__, error)
+        logger.info("%s", hint(error))
         return exit_status(error)
     logger.info("%s: all %s tables are committed", tables.name, len(batches))
     return 0

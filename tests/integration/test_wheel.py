@@ -95,7 +95,11 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
     jobs = ROOT / "jobs"
     files = {
         str(path.relative_to(jobs))
-        for path in (*(jobs / "exactbatch").rglob("*"), *jobs.glob("*.py"))
+        for path in (
+            *(jobs / "exactbatch").rglob("*"),
+            *(jobs / "exactbatch" / "errors" / "pages").iterdir(),  # a link, which rglob does not follow
+            *jobs.glob("*.py"),
+        )
         if path.is_file() and "__pycache__" not in path.parts
     }
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -114,6 +118,10 @@ def test_the_wheel_contains_all_of_the_package_and_nothing_else(wheel):
 def test_the_command_runs(installed):
     assert "audit" in run(installed / "exactbatch", "--help").stdout
     assert "audit" in run(installed / "python", "-m", "exactbatch.cli", "--help").stdout
+
+
+def test_the_wheel_explains_errors(installed):
+    assert run(installed / "exactbatch", "explain", "OffsetsLost").stdout.startswith("# OffsetsLost\n")
 
 
 @pytest.mark.parametrize("installed", [pytest.param("own packages", marks=pytest.mark.long)], indirect=True)

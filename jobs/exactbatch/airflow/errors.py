@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from exactbatch.errors import ExactbatchError
+from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
 
 logger = logging.getLogger(__name__)
@@ -19,9 +20,11 @@ def airflow_errors() -> Iterator[None]:
         with translate_all_errors(but=(AirflowException,)):
             yield
     except ExactbatchError as error:
-        if error.retryable:
-            raise
-        # Logged on a line of its own: Airflow's own traceback would hide it.
+        # Logged on lines of their own: Airflow's own traceback would hide them.
         message = f"{type(error).__name__}: {error}"
         logger.error(message)
+        if more := hint(error):
+            logger.info(more)
+        if error.retryable:
+            raise
         raise AirflowFailException(message) from None

@@ -9,6 +9,7 @@ from exactbatch.cli.connect import connect
 from exactbatch.cli.console import with_exit_status
 from exactbatch.cli.coverage import coverage
 from exactbatch.cli.doctor import doctor
+from exactbatch.cli.explain import explain
 from exactbatch.cli.forward import forward
 from exactbatch.cli.init import init
 from exactbatch.cli.inspect import audit, boundaries
@@ -41,6 +42,7 @@ for _command in (
     coverage,
     audit,
     doctor,
+    explain,
     connect,
     archive,
 ):

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from exactbatch.errors import ExactbatchError
 from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.explanation import hint
 from exactbatch.errors.translation import translate_all_errors
 
 P = ParamSpec("P")
@@ -40,6 +41,8 @@ def with_exit_status(command: Callable[P, None]) -> Callable[P, None]:
                 command(*args, **kwargs)
         except ExactbatchError as error:
             err.print(Text.assemble(("error: ", "red"), f"{type(error).__name__}: {error}"))
+            if more := hint(error):
+                err.print(Text(more, style="dim"))
             raise typer.Exit(exit_status(error)) from None
 
     return run

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from exactbatch.errors import ConfigurationError
+from exactbatch.errors.explanation import hint_of
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Batch, Failing, JoinedTopic, Ledger, PartlyCommitted
 from exactbatch.model import LogPartition, StoredOffset
@@ -251,10 +252,11 @@ def _failure(failing: Failing) -> str:
         if failing.retryable
         else f"A retry does not help: correct the cause, and {next_step}. {rest}"
     )
-    return (
+    text = (
         f"batch {failing.batch_id} ({failing.kind}) has failed {times}, last at {_time(failing.failed_at)} UTC, "
-        f"with {failing.error}: {failing.message} {advice}"
+        f"with {failing.error}: {failing.message} {advice} {hint_of(failing.error)}"
     )
+    return text.rstrip()
 
 
 def _unfinished(batch: Batch) -> str:

@@ -13,6 +13,7 @@ from exactbatch.airflow.history import application_url
 from exactbatch.airflow.page.brokers import LogState, retention_left
 from exactbatch.airflow.page.dags import PipelineDag, TaskTime
 from exactbatch.airflow.page.first_records import oldest_unprocessed
+from exactbatch.errors.explanation import hint_of
 from exactbatch.ledger.definition import Definition
 from exactbatch.ledger.overview import ListedBatch, Position, RejectedRecord
 from exactbatch.ledger.rows import STAGES, Batch
@@ -112,6 +113,7 @@ def _summary(dag: PipelineDag, summary: LedgerSummary, state: LogState, now: dat
             "failures": failed[1].failures,
             "retryable": failed[1].retryable,
             "failed_at": _time(failed[1].failed_at),
+            "hint": hint_of(failed[1].error),
         },
         "kafka_error": next((state.errors[topic] for topic in topics if topic in state.errors), None),
         "kafka_at": _time(state.taken_at),

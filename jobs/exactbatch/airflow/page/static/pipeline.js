@@ -289,6 +289,7 @@ export function showPipeline(dag, address) {
             el("strong", {}, `${state.error.error}, batch ${state.error.batch_id}: `), state.error.message,
             el("p", {}, `Failed ${plural(state.error.failures, "time")}, last ${ago(state.error.failed_at)}. `,
               state.error.retryable ? "A retry may succeed. " : "A retry does not help. ",
+              state.error.hint ? `${state.error.hint} ` : "",
               state.error.run_id ? airflowLink(`${runPath(dag, state.error.run_id)}/tasks/process_batch`, "Task and log") : ""))
         : null,
       state.kafka_error ? el("div", { class: "note warn" }, el("strong", {}, "Kafka: "), state.kafka_error, " What the ledger knows is shown all the same.") : null,

@@ -1,0 +1,62 @@
+"""`exactbatch explain`: why an error happens and how to recover from it."""
+
+import difflib
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from exactbatch.cli.console import AsJson, out, print_json
+from exactbatch.errors import ConfigurationError
+from exactbatch.errors.explanation import Explanation, explained_errors
+from exactbatch.errors.explanation import explain as explanation_of
+
+_WIDTH = 100  # characters; longer lines of prose are hard to read
+
+
+def explain(
+    error: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of an error, such as OffsetsLost. Without it: all errors.",
+            autocompletion=lambda incomplete: (
+                name for name in explained_errors() if name.lower().startswith(incomplete.lower())
+            ),
+            metavar="ERROR",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Explain an error: why it happens, what was written, and how to recover."""
+    if error is None:
+        _list([explanation_of(name) for name in explained_errors()], as_json=as_json)
+        return
+    found = explanation_of(_spelled(error))
+    if as_json:
+        print_json({"error": found.error, "summary": found.summary, "sections": found.sections})
+    elif out.is_terminal:
+        Console(width=min(out.width, _WIDTH)).print(Markdown(found.markdown))
+    else:
+        typer.echo(found.markdown, nl=False)
+
+
+def _list(explanations: list[Explanation], *, as_json: bool) -> None:
+    if as_json:
+        print_json([{"error": each.error, "summary": each.summary} for each in explanations])
+        return
+    table = Table("error", "meaning", box=None, pad_edge=False)
+    for each in explanations:
+        table.add_row(each.error, each.summary)
+    out.print(table)
+
+
+def _spelled(error: str) -> str:
+    """Return the name as the class has it. Raises ConfigurationError for a name that no error has."""
+    names = {name.lower(): name for name in explained_errors()}
+    if found := names.get(error.lower()):
+        return found
+    nearest = difflib.get_close_matches(error.lower(), names, n=1, cutoff=0.4)
+    meant = f" Did you mean {names[nearest[0]]}?" if nearest else ""
+    raise ConfigurationError(f"no error is named {error!r}.{meant} `exactbatch explain` lists all errors.")

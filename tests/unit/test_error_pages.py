@@ -1,0 +1,176 @@
+"""Each error class has a page, `exactbatch explain` shows it, and messages name it."""
+
+import ast
+import inspect
+import json
+import logging
+import re
+from importlib import import_module
+from pkgutil import walk_packages
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException
+from typer.testing import CliRunner
+
+import exactbatch
+from exactbatch.airflow.errors import airflow_errors
+from exactbatch.cli.app import app
+from exactbatch.errors import ExactbatchError, KafkaUnavailable, OffsetsLost, RetryableError, TablesUnfinished
+from exactbatch.errors.exit_status import exit_status
+from exactbatch.errors.explanation import explain, explained_errors, hint, hint_of, page_name
+from support.environment import DOCS, JOBS
+
+PAGES = DOCS / "errors"
+SECTIONS = ["What you see", "Why it happens", "What was written", "Find the cause", "Recover", "Prevent it"]
+RETRIED = {
+    True: "**Retryable**: Airflow's retries try again, and a command ends with exit status 1.",
+    False: "**Terminal**: Airflow fails the task at once, without retries, and a command ends with exit status 42.",
+}
+
+
+def subclasses(class_):
+    return {class_, *(each for direct in class_.__subclasses__() for each in subclasses(direct))}
+
+
+def error_classes():
+    """Return all error classes of the package except the two bases, wherever they are defined."""
+    for module in walk_packages(exactbatch.__path__, "exactbatch."):
+        source = JOBS / (module.name.replace(".", "/") + ".py")
+        if source.is_file() and re.search(
+            r"^class \w+\((\w*Error|ExactbatchError)\):", source.read_text(), re.M
+        ):
+            import_module(module.name)
+    own = {each for each in subclasses(ExactbatchError) if each.__module__.startswith("exactbatch.")}
+    return sorted(own - {ExactbatchError, RetryableError}, key=lambda each: each.__name__)
+
+
+ERRORS = error_classes()
+
+
+def text_of(error):
+    return (PAGES / page_name(error.__name__)).read_text(encoding="utf-8")
+
+
+def test_every_error_class_has_a_page_and_every_page_has_a_class():
+    names = [error.__name__ for error in ERRORS]
+    assert {"OffsetsLost", "LocalStackError", "PortTaken"} < set(names)
+    assert sorted(path.name for path in PAGES.iterdir()) == sorted(map(page_name, names))
+    assert explained_errors() == names
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_a_page_begins_with_what_the_class_says(error):
+    title, meaning, retried, *_ = text_of(error).split("\n\n")
+    assert title == f"# {error.__name__}"
+    assert " ".join(meaning.split()) == " ".join(inspect.getdoc(error).split())
+    assert retried == RETRIED[error.retryable]
+    assert f"exit status {exit_status(error('…'))}." in retried
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_a_page_has_all_sections(error):
+    found = explain(error.__name__).sections
+    assert list(found) == SECTIONS
+    assert all(len(text) > 5 for text in found.values())
+
+
+def message_patterns():
+    """Return a pattern for each message of the code: its fixed text, with anything between.
+
+    A message is a string of at least 40 fixed characters; shorter strings would match by chance.
+    """
+    for source in JOBS.rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [
+                part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
+            ]
+            if sum(map(len, texts)) >= 40:
+                fixed = [
+                    re.escape(part.value) if isinstance(part, ast.Constant) else ".*?"
+                    for part in parts
+                    if not isinstance(part, ast.Constant) or isinstance(part.value, str)
+                ]
+                yield re.compile("".join(fixed))
+
+
+MESSAGES = list(message_patterns())
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_the_message_of_a_page_is_one_of_the_code(error):
+    shown = " ".join(re.search(r"```text\n(.+?)```", text_of(error), re.DOTALL)[1].split())
+    assert shown.startswith(f"{error.__name__}: ")
+    assert any(pattern.search(shown) for pattern in MESSAGES), shown
+
+
+def test_the_index_has_every_error_with_its_meaning():
+    index = (DOCS / "errors.md").read_text(encoding="utf-8")
+    for error in ERRORS:
+        meaning = " ".join(inspect.getdoc(error).split())
+        again = "yes" if error.retryable else "no"
+        row = f"| [`{error.__name__}`](errors/{page_name(error.__name__)}) | {meaning} | {again} |"
+        assert row in index, f"put this into docs/errors.md:\n{row}"
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["explain", *arguments])
+
+
+def test_explain_prints_the_page_as_it_is_into_a_pipe():
+    done = run("OffsetsLost")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("# OffsetsLost\n\nRetention removed offsets")
+    assert "exactbatch replay flights --start" in done.stdout
+
+
+def test_explain_names_files_and_errors_instead_of_relative_links():
+    assert "](" not in "".join(run(name).stdout for name in explained_errors())
+    assert "docs/failover.md" in run("OffsetsLost").stdout
+
+
+def test_explain_takes_a_name_in_any_case_and_proposes_the_nearest():
+    assert run("offsetslost").stdout == run("OffsetsLost").stdout
+    unknown = run("OffsetLost")
+    assert unknown.exit_code == 42
+    assert "Did you mean OffsetsLost?" in unknown.stderr
+    assert "Did you mean" not in run("qqqqqq").stderr
+
+
+def test_explain_without_a_name_lists_all_errors():
+    listed = run().stdout
+    assert all(error.__name__ in listed for error in ERRORS)
+
+
+def test_explain_as_json():
+    page = json.loads(run("Fenced", "--json").stdout)
+    assert (page["error"], list(page["sections"])) == ("Fenced", SECTIONS)
+    assert [each["error"] for each in json.loads(run("--json").stdout)] == [
+        error.__name__ for error in ERRORS
+    ]
+
+
+class OwnError(OffsetsLost):
+    """An error of somebody else's sink."""
+
+
+def test_a_hint_names_the_page_of_the_class_or_of_its_nearest_base():
+    assert hint(KafkaUnavailable("…")).startswith("`exactbatch explain KafkaUnavailable`")
+    assert hint(OwnError("…")) == hint(OffsetsLost("…"))
+    assert hint(ExactbatchError("…")) == hint(ValueError("…")) == hint_of("RuntimeError") == ""
+
+
+def test_a_command_names_the_page_after_its_error(monkeypatch):
+    monkeypatch.delenv("EXACTBATCH_KAFKA", raising=False)
+    monkeypatch.setenv("EXACTBATCH_POSTGRES", "host=127.0.0.1")
+    lines = CliRunner().invoke(app, ["lag"]).stderr.splitlines()
+    assert lines[0].startswith("error: ConfigurationError: ")
+    assert lines[-1] == hint_of("ConfigurationError")
+
+
+@pytest.mark.parametrize("error", [OffsetsLost("…"), TablesUnfinished("…")], ids=["terminal", "retryable"])
+def test_a_task_names_the_page_after_its_error(error, caplog):
+    caplog.set_level(logging.INFO, "exactbatch")
+    with pytest.raises((AirflowFailException, RetryableError)), airflow_errors():
+        raise error
+    assert caplog.messages[-2:] == [f"{type(error).__name__}: …", hint(error)]
