@@ -21,6 +21,7 @@ BUILT_FROM = (
     "README.md",
     "LICENSE",
     "jobs",
+    "docs/errors",  # to which a link in jobs leads
 )
 DAG = """
 import sys
@@ -52,7 +53,7 @@ def wheel(tmp_path_factory):
     for name in BUILT_FROM:
         if (ROOT / name).is_dir():
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-            shutil.copytree(ROOT / name, source / name, ignore=ignored)
+            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(ROOT / name, source / name)
     run(UV, "build", "--quiet", "--wheel", "--out-dir", source / "dist", source)
