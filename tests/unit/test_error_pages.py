@@ -80,18 +80,16 @@ def message_patterns():
     A message is a string of at least 40 fixed characters; shorter strings would match by chance.
     """
     for source in JOBS.rglob("*.py"):
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
-            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-            texts = [
-                part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
-            ]
-            if sum(map(len, texts)) >= 40:
-                fixed = [
-                    re.escape(part.value) if isinstance(part, ast.Constant) else ".*?"
-                    for part in parts
-                    if not isinstance(part, ast.Constant) or isinstance(part.value, str)
-                ]
-                yield re.compile("".join(fixed))
+        tree = ast.parse(source.read_text(encoding="utf-8"))
+        strings = [node.values for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+        inner = {id(part) for parts in strings for part in parts}
+        strings += [
+            [node] for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in inner
+        ]
+        for parts in strings:
+            fixed = [part.value if isinstance(part, ast.Constant) else None for part in parts]
+            if sum(len(text) for text in fixed if isinstance(text, str)) >= 40:
+                yield re.compile("".join(".*?" if text is None else re.escape(text) for text in fixed))
 
 
 MESSAGES = list(message_patterns())
