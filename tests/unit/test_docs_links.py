@@ -1,17 +1,18 @@
 """Links in the documentation lead to a page and a heading, and the index lists every page."""
 
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-import exactbatch
-import exactbatch.airflow
-
 ROOT: Final = Path(__file__).parents[2]
 INDEX: Final = ROOT / "docs" / "README.md"
 PAGES: Final = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PUBLIC: Final = ("exactbatch", "exactbatch.airflow", "exactbatch.testing")
+_NAMED: Final = re.compile(r"\b(docs/[\w/-]+\.(?:md|sql|json))\b(?:#([\w-]+))?")
 _FENCED: Final = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -49,13 +50,16 @@ def test_the_index_lists_every_page():
 
 def test_the_reference_has_every_public_name():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
-    names = [
-        f"{module.__name__}.{name}" for module in (exactbatch, exactbatch.airflow) for name in module.__all__
-    ]
+    modules = [import_module(name) for name in PUBLIC if find_spec(name) is not None]
+    names = [f"{module.__name__}.{name}" for module in modules for name in module.__all__]
     assert sorted(re.findall(r"^::: (\S+)$", page, re.MULTILINE)) == sorted(names)
 
 
-def test_messages_name_pages_that_exist():
-    for module in (ROOT / "jobs").rglob("*.py"):
-        for name in re.findall(r"\bdocs/[\w/-]+\.(?:md|sql)\b", module.read_text(encoding="utf-8")):
-            assert (ROOT / name).exists(), f"{module.relative_to(ROOT)}: {name}"
+@pytest.mark.parametrize("folder", ["jobs", "dags", "plugins"])
+def test_pages_and_headings_that_the_code_names_exist(folder):
+    for file in sorted((ROOT / folder).rglob("*")):
+        if file.suffix in (".py", ".sql", ".js", ".html") and "pages" not in file.parts:
+            for name, anchor in _NAMED.findall(file.read_text(encoding="utf-8")):
+                target = ROOT / name
+                assert target.exists(), f"{file.relative_to(ROOT)}: {name}"
+                assert not anchor or anchor in anchors(target), f"{file.relative_to(ROOT)}: {name}#{anchor}"
