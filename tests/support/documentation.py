@@ -1,7 +1,8 @@
 """The pages of the documentation, and the code blocks in them.
 
 A block of Python, SQL or JSON must work as it stands, and so must the commands of a console block. The comment
-`<!-- fragment -->` before a block says that it is a part of something, which a reader has to complete.
+`<!-- fragment -->` before a block says that it does not: it is a part that a reader completes, or it needs something
+that the tests do not have.
 """
 
 import re

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -31,14 +32,15 @@ from support.environment import JOBS, ROOT
 NAMES = {
     **{name: getattr(exactbatch, name) for name in exactbatch.__all__},
     **{name: getattr(exactbatch.airflow, name) for name in exactbatch.airflow.__all__},
-    **{"timedelta": timedelta, "Path": Path, "pa": pa, "pc": pc, "notify": print},
+    **{"timedelta": timedelta, "replace": replace, "Path": Path, "pa": pa, "pc": pc, "notify": print},
 }
 AVRO = '{"type": "record", "name": "reading", "fields": [{"name": "id", "type": "long"}]}'
 PYTHON = {page: list(found) for page, found in groupby(blocks("python"), key=lambda block: block.page)}
 CONSOLE = [
     pytest.param(command, id=f"{block}: {command}")
     for block in blocks("console")
-    for command in re.findall(r"^\$ (.+?)(?: +# .*)?$", block.code.replace("\\\n", " "), re.MULTILINE)
+    for line in re.findall(r"^\$ (.+?)(?: +# .*)?$", block.code.replace("\\\n", " "), re.MULTILINE)
+    for command in line.split(" && ")
 ]
 COMMANDS = typer.main.get_command(app).commands
 LOCAL = typer.main.get_command(local_app).commands
