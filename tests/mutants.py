@@ -1814,6 +1814,13 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
     ),
     Mutant(
+        "a snapshot of Postgres is newer than changes that it has not seen",
+        "formats/debezium_versions.py",
+        '    if field == "lsn":\n        values = pc.if_else(is_snapshot, pa.scalar(None, values.type), values)\n    elif',
+        "    if",
+        (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
+    ),
+    Mutant(
         "whatever has a ts_ms is a heartbeat",
         "formats/debezium_event.py",
         "    if event.keys() <= _CLOCKS:\n",
