@@ -1821,6 +1821,13 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
     ),
     Mutant(
+        "an insert takes a value that it lacks from the row that its key had before",
+        "formats/debezium.py",
+        "        if pc.any(pc.and_not(left_out.is_valid(), pc.equal(images.op, UPDATE))).as_py():\n",
+        "        if False:\n",
+        ("tests/unit/test_debezium.py::test_only_an_update_keeps_values_that_were_left_out",),
+    ),
+    Mutant(
         "whatever has a ts_ms is a heartbeat",
         "formats/debezium_event.py",
         "    if event.keys() <= _CLOCKS:\n",

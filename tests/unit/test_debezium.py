@@ -156,6 +156,18 @@ def test_value_that_source_left_out_is_reject_that_names_column_table_and_remedy
         assert "ReselectColumnsPostProcessor" in reason
 
 
+@pytest.mark.parametrize("op", ["c", "r"])
+def test_only_an_update_keeps_values_that_were_left_out(op):
+    """Debezium writes an update of a key as a delete and an insert, and the insert lacks values of the old key's row."""
+    events = [event(each, None, {"id": 1, "name": OUT, "born": None}) for each in ("u", op, "u")]
+    decoded = FORMAT.decode_with_unchanged(pa.array(map(compact, events), pa.binary()))
+    assert decoded.kept.to_pylist() == [0, 2]
+    assert decoded.unchanged.to_pylist() == [["name"], ["name"]]
+    [(at, reason)] = decoded.rejects
+    assert at == 1
+    assert reason.startswith("column 'name': the source left the value out")
+
+
 def test_a_delete_needs_no_value_that_the_source_left_out():
     gone = {
         "op": "d",
