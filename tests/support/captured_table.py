@@ -62,11 +62,11 @@ class CapturedTable:
     def work(self) -> None:
         """Do something: change rows in one of several transactions, commit, roll back, or truncate the table."""
         chance = self.chance.random()
-        if chance < 0.4 and self._open:
+        if chance < 0.3 and self._open:
             self._end(self._open.pop(self.chance.randrange(len(self._open))))
-        elif chance < 0.45 and not self._open and self.connector in TRUNCATES:
+        elif chance < 0.35 and not self._open and self.connector in TRUNCATES:
             self._end(Transaction([("t", -1, None, False, self._next())]))
-        elif chance < 0.5:
+        elif chance < 0.4:
             self._nothing()
         else:
             if len(self._open) < 3 and (not self._open or self.chance.random() < 0.5):
@@ -75,14 +75,14 @@ class CapturedTable:
 
     def snapshot(self) -> None:
         """Take the snapshot: rows that are committed now; transactions that are open are streamed when they commit."""
-        source: dict[str, Any] = {
+        positions: dict[str, dict[str, Any]] = {
             "postgres": {"lsn": self._position},
             "mysql": {"file": self._binlog(), "pos": self._file_position, "row": 0},
             "sqlserver": {"commit_lsn": _lsn(self._position), "change_lsn": None},
             "oracle": {"scn": str(self._position), "commit_scn": None},
-        }[self.connector]
+        }
         for key, row in self.rows.items():
-            self._write("r", key, row, source)
+            self._write("r", key, row, positions[self.connector])
         self._is_streaming = True
 
     def finish(self) -> None:
@@ -105,8 +105,7 @@ class CapturedTable:
     def _change(self, transaction: Transaction) -> None:
         taken = {key for other in self._open if other is not transaction for key in other.keys}
         visible: dict[int, Row | None] = {**self.rows}
-        for _, key, row, *_ in transaction.changes:
-            visible[key] = row
+        visible |= {key: row for _, key, row, *_ in transaction.changes}
         key, new_key = (self.chance.randrange(_KEYS) for _ in range(2))
         if key in taken:
             return

@@ -158,7 +158,7 @@ def test_value_that_source_left_out_is_reject_that_names_column_table_and_remedy
 
 @pytest.mark.parametrize("op", ["c", "r"])
 def test_only_an_update_keeps_values_that_were_left_out(op):
-    """Debezium writes an update of a key as a delete and an insert, and the insert lacks values of the old key's row."""
+    """Debezium writes an update of a key as a delete and an insert, which lacks values of the old key's row."""
     events = [event(each, None, {"id": 1, "name": OUT, "born": None}) for each in ("u", op, "u")]
     decoded = FORMAT.decode_with_unchanged(pa.array(map(compact, events), pa.binary()))
     assert decoded.kept.to_pylist() == [0, 2]

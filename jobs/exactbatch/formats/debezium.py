@@ -31,7 +31,15 @@ from exactbatch.formats.debezium_event import (
     truncated,
 )
 from exactbatch.formats.debezium_groups import Group, by_schema
-from exactbatch.formats.debezium_images import DELETE, SNAPSHOT, TRUNCATE, UPDATE, Images, deletes, json_images
+from exactbatch.formats.debezium_images import (
+    DELETE,
+    SNAPSHOT,
+    TRUNCATE,
+    UPDATE,
+    Images,
+    deletes,
+    json_images,
+)
 from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as

@@ -100,7 +100,9 @@ def versions_of(
 
     A row of a snapshot may lack its position, or a part of it: it then is older than any change that was streamed,
     as far as its position says. A row of a snapshot of Postgres is always older: a transaction that was open while the
-    snapshot was taken has changes with smaller positions, and the snapshot has not seen them. Raises ValueError for a change that lacks a part, and for text that is no position.
+    snapshot was taken has changes with smaller positions, and the snapshot has not seen them.
+
+    Raises ValueError for a change that lacks a part, and for text that is no position.
     """
     return [_column(field, source, is_snapshot) for field in fields]
 
