@@ -2267,6 +2267,20 @@ MUTANTS: Final = (
         (f"{_FORWARD}::test_a_topic_that_was_created_again_is_refused",),
     ),
     Mutant(
+        "results that retention has removed from the topic were never sent",
+        "forwarding/forward.py",
+        "            if stream.attempted_sequence is not None and state.lost:\n",
+        "            if False:\n",
+        (f"{_FORWARD}::test_results_that_retention_may_have_removed_are_not_sent_again",),
+    ),
+    Mutant(
+        "a topic of results whose end was lost has all that were sent",
+        "forwarding/forward.py",
+        "            if each.last_stable < known:\n",
+        "            if False:\n",
+        (f"{_FORWARD}::test_a_topic_whose_end_was_lost_is_refused_before_anything_is_sent",),
+    ),
+    Mutant(
         "an open transaction hides what a topic has",
         "forwarding/sent.py",
         "        if not held:\n",
