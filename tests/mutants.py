@@ -1814,6 +1814,20 @@ MUTANTS: Final = (
         (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
     ),
     Mutant(
+        "a snapshot of Postgres is newer than changes that it has not seen",
+        "formats/debezium_versions.py",
+        '    if field == "lsn":\n        values = pc.if_else(is_snapshot, ',
+        '    if field == "lsn":\n        values = pc.if_else(False, ',
+        (f"{_DEBEZIUM}_versions.py::test_versions_order_changes_as_the_source_made_them",),
+    ),
+    Mutant(
+        "an insert takes a value that it lacks from the row that its key had before",
+        "formats/debezium.py",
+        "        if pc.any(pc.and_not(left_out.is_valid(), pc.equal(images.op, UPDATE))).as_py():\n",
+        "        if False:\n",
+        ("tests/unit/test_debezium.py::test_only_an_update_keeps_values_that_were_left_out",),
+    ),
+    Mutant(
         "whatever has a ts_ms is a heartbeat",
         "formats/debezium_event.py",
         "    if event.keys() <= _CLOCKS:\n",
@@ -2272,6 +2286,20 @@ MUTANTS: Final = (
         "        if self._stream.topic_id not in (None, topic_id) and not accept_repeats:\n",
         "        if False:\n",
         (f"{_FORWARD}::test_a_topic_that_was_created_again_is_refused",),
+    ),
+    Mutant(
+        "results that retention has removed from the topic were never sent",
+        "forwarding/forward.py",
+        "            if stream.attempted_sequence is not None and state.lost:\n",
+        "            if False:\n",
+        (f"{_FORWARD}::test_results_that_retention_may_have_removed_are_not_sent_again",),
+    ),
+    Mutant(
+        "a topic of results whose end was lost has all that were sent",
+        "forwarding/forward.py",
+        "            if each.last_stable < known:\n",
+        "            if False:\n",
+        (f"{_FORWARD}::test_a_topic_whose_end_was_lost_is_refused_before_anything_is_sent",),
     ),
     Mutant(
         "an open transaction hides what a topic has",

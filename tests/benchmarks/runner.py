@@ -56,6 +56,7 @@ class Servers:
         shape: Shape = FLIGHTS,
         jars: tuple[Path, ...] = (),
         connect_jars: tuple[Path, ...] = (),
+        registry: str = "",
     ) -> Place:
         """What the ways are given."""
         return Place(
@@ -67,6 +68,7 @@ class Servers:
             scratch=self.scratch,
             shape=shape,
             rows=rows,
+            registry=registry,
         )
 
     def cpu_seconds(self) -> float:

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from random import Random
 
-from exactbatch import Json
+import change_events
+
+from exactbatch import Debezium, Json
 from exactbatch.local.demo.flights import COUNT
 from exactbatch.local.demo.flights import flights as real_flights
 from pipelines.flights import flights as flights_pipeline
@@ -26,17 +28,19 @@ class Shape:
     compression  of the producer
     bad          the share of malformed records
     share        how many records a run uses, relative to flights
+    flat         each member of a JSON object is the column of its name, so that ways other than exactbatch read it, too
     """
 
     name: str
     title: str
-    value: Json = field(repr=False)
+    value: Json | Debezium = field(repr=False)
     values: Callable[[], Iterator[bytes]] = field(repr=False)
     different: int
     sums: str = field(repr=False)
     compression: str = "none"
     bad: float = 0.0
     share: float = 1.0
+    flat: bool = True
 
     def good(self, rows: int) -> int:
         """Return how many of so many records are not malformed."""
@@ -131,4 +135,51 @@ ZSTD = Shape(
     sums=_FLIGHT_SUMS,
     compression="zstd",
 )
-SHAPES = {shape.name: shape for shape in (FLIGHTS, EVENTS, NESTED, BAD, ZSTD)}
+# Where the nested form of a flight has a column.
+_PLACES = {member: f"{name}.{member}" for name, members in change_events.NESTED.items() for member in members}
+PATHS = Shape(
+    name="paths",
+    title="flights in nested objects, read with paths",
+    value=Json(
+        ", ".join(
+            f"{column.name} {column.type} from '{_PLACES.get(column.name, column.name)}'"
+            for column in FLIGHTS.value.columns
+        )
+    ),
+    values=change_events.nested_flights,
+    different=COUNT,
+    sums=_FLIGHT_SUMS,
+    flat=False,
+)
+_FLIGHT_COLUMNS = ", ".join(f"{column.name} {column.type}" for column in FLIGHTS.value.columns)
+DEBEZIUM = Shape(
+    name="debezium",
+    title="flights as Debezium's events, JSON without a schema",
+    value=Debezium(_FLIGHT_COLUMNS),
+    values=change_events.debezium,
+    different=COUNT,
+    sums=_FLIGHT_SUMS,
+    flat=False,
+)
+DEBEZIUM_SCHEMA = Shape(
+    name="debezium_schema",
+    title="flights as Debezium's events, JSON with a schema",
+    value=Debezium(_FLIGHT_COLUMNS),
+    values=change_events.debezium_with_schema,
+    different=20_000,
+    share=0.25,
+    sums=_FLIGHT_SUMS,
+    flat=False,
+)
+DEBEZIUM_AVRO = Shape(
+    name="debezium_avro",
+    title="flights as Debezium's events, Avro",
+    value=Debezium(_FLIGHT_COLUMNS, registry="http://127.0.0.1"),  # a place has the address of its registry
+    values=change_events.debezium_avro,
+    different=20_000,
+    share=0.25,
+    sums=_FLIGHT_SUMS,
+    flat=False,
+)
+_ALL = (FLIGHTS, EVENTS, NESTED, BAD, ZSTD, PATHS, DEBEZIUM, DEBEZIUM_SCHEMA, DEBEZIUM_AVRO)
+SHAPES = {shape.name: shape for shape in _ALL}

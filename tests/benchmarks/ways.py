@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 from shapes import FLIGHTS, SHAPES, Shape
 from topics import PARTITIONS
 
-from exactbatch import Aggregate, Append, Count, Max, Min, Sum, Upsert, Window
+from exactbatch import Aggregate, Append, Count, Debezium, Json, Max, Min, Sum, Upsert, Window
 from exactbatch.batch import job
 from exactbatch.batch.engines.driver_engine import DriverEngine
 from exactbatch.batch.job import process_batch
@@ -74,7 +74,7 @@ FLIGHT_KEY = ("time_hour", "carrier", "flight")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What every way is given: where the servers are, and which topic to read."""
+    """What every way is given: where the servers and the schema registry are, and which topic to read."""
 
     kafka: Mapping[str, Any]
     postgres: str
@@ -84,6 +84,14 @@ class Place:
     scratch: Path
     shape: Shape = FLIGHTS
     rows: int = 0
+    registry: str = ""
+
+    @property
+    def value(self) -> Json | Debezium:
+        """The format of the values, with the address of the registry if they need one."""
+        value = self.shape.value
+        needs_registry = isinstance(value, Debezium) and value.registry is not None
+        return replace(value, registry=self.registry) if needs_registry else value
 
     @property
     def columns(self) -> list[str]:
@@ -114,6 +122,7 @@ class Way:
     shapes       the names of the shapes that the way can load
     is_prepared  the target is a table with the value columns and the lineage columns, empty before each round
     copies       the target has one row for each record that is not malformed
+    keys         the target has one row for each flight of the year
     """
 
     name: str
@@ -125,6 +134,7 @@ class Way:
     shapes: tuple[str, ...] = tuple(SHAPES)
     is_prepared: bool = True
     copies: bool = True
+    keys: bool = False
 
     def start(self, place: Place) -> Session:
         """Open the way in this process."""
@@ -257,7 +267,7 @@ def one_transaction(place: Place) -> Pipeline:
         flights,
         name=place.topic,
         topics=(place.topic,),
-        value=place.shape.value,
+        value=place.value,
         sink=Append(str(EXACTBATCH.target)),
         max_rejects=2 * place.shape.bad or 0,
     )
@@ -284,6 +294,12 @@ def upserted(place: Place) -> Pipeline:
     """With one row for each flight of the year, of which the topic has several records."""
     sink = Upsert(str(EXACTBATCH_UPSERT.target), key=FLIGHT_KEY, version="hour")
     return _changed(place, EXACTBATCH_UPSERT, sink=sink)
+
+
+def upserted_without_history(place: Place) -> Pipeline:
+    """The same, without a table of changes."""
+    sink = Upsert(str(EXACTBATCH_LATEST.target), key=FLIGHT_KEY, version="hour", history=False)
+    return _changed(place, EXACTBATCH_LATEST, sink=sink)
 
 
 def aggregated(place: Place) -> Pipeline:
@@ -413,12 +429,14 @@ def _jdbc(place: Place) -> tuple[str, dict[str, str]]:
 
 FLIGHTS_ONLY = (FLIGHTS.name,)
 # Those that do not need to leave out malformed records.
-ALL_GOOD = tuple(name for name, shape in SHAPES.items() if not shape.bad)
+ALL_GOOD = tuple(name for name, shape in SHAPES.items() if not shape.bad and shape.flat)
+FLAT = tuple(name for name, shape in SHAPES.items() if shape.flat)
 LIMIT = Way(
     name="limit",
     title="physical limit: C consumer, COPY of encoded bytes",
     target="public.flight_limit",
     open=limit,
+    shapes=FLAT,
 )
 SPARK_NOOP = Way(name="spark_noop", title="Spark Kafka source → noop", target=None, open=spark_noop)
 AVAILABLE_NOW = Way(
@@ -440,6 +458,7 @@ HAND_WRITTEN = Way(
     title="hand-written consumer",
     target="public.flight_hand_written",
     open=hand_written_consumer,
+    shapes=FLAT,
 )
 DEBEZIUM_INSERT = Way(
     name="debezium_insert",
@@ -457,6 +476,7 @@ DEBEZIUM_UPSERT = Way(
     shapes=FLIGHTS_ONLY,
     is_prepared=False,
     copies=False,
+    keys=True,
 )
 EXACTBATCH = Way(
     name="exactbatch",
@@ -492,6 +512,16 @@ EXACTBATCH_UPSERT = Way(
     derived=("_change",),
     copies=False,
 )
+EXACTBATCH_LATEST = Way(
+    name="exactbatch_latest",
+    title="exactbatch, Upsert without a history",
+    target="public.flight_latest",
+    pipeline=upserted_without_history,
+    shapes=FLIGHTS_ONLY,
+    derived=("_deleted",),
+    copies=False,
+    keys=True,
+)
 EXACTBATCH_AGGREGATE = Way(
     name="exactbatch_aggregate",
     title="exactbatch, Aggregate",
@@ -501,6 +531,13 @@ EXACTBATCH_AGGREGATE = Way(
     derived=("_partial", "_watermark"),
     copies=False,
 )
-SINKS = (EXACTBATCH_PARTITION, EXACTBATCH_BY_BATCH, EXACTBATCH_SQL, EXACTBATCH_UPSERT, EXACTBATCH_AGGREGATE)
+SINKS = (
+    EXACTBATCH_PARTITION,
+    EXACTBATCH_BY_BATCH,
+    EXACTBATCH_SQL,
+    EXACTBATCH_UPSERT,
+    EXACTBATCH_LATEST,
+    EXACTBATCH_AGGREGATE,
+)
 PEERS = (AVAILABLE_NOW, SPARK_READ, HAND_WRITTEN, DEBEZIUM_INSERT, DEBEZIUM_UPSERT)
 WAYS = (LIMIT, SPARK_NOOP, *PEERS, EXACTBATCH, *SINKS)

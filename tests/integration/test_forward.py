@@ -14,7 +14,7 @@ import psycopg2.errors
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowSkipException
-from confluent_kafka import KafkaException
+from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 
 from exactbatch import Aggregate, Append, Count, Json, Pipeline, Sum, ToTopic, Upsert, Window
 from exactbatch.airflow.connections import Connections
@@ -396,6 +396,22 @@ def test_a_topic_whose_end_was_lost_is_refused_before_anything_is_sent(late):
         with pytest.raises(TopicRecreated, match="lost its newest messages.*had results up to 10"):
             late.send()
     assert late.messages() == sent
+
+
+def test_results_that_retention_may_have_removed_are_not_sent_again(late, admin):
+    late.batches.run(*flights(0, 5))
+    late.send()
+    late.batches.run(*flights(5, 5))
+    killed = late.start(failpoints="forward.after_commit=kill")
+    killed.communicate(timeout=60)
+    assert len(late.messages()) == 10
+    everything = [TopicPartition(late.topic.name, partition, OFFSET_END) for partition in range(3)]
+    for removed in admin.delete_records(everything).values():
+        removed.result(30)
+    with pytest.raises(ResultsDiverged, match="unknown whether the topic .* ever had the results 6 to 10"):
+        late.send()
+    assert late.messages() == []
+    assert late.send(accept_repeats=True).sent == 5
 
 
 def test_a_topic_that_does_not_exist_is_never_created(late, admin, monkeypatch):

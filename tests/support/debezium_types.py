@@ -80,6 +80,62 @@ STAMP, ZONED = "timestamp", "timestamptz"
 AT = "2018-06-20 15:13:16.945104"
 AT_MS, AT_US = 1529507596945, 1529507596945104
 
+DAY = 17702
+CLOCK_MS, CLOCK_US = 54796945, 54796945104
+
+
+def in_each_mode(date: str = "", time_of_day: str = "", moment: str = "") -> list[Value]:
+    """A date, a time and a timestamp of these types of the source, in the modes of time.precision.mode whose form does
+    not depend on the precision."""
+    values = []
+    if date:
+        values += [
+            Value(f"{date}, microseconds", "date", time("int32", "Date"), DAY, "2018-06-20"),
+            Value(f"{date}, nanoseconds", "date", time("int32", "Date"), DAY, "2018-06-20"),
+            Value(f"{date}, connect", "date", connect("int32", "Date"), DAY, "2018-06-20"),
+            Value(f"{date}, isostring", "date", time("string", "IsoDate"), "2018-06-20Z", "2018-06-20"),
+        ]
+    if time_of_day:
+        values += [
+            Value(
+                f"{time_of_day}, microseconds",
+                "time",
+                time("int64", "MicroTime"),
+                CLOCK_US,
+                "15:13:16.945104",
+            ),
+            Value(
+                f"{time_of_day}, nanoseconds",
+                "time",
+                time("int64", "NanoTime"),
+                CLOCK_US * 1000,
+                "15:13:16.945104",
+            ),
+            Value(f"{time_of_day}, connect", "time", connect("int32", "Time"), CLOCK_MS, "15:13:16.945"),
+            Value(
+                f"{time_of_day}, isostring",
+                "time",
+                time("string", "IsoTime"),
+                "15:13:16.945104Z",
+                "15:13:16.945104",
+            ),
+        ]
+    if moment:
+        values += [
+            Value(f"{moment}, microseconds", STAMP, time("int64", "MicroTimestamp"), AT_US, AT),
+            Value(f"{moment}, nanoseconds", STAMP, time("int64", "NanoTimestamp"), AT_US * 1000, AT),
+            Value(f"{moment}, connect", STAMP, connect("int64", "Timestamp"), AT_MS, AT[:-3]),
+            Value(
+                f"{moment}, isostring",
+                STAMP,
+                time("string", "IsoTimestamp"),
+                "2018-06-20T15:13:16.945104Z",
+                AT,
+            ),
+        ]
+    return values
+
+
 # Types whose form depends on no mode, or on one of its own.
 POSTGRES = [
     Value("boolean", "boolean", typed("boolean"), True, "true"),
@@ -183,6 +239,33 @@ POSTGRES = [
     Value("numeric, double", "numeric(12,3)", typed("double"), 1.125, "1.125"),
     Value("numeric, double, no precision", "numeric", typed("double"), 1.1, "1.1"),
     Value("money", "numeric(19,2)", decimal(2), unscaled(-199), "-1.99"),
+    Value("money, string", "numeric(19,2)", typed("string"), "-1.99", "-1.99"),
+    Value("money, double", "numeric(19,2)", typed("double"), -1.99, "-1.99"),
+    Value("varchar(5)", "varchar(5)", typed("string"), "é€", "é€"),
+    Value(
+        "macaddr8",
+        "pg_catalog.macaddr8",
+        typed("string"),
+        "08:00:2b:01:02:03:04:05",
+        "08:00:2b:01:02:03:04:05",
+    ),
+    Value("int8range", "pg_catalog.int8range", typed("string"), "[1,5)", "[1,5)"),
+    Value(
+        "tsrange",
+        "pg_catalog.tsrange",
+        typed("string"),
+        '["2020-01-01 00:00:00",)',
+        '["2020-01-01 00:00:00",)',
+    ),
+    Value(
+        "tstzrange",
+        "pg_catalog.tstzrange",
+        typed("string"),
+        '["2020-01-01 00:00:00+00",)',
+        '["2020-01-01 00:00:00+00",)',
+    ),
+    Value("halfvec", "real[]", array(typed("float")), [0.5, 1.0], "{0.5,1}"),
+    Value("geometry", "jsonb", GEOMETRY, {"wkb": "AQ==", "srid": 4326}, '{"wkb": "AQ==", "srid": 4326}'),
 ]
 
 # The same moments in each time.precision.mode.
@@ -289,6 +372,18 @@ MYSQL = [
     Value("decimal, double", "numeric(5,2)", typed("double"), 999.99, "999.99"),
     Value("geometry", "jsonb", GEOMETRY, {"wkb": "AQ==", "srid": 7}, '{"wkb": "AQ==", "srid": 7}'),
     Value("vector", "real[]", array(typed("float")), [0.5, -1.0], "{0.5,-1}"),
+    Value("smallint", "smallint", typed("int16"), -32768, "-32768"),
+    Value("int", "int", typed("int32"), -(2**31), "-2147483648"),
+    Value("bigint", "bigint", typed("int64"), 2**63 - 1, "9223372036854775807"),
+    Value("bigint unsigned, long", "bigint", typed("int64"), 2**63 - 1, "9223372036854775807"),
+    Value("char(3)", "char(3)", typed("string"), "ab", "ab"),
+    Value("longtext", "text", typed("string"), "日本\n", "日本\n"),
+    Value("longblob", "bytea", typed("bytes"), encoded(b"\xff\x00"), "\\xff00"),
+    Value("point", "pg_catalog.point", POINT, A_POINT, "(1.5,-2)"),
+    Value(
+        "time(6), adaptive_time_microseconds", "time", time("int64", "MicroTime"), CLOCK_US, "15:13:16.945104"
+    ),
+    *in_each_mode("date", "time", "datetime(6)"),
 ]
 
 SQL_SERVER = [
@@ -324,6 +419,25 @@ SQL_SERVER = [
     Value("decimal(18,4)", "numeric(18,4)", decimal(4), unscaled(-1), "-0.0001"),
     Value("money", "numeric(19,4)", decimal(4), unscaled(9223372036854775807), "922337203685477.5807"),
     Value("decimal, string", "numeric(18,4)", typed("string"), "3.1400", "3.1400"),
+    Value("decimal, double", "numeric(18,4)", typed("double"), 3.14, "3.1400"),
+    Value("smallmoney", "numeric(10,4)", decimal(4), unscaled(-2147483648), "-214748.3648"),
+    Value("money, string", "numeric(19,4)", typed("string"), "-0.0001", "-0.0001"),
+    Value("smallint", "smallint", typed("int16"), 32767, "32767"),
+    Value("char(3)", "char(3)", typed("string"), "ab ", "ab"),
+    Value("ntext", "text", typed("string"), "ä€😀", "ä€😀"),
+    Value(
+        "uniqueidentifier",
+        "uuid",
+        typed("string"),
+        "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11",
+        "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11",
+    ),
+    Value("rowversion", "bytea", typed("bytes"), encoded(b"\0\0\0\0\0\0\7\xd0"), "\\x00000000000007d0"),
+    Value("smalldatetime", STAMP, time("int64", "Timestamp"), 1529507580000, "2018-06-20 15:13:00"),
+    Value("time(5)", "time", time("int64", "MicroTime"), CLOCK_US, "15:13:16.945104"),
+    Value("datetime2(3)", STAMP, time("int64", "Timestamp"), AT_MS, AT[:-3]),
+    Value("datetime2(5)", STAMP, time("int64", "MicroTimestamp"), AT_US, AT),
+    *in_each_mode("date", "time(6)", "datetime2(6)"),
 ]
 
 ORACLE = [
@@ -363,6 +477,32 @@ ORACLE = [
         "2018-06-20T15:13:16.945104-07:00",
         "2018-06-20 22:13:16.945104+00",
     ),
+    Value(
+        "timestamp with local time zone",
+        ZONED,
+        time("string", "ZonedTimestamp"),
+        "2018-06-20T22:13:16.945104Z",
+        "2018-06-20 22:13:16.945104+00",
+    ),
+    Value("timestamp(3)", STAMP, time("int64", "Timestamp"), AT_MS, AT[:-3]),
+    *in_each_mode(moment="timestamp(6)"),
+    Value(
+        "date, isostring",
+        STAMP,
+        time("string", "IsoTimestamp"),
+        "2018-06-20T15:13:16Z",
+        "2018-06-20 15:13:16",
+    ),
+    Value("char(3)", "char(3)", typed("string"), "ab ", "ab"),
+    Value("nvarchar2", "text", typed("string"), "日本", "日本"),
+    Value("clob", "text", typed("string"), "long", "long"),
+    Value("blob", "bytea", typed("bytes"), encoded(b"\0\xff"), "\\x00ff"),
+    Value("xmltype", "text", data("string", "Xml"), "<a/>", "<a/>"),
+    Value("rowid", "text", typed("string"), "AAAR3sAAEAAAACXAAA", "AAAR3sAAEAAAACXAAA"),
+    Value("number(3)", "smallint", typed("int16"), -999, "-999"),
+    Value("number(9)", "int", typed("int32"), 999999999, "999999999"),
+    Value("number(5,-2)", "int", typed("int32"), 1234500, "1234500"),
+    Value("float(126)", "numeric", VARIABLE, {"scale": 40, "value": unscaled(1)}, f"0.{'0' * 39}1"),
 ]
 
 CONNECTORS = {

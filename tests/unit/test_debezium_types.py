@@ -55,6 +55,7 @@ def printed(value: Any, type_: pa.DataType) -> str:
 # What Postgres, and not the format, makes of text that it parses.
 PARSED = {
     "char(3)": str.rstrip,
+    "uuid": str.lower,
     "interval": lambda text: {
         "P1Y2M3DT4H5M6.78S": "1 year 2 mons 3 days 04:05:06.78",
         "P0Y0M1DT0H0M-6.5S": "1 day -00:00:06.5",

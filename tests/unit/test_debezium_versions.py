@@ -32,8 +32,8 @@ def versions(version: Any, *events: tuple[str, dict[str, Any]]) -> list[tuple[An
 @pytest.mark.parametrize(
     ("version", "events"),
     [
-        # The slot's position is that of the snapshot; an incremental one has none.
-        ("postgres", [("r", {"lsn": None}), ("r", {"lsn": 24023128}), ("u", {"lsn": 24023129})]),
+        # A transaction that was open at the snapshot's position has changes before it, which the snapshot lacks.
+        ("postgres", [("r", {"lsn": 24023128}), ("u", {"lsn": 24023040}), ("u", {"lsn": 24023129})]),
         (
             "mysql",
             [
@@ -74,6 +74,12 @@ def test_versions_order_changes_as_the_source_made_them(version, events):
     assert ordered == sorted(ordered)
     assert len(set(ordered)) == len(ordered)
     assert versions(version, *reversed(events)) == ordered[::-1]
+
+
+def test_rows_of_all_snapshots_of_postgres_have_the_same_version():
+    """Then the greater offset decides: that of the later snapshot. An incremental one has no position."""
+    events = [("r", {"lsn": 24023128}), ("r", {"lsn": None}), ("r", {"lsn": 24029999})]
+    assert versions("postgres", *events) == [(0,)] * 3
 
 
 def test_columns_of_a_version_have_the_names_of_its_fields():

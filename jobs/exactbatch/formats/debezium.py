@@ -31,7 +31,15 @@ from exactbatch.formats.debezium_event import (
     truncated,
 )
 from exactbatch.formats.debezium_groups import Group, by_schema
-from exactbatch.formats.debezium_images import DELETE, SNAPSHOT, TRUNCATE, Images, deletes, json_images
+from exactbatch.formats.debezium_images import (
+    DELETE,
+    SNAPSHOT,
+    TRUNCATE,
+    UPDATE,
+    Images,
+    deletes,
+    json_images,
+)
 from exactbatch.formats.debezium_placeholder import Placeholder, names_where
 from exactbatch.formats.debezium_readings import is_bytea, readings_by, readings_by_type, readings_of
 from exactbatch.formats.debezium_versions import version_columns, version_fields, versions_of, written_as
@@ -365,6 +373,9 @@ class Debezium:
             self._in_declared_text(readings[c.name], v) for c, v in zip(row_columns, columns, strict=True)
         ]
         columns, left_out = self._without_placeholders(row_columns, columns, deleted)
+        # An insert lacks values if an update has changed the key: they are those of another key's row.
+        if pc.any(pc.and_not(left_out.is_valid(), pc.equal(images.op, UPDATE))).as_py():
+            raise ValueError("the source left out a value of a new row, which no older change of its key has")
         columns = [
             _converted(readings[c.name], values) for c, values in zip(row_columns, columns, strict=True)
         ]

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 # Debezium's documentation, "Change event values": create, update, delete, read (of a snapshot), and truncate.
+UPDATE: Final = "u"
 DELETE: Final = "d"
 SNAPSHOT: Final = "r"
 TRUNCATE: Final = "t"
-_WRITES: Final = ("c", "u", SNAPSHOT)
+_WRITES: Final = ("c", UPDATE, SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)

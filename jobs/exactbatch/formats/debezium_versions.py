@@ -99,7 +99,10 @@ def versions_of(
     """Return the columns of a version from fields of the source.
 
     A row of a snapshot may lack its position, or a part of it: it then is older than any change that was streamed,
-    as far as its position says. Raises ValueError for a change that lacks a part, and for text that is no position.
+    as far as its position says. A row of a snapshot of Postgres is always older: a transaction that was open while the
+    snapshot was taken has changes with smaller positions, and the snapshot has not seen them.
+
+    Raises ValueError for a change that lacks a part, and for text that is no position.
     """
     return [_column(field, source, is_snapshot) for field in fields]
 
@@ -109,7 +112,9 @@ def _column(field: str, source: "Callable[[str], pa.Array]", is_snapshot: "pa.Bo
     import pyarrow.compute as pc
 
     values = source(field)
-    if field == "file":
+    if field == "lsn":
+        values = pc.if_else(is_snapshot, pa.scalar(None, values.type), values)
+    elif field == "file":
         values = _file_numbers(values)
     elif field in ("commit_lsn", "change_lsn"):
         _check(field, values, _LSN, "a log sequence number, such as 0000002b:000002e8:0003")
