@@ -23,7 +23,7 @@ from support.environment import DOCS, JOBS
 PAGES = DOCS / "errors"
 SECTIONS = ["What you see", "Why it happens", "What was written", "Find the cause", "Recover", "Prevent it"]
 RETRIED = {
-    True: "**Retryable**: Airflow's retries try again, and a command ends with exit status 1.",
+    True: "**Retryable**: Airflow retries the task, and a command ends with exit status 1.",
     False: "**Terminal**: Airflow fails the task at once, without retries, and a command ends with exit status 42.",
 }
 
