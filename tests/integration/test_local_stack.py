@@ -198,10 +198,11 @@ def test_the_commands(own):
     assert not own.folder.exists()
 
 
-def test_a_command_that_fails_prints_one_line(tmp_path):
+def test_a_command_that_fails_prints_its_error_and_the_page_about_it(tmp_path):
     failed = CliRunner().invoke(app, ["up", "--home", str(tmp_path), "--name", "NO"])
     assert failed.exit_code == 42
     assert failed.stdout == ""
     assert failed.stderr == (
         'error: LocalStackError: expected a stack name of a-z, 0-9, - and _ other than "jars", found "NO"\n'
+        "`exactbatch explain LocalStackError` explains the causes and what to do.\n"
     )
