@@ -20,7 +20,7 @@ class GivenRecords(Records):
 
     def joined_values(self) -> tuple[Bytes, Int64s, Flags]:
         """See Records."""
-        values = [_as_bytes(record.value) for record in self._records]
+        values = [as_bytes(record.value) for record in self._records]
         bounds = np.zeros(len(values) + 1, np.int64)
         np.cumsum(self.sizes(), out=bounds[1:])
         data = np.frombuffer(b"".join(filter(None, values)), np.uint8)
@@ -33,15 +33,15 @@ class GivenRecords(Records):
 
     def sizes(self) -> Int64s:
         """See Records."""
-        return np.array([len(_as_bytes(record.value) or b"") for record in self._records], np.int64)
+        return np.array([len(as_bytes(record.value) or b"") for record in self._records], np.int64)
 
     def keys(self) -> pa.BinaryArray:
         """See Records."""
-        return pa.array([_as_bytes(record.key) for record in self._records], pa.binary())
+        return pa.array([as_bytes(record.key) for record in self._records], pa.binary())
 
     def values(self) -> pa.BinaryArray:
         """See Records."""
-        return pa.array([_as_bytes(record.value) for record in self._records], pa.binary())
+        return pa.array([as_bytes(record.value) for record in self._records], pa.binary())
 
     def headers(self) -> list[Any]:
         """See Records."""
@@ -55,7 +55,7 @@ class GivenRecords(Records):
         """See Records."""
         record = self._records[index]
         offset = int(self.offset_array[index])
-        return ReadRecord(offset, _as_bytes(record.key), _as_bytes(record.value), _headers(record))
+        return ReadRecord(offset, as_bytes(record.key), as_bytes(record.value), _headers(record))
 
     def part(self, start: int, stop: int) -> "GivenRecords":
         """See Records."""
@@ -80,10 +80,11 @@ class GivenReads:
         )
 
 
-def _as_bytes(part: bytes | str | None) -> bytes | None:
+def as_bytes(part: bytes | str | None) -> bytes | None:
+    """Return a key, value or header as bytes; text in UTF-8."""
     return part.encode() if isinstance(part, str) else part
 
 
 def _headers(record: Record) -> list[tuple[str, bytes | None]] | None:
     pairs = record.headers.items() if isinstance(record.headers, Mapping) else record.headers
-    return [(name, _as_bytes(value)) for name, value in pairs] or None
+    return [(name, as_bytes(value)) for name, value in pairs] or None
