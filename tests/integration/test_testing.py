@@ -19,6 +19,7 @@ from exactbatch import (
     Json,
     Max,
     Min,
+    Pipeline,
     Sum,
     Text,
     Together,
@@ -26,6 +27,7 @@ from exactbatch import (
     Window,
     WithMessage,
 )
+from exactbatch.errors import ConfigurationError, TargetMismatch, TransformFailed, TransformRefused
 from exactbatch.testing import Record, load
 
 PARTITIONS = 3
@@ -181,7 +183,7 @@ CASES = {
     ),
     "sql": Case(
         Append,
-        {"{}": "select id, hour, delay from {} order by kafka_partition, kafka_offset, hour"},
+        {"{}": "select id, hour, delay from {} order by kafka_partition, kafka_offset, hour nulls first"},
         changes={
             "sql": "select id, explode(array(hour(at), 99)) hour, delay * 2L delay, kafka_topic, kafka_partition, "
             "kafka_offset, kafka_timestamp from records where delay > 0"
@@ -265,3 +267,108 @@ def test_load_gives_what_a_batch_writes(name, world, make_topic, make_pipeline, 
 
     check(load(pipeline, records))
     check(load(pipeline, records, postgres=empty_database))
+
+
+@pytest.fixture
+def database_of_the_load(empty_database):
+    """Executes statements in the database that load() gets."""
+    connection = psycopg2.connect(empty_database)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        yield cursor
+    connection.close()
+
+
+def test_postgres_rejects_what_the_types_and_checks_refuse_and_leaves_nothing(
+    empty_database, database_of_the_load
+):
+    database_of_the_load.execute("create schema shop; create type shop.mood as enum ('good', 'bad')")
+    value = Json("id uuid, mood shop.mood, amount numeric, tags text[]")
+    pipeline = Pipeline(
+        name="p", topics=("t",), value=value, sink=Append("shop.moods"), checks=("amount > 0",), max_rejects=9
+    )
+    good = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    records = [
+        json.dumps({"id": good, "mood": "good", "amount": 1.50, "tags": ["a", None]}),
+        json.dumps({"id": "x"}),
+        json.dumps({"mood": "worse"}),
+        json.dumps({"amount": -1}),
+    ]
+    loaded = load(pipeline, records, postgres=empty_database)
+    assert loaded.target == [{"id": good, "mood": "good", "amount": "1.5", "tags": ["a", None]}]
+    assert [(each.offset, each.reason) for each in loaded.rejects] == [
+        (1, "column 'id', uuid: invalid input syntax for type uuid: \"x\""),
+        (2, "column 'mood', shop.mood: invalid input value for enum shop.mood: \"worse\""),
+        (3, 'check "amount > 0" failed: amount = -1'),
+    ]
+    assert loaded.unverified == {}
+    database_of_the_load.execute(
+        "select to_regclass('shop.moods') is null and to_regnamespace('exactbatch') is null"
+    )
+    assert database_of_the_load.fetchone() == (True,)
+
+
+def test_an_existing_target_and_its_constraints_count(empty_database, database_of_the_load):
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.t"))
+    database_of_the_load.execute(
+        "create table t (id int check (id < 5), kafka_topic text, kafka_partition int, kafka_offset bigint, "
+        "kafka_timestamp timestamptz, batch_id bigint)"
+    )
+    database_of_the_load.execute("insert into t values (1, 't', 0, -1, null, 0)")
+    assert load(pipeline, [], postgres=empty_database).target == [{"id": 1}]
+    assert load(pipeline, ['{"id": 4}'], postgres=empty_database).target == [{"id": 1}, {"id": 4}]
+    loaded = load(pipeline, ['{"id": 4}', '{"id": 5}'], postgres=empty_database)
+    with pytest.raises(TargetMismatch, match="t_id_check"):
+        _ = loaded.target
+    database_of_the_load.execute("alter table t drop column id")
+    with pytest.raises(TargetMismatch, match="id"):
+        load(pipeline, [], postgres=empty_database)
+
+
+def test_a_database_with_a_ledger_is_refused(connection, database):
+    pipeline = Pipeline(name="p", topics=("t",), value=Json("id int"), sink=Append("public.t"))
+    with pytest.raises(ConfigurationError, match="has a ledger"):
+        load(pipeline, [], postgres=database)
+
+
+def test_a_bad_check_is_an_error(empty_database):
+    pipeline = Pipeline(
+        name="p", topics=("t",), value=Json("id int"), sink=Append("public.t"), checks=("ids > 0",)
+    )
+    with pytest.raises(ConfigurationError, match="check 'ids > 0'"):
+        load(pipeline, [], postgres=empty_database)
+
+
+def test_times_beyond_those_of_python(empty_database):
+    value = Json("d date, at timestamptz, t timestamp")
+    pipeline = Pipeline(name="p", topics=("t",), value=value, sink=Append("public.t"))
+    row = {"d": "0000-02-29", "at": "0000-12-31T23:59:59.5Z", "t": "0000-01-01T00:00:00"}
+    expected = {"d": "0001-02-29 BC", "at": "0001-12-31 23:59:59.5+00 BC", "t": "0001-01-01 00:00:00 BC"}
+    for postgres in (None, empty_database):
+        loaded = load(pipeline, [json.dumps(row)], postgres=postgres)
+        assert loaded.rows == loaded.target == [expected]
+
+
+def test_a_transform_fails_with_its_record(spark):
+    pipeline = Pipeline(
+        name="p",
+        topics=("t",),
+        value=Json("id int"),
+        sink=Append("public.t"),
+        sql="select assert_true(id < 2, 'too great') x, kafka_topic, kafka_partition, kafka_offset, kafka_timestamp "
+        "from records",
+    )
+    with pytest.raises(TransformFailed, match=r"t\[0\] offset 1: the transform failed"):
+        load(pipeline, ['{"id": 1}', '{"id": 2}'])
+
+
+def test_a_row_with_the_lineage_of_no_record_is_refused(spark):
+    pipeline = Pipeline(
+        name="p",
+        topics=("t",),
+        value=Json("id int"),
+        sink=Append("public.t"),
+        sql="select id, kafka_topic, kafka_partition, kafka_offset + id kafka_offset, kafka_timestamp from records",
+    )
+    with pytest.raises(TransformRefused, match="lineage"):
+        load(pipeline, ['{"id": 1}', '{"id": 2}'])

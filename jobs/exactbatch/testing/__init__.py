@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from exactbatch.errors import ConfigurationError
 from exactbatch.pipeline import Pipeline
 from exactbatch.settings import Settings
 from exactbatch.testing.loaded import Loaded, Reject
@@ -36,6 +37,11 @@ def load(
     # These import pyarrow, and transform imports PySpark.
     from exactbatch.testing.decoding import decode
 
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigurationError(
+            f"expected a Pipeline, found {type(pipeline).__name__}. Of Tables, test a member: "
+            f"tables.member('topic')."
+        )
     given = placed(pipeline, records)
     staged = decode(pipeline, given, Settings(kafka or {}, postgres or ""))
     if pipeline.is_transformed:

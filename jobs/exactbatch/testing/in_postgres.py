@@ -46,12 +46,13 @@ def loaded_in_postgres(staged: StagedRows, dsn: str) -> Loaded:
             _insert(cursor, tables, staged)
             staged = _without_refused(cursor, staged, tables)
         error: ExactbatchError | None = None
-        found: dict[str, list[Row]] = {part.target: [] for part in pipeline.sink.parts}
+        found: dict[str, list[Row]] = {}
         try:
             check_rejects(pipeline, staged.rejects, sum(map(len, staged.records.values())))
-            if tables is not None:
-                with clear_errors(cursor.connection):
-                    found = _published(cursor, staged, tables)
+            with clear_errors(cursor.connection):
+                if tables is not None:
+                    _publish(cursor, staged, tables)
+                found = {part.target: _read(cursor, part, staged) for part in pipeline.sink.parts}
         except ExactbatchError as raised:
             error = raised
 
@@ -173,8 +174,8 @@ def _without_refused(cursor: Cursor, staged: StagedRows, tables: StagingTables) 
     return staged.without(refused)
 
 
-def _published(cursor: Cursor, staged: StagedRows, tables: StagingTables) -> dict[str, list[Row]]:
-    """Insert the staged rows as publish does; return the rows of each target."""
+def _publish(cursor: Cursor, staged: StagedRows, tables: StagingTables) -> None:
+    """Insert the staged rows as publish does."""
     sink, ledger = staged.pipeline.sink, Ledger(cursor.connection)
     accepted = AcceptedRows(identifier(tables.rows), tables.batch_id, [_ATTEMPT])
     if _whole(staged).has_several_rows_of_a_record:
@@ -182,7 +183,6 @@ def _published(cursor: Cursor, staged: StagedRows, tables: StagingTables) -> dic
     ledger.advance_stored_offsets(ledger.batch(tables.batch_id))
     if len(staged.rows):
         sink.insert_staged(cursor, accepted, staged.columns)
-    return {part.target: _read(cursor, part, staged) for part in sink.parts}
 
 
 def _whole(staged: StagedRows) -> StagedBatch:

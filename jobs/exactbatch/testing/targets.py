@@ -90,9 +90,10 @@ def _without_key(staged: StagedRows) -> list[tuple[Place, str]]:
         return []
     refused = []
     for place, row in zip(staged.places(), staged.as_dicts(), strict=True):
-        refused += [(place, key_is_null(name)) for name in sink.key_columns if row[name] is None]
+        reasons = [key_is_null(name) for name in sink.key_columns if row[name] is None]
         if row["deleted"] is None:
-            refused.append((place, DELETED_IS_NULL))
+            reasons.append(DELETED_IS_NULL)
+        refused += [(place, reason) for reason in reasons[:1]]
     return refused
 
 
