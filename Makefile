@@ -117,6 +117,7 @@ format: $(STAMP) ## format the code, and fix what ruff can fix
 
 requirements: $(STAMP) ## compile requirements*.in into requirements*.txt; ARGS=--upgrade takes newer versions
 	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements.in requirements-local.in requirements-fast.in -o requirements.txt $(ARGS)
+	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements-executor.in -o requirements-executor.txt $(ARGS)
 	$(BIN)/uv pip compile --quiet --python-version 3.11 requirements-dev.in -o requirements-dev.txt $(ARGS)
 
 clean: ## stop the local stacks; remove their data and all caches, but not .venv and the jars

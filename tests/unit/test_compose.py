@@ -1,6 +1,11 @@
-"""docker-compose.yaml uses the versions that everything else uses."""
+"""docker-compose.yaml is valid, and uses the versions that everything else uses.
+
+The compose command itself checks it where it is installed: .ci/run does that.
+"""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -34,3 +39,55 @@ def test_no_image_is_latest_and_every_server_has_a_health_check():
     for name, service in COMPOSE["services"].items():
         assert re.search(r":\d", service["image"]), name
         assert name == "airflow-init" or "healthcheck" in service, name
+
+
+def validated(file: Path) -> subprocess.CompletedProcess[str]:
+    """Validate a file against the schema of the Compose Specification."""
+    command = ("check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file))
+    return subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, timeout=60)
+
+
+def test_the_file_is_of_the_compose_specification(tmp_path):
+    done = validated(ROOT / "docker-compose.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    broken = tmp_path / "docker-compose.yaml"
+    broken.write_text((ROOT / "docker-compose.yaml").read_text().replace("healthcheck:", "healthchek:", 1))
+    assert validated(broken).returncode == 1
+
+
+def test_services_depend_on_services_that_can_satisfy_the_condition():
+    services = COMPOSE["services"]
+    for name, service in services.items():
+        for other, needed in service.get("depends_on", {}).items():
+            assert other in services, name
+            if needed["condition"] == "service_healthy":
+                assert "healthcheck" in services[other], other
+            else:
+                assert needed["condition"] == "service_completed_successfully"
+                assert "restart" not in services[other], other
+
+
+def test_volumes_are_declared_and_used():
+    used = {
+        volume.split(":")[0]
+        for service in COMPOSE["services"].values()
+        for volume in service.get("volumes", ())
+    }
+    assert used == COMPOSE["volumes"].keys()
+
+
+def test_addresses_in_the_environment_name_services():
+    names = COMPOSE["services"].keys()
+    text = (ROOT / "docker-compose.yaml").read_text()
+    hosts = set(re.findall(r"(?:sc|spark|http)://([a-z-]+)\b", text)) | set(
+        re.findall(r"host=([a-z-]+)", text)
+    )
+    hosts |= set(re.findall(r'"host": "([a-z-]+)"', text)) | set(re.findall(r"@([a-z-]+):\d", text))
+    assert len(hosts) > 4
+    assert hosts - {"localhost"} <= names
+
+
+def test_ports_are_published_on_this_machine_only():
+    published = [port for service in COMPOSE["services"].values() for port in service.get("ports", ())]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)

@@ -24,7 +24,7 @@ from exactbatch.ledger.rows import (
     Stream,
     TimeBoundary,
 )
-from exactbatch.ledger.schema import check_schema, migrate
+from exactbatch.ledger.schema import apply_migrations, check_schema, migrate
 from exactbatch.ledger.session import ledger_session
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Run",
     "Stream",
     "TimeBoundary",
+    "apply_migrations",
     "batch_lost",
     "check_schema",
     "ledger_session",

@@ -35,29 +35,39 @@ def migrate(
         raise ConfigurationError(
             f"expected Postgres 16 or newer, found {connection.server_version // 10000}. Upgrade the server."
         )
-    applied = []
     with transaction(connection) as cursor:
         # If two `exactbatch init` run at the same time, the second waits here and then has nothing to do.
         cursor.execute("select pg_advisory_xact_lock(hashtext('exactbatch.schema_version'))")
-        cursor.execute("create schema if not exists exactbatch")
-        cursor.execute("create schema if not exists exactbatch_staging")
-        cursor.execute(
-            "create table if not exists exactbatch.schema_version "
-            "(version integer primary key, applied_at timestamptz not null default now())"
-        )
-        current, known = _version(cursor), migrations(folder)
-        if current > known[-1][0]:
-            raise _newer(known[-1][0], current)
-        for version, statements in known:
-            if version > current:
-                if current:
-                    progress(
-                        f"Upgrading the ledger to version {version}; it has about {_coverage_rows(cursor):,} rows of "
-                        f"coverage. Batches wait meanwhile …"
-                    )
-                cursor.execute(statements)
-                cursor.execute("insert into exactbatch.schema_version (version) values (%s)", (version,))
-                applied.append(version)
+        return apply_migrations(cursor, folder, progress=progress)
+
+
+def apply_migrations(
+    cursor: Cursor,
+    folder: Traversable = _MIGRATIONS,
+    *,
+    progress: Callable[[str], None] = lambda _step: None,
+) -> list[int]:
+    """Migrate as migrate() does, within the caller's transaction."""
+    applied = []
+    cursor.execute("create schema if not exists exactbatch")
+    cursor.execute("create schema if not exists exactbatch_staging")
+    cursor.execute(
+        "create table if not exists exactbatch.schema_version "
+        "(version integer primary key, applied_at timestamptz not null default now())"
+    )
+    current, known = _version(cursor), migrations(folder)
+    if current > known[-1][0]:
+        raise _newer(known[-1][0], current)
+    for version, statements in known:
+        if version > current:
+            if current:
+                progress(
+                    f"Upgrading the ledger to version {version}; it has about {_coverage_rows(cursor):,} rows of "
+                    f"coverage. Batches wait meanwhile …"
+                )
+            cursor.execute(statements)
+            cursor.execute("insert into exactbatch.schema_version (version) values (%s)", (version,))
+            applied.append(version)
     return applied
 
 

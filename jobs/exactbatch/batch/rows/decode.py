@@ -63,6 +63,14 @@ class ReadTask(Protocol):
     def max_rejects(self) -> int: ...
 
 
+class Reads(Protocol):
+    """Gives the records of ranges that several readers share."""
+
+    def read(self, range_: OffsetRange) -> Iterator[Records]:
+        """Yield the records of a range. Raises what read_range() raises."""
+        ...
+
+
 class RangeReader:
     """Reads and decodes one range, and counts.
 
@@ -84,7 +92,7 @@ class RangeReader:
         schema: pa.Schema,
         constants: Mapping[str, int],
         *,
-        reads: SharedReads | None = None,
+        reads: Reads | None = None,
         pending: PendingRejects | None = None,
         decoder: "FastDecoder | None" = None,
     ) -> None:

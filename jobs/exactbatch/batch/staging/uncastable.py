@@ -44,6 +44,7 @@ _VALUE_ERRORS: Final = (
 _FUNCTION: Final = sql.Identifier("pg_temp", "exactbatch_uncastable")
 _SHOWN: Final = 200  # characters of a value that a reason repeats
 _PAGE: Final = 50_000  # notes that the driver holds at a time
+DELETED_IS_NULL: Final = "column 'deleted' is null: a change is a delete (true) or not (false)"
 
 
 def reject_uncastable(
@@ -75,7 +76,7 @@ def reject_uncastable(
         # The search for unknown values casts keys and versions of all rows but those that are noted.
         for part, of_part in () if too_many else staged.by_part():
             note_unknown(cursor, pipeline, tables.of_part(part), of_part, columns, limit=limit)
-        any_noted = _any_noted(cursor, tables, staged)
+        any_noted = is_any_noted(cursor, tables, staged)
     if any_noted:
         staged = _rejected(connection, pipeline, tables, ranges, staged, limit, settings, cluster_id)
     if staged.rejected <= limit and staged.has_several_rows_of_a_record:
@@ -133,18 +134,23 @@ def rules_of(
         rules += [
             RejectRule(
                 sql.SQL("{} is null").format(sql.Identifier(name)),
-                sql.Literal(f"column {name!r}: the key is null"),
+                sql.Literal(key_is_null(name)),
             )
             for name in pipeline.sink.key_columns
         ]
         rules.append(
             RejectRule(
                 sql.SQL("deleted is null"),
-                sql.SQL("'column ''deleted'' is null: a change is a delete (true) or not (false)'"),
+                sql.Literal(DELETED_IS_NULL),
             )
         )
     keeps_deletes = pipeline.sink.keeps_deletes
     return [*rules, *check_rules(cursor, columns, pipeline.checks, keeps_deletes=keeps_deletes)]
+
+
+def key_is_null(column: str) -> str:
+    """Return the reason of a reject whose row lacks a part of its key."""
+    return f"column {column!r}: the key is null"
 
 
 def may_reject(
@@ -168,7 +174,7 @@ def may_reject(
         cursor.execute("release savepoint uncastable")
         if found:
             return True
-    return _any_noted(cursor, tables, staged)
+    return is_any_noted(cursor, tables, staged)
 
 
 def note_uncastable(
@@ -200,7 +206,7 @@ def note_uncastable(
         return noted
 
 
-def _any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bool:
+def is_any_noted(cursor: Cursor, tables: StagingTables, staged: StagedBatch) -> bool:
     """True if records are noted to be rejected. Raises TargetMismatch if a row does not carry its record."""
     cursor.execute(
         sql.SQL(

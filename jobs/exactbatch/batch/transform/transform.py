@@ -48,7 +48,7 @@ from exactbatch.batch.transform.one_pass import (
 )
 from exactbatch.batch.transform.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
-from exactbatch.columns import LINEAGE_NAMES
+from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import (
     ExactbatchError,
     StagedRowsDiffer,
@@ -59,6 +59,7 @@ from exactbatch.errors import (
 from exactbatch.failpoints import failpoint
 from exactbatch.formats.format import gives_several_rows
 from exactbatch.kafka.shared_reads import SharedReads
+from exactbatch.offsets import OffsetRange
 from exactbatch.pipeline import OUTCOME, Pipeline
 from exactbatch.postgres.connection import Connection, transaction
 from exactbatch.transforms.lineage import passes_lineage_through
@@ -89,15 +90,7 @@ class TransformStager:
                     f"pipeline {pipeline.name!r}: its transform clears Spark's cache, in which the records of the "
                     f"batch are kept. Nothing was written. Remove spark.catalog.clearCache()."
                 )
-            check_transform(pipeline, transformed)
-            self._rows = nested_as_json(transformed)
-            self._is_proven = True
-            if pipeline.sink.needs_lineage:
-                self._is_proven = passes_lineage_through(pipeline.name, transformed, self._decoded)
-            else:  # a row may come from many records: it must not seem to come from one of them
-                self._rows = self._rows.drop(*LINEAGE_NAMES)
-            self.columns = columns_of(pipeline, transformed)
-            pipeline.sink.check(self.columns)
+            self._rows, self.columns, self._is_proven = planned_rows(pipeline, transformed, self._decoded)
         except BaseException:
             self._read.unpersist()
             raise
@@ -343,32 +336,64 @@ class TransformStager:
     def _failure(self, error: PySparkException | Py4JJavaError) -> ExactbatchError:
         """Return the error for a job that failed; it names the record that the transform fails for, if there is
         one."""
-        if (refused := setting_refused(error, settings_of(self._spark))) is not None:
-            return refused
-        message = f"the transform returned no rows: {cause(error)}"
-        if not may_be_of_a_record(error):
-            return TasksFailed(
-                f"{message}. The next try reads the same ranges; the log of the executors has the traceback."
-            )
         ranges = sorted(task.range for task in self._tasks)
-        failing = FailingRecordSearch(self._spark, self._pipeline, self._decoded).run(ranges)
-        if failing is None:
-            return TasksFailed(
-                f"{message}. It did not fail for any single record. The log of the executors has the traceback."
-            )
-        first, last = failing.ranges[0], failing.ranges[-1]
-        record = f"{first.topic}[{first.partition}] offset {first.from_offset}"
-        if len(failing.ranges) > 1 or len(first) > 1:
-            record = (
-                f"one of the records from {record} to {last.topic}[{last.partition}] offset "
-                f"{last.until_offset - 1} (the search for the record ended after {SEARCH_TIME:g} s)"
-            )
-        return TransformFailed(
-            f"{record}: the transform failed: {failing.error}. Nothing was written. Correct the transform, or let "
-            f"it drop such records.",
-            topic=first.topic,
-            partition=first.partition,
+        return failure_of(error, self._spark, self._pipeline, self._decoded, ranges)
+
+
+def planned_rows(
+    pipeline: Pipeline, transformed: DataFrame, decoded: DataFrame
+) -> tuple[DataFrame, tuple[Column, ...], bool]:
+    """Return the rows of a transform as they are staged, their columns without their lineage, and whether the plan
+    proves that they carry the lineage of decoded records.
+
+    Raises TransformRefused for a transform that cannot be used, and ConfigurationError for columns that the sink
+    cannot have.
+    """
+    check_transform(pipeline, transformed)
+    rows, is_proven = nested_as_json(transformed), True
+    if pipeline.sink.needs_lineage:
+        is_proven = passes_lineage_through(pipeline.name, transformed, decoded)
+    else:  # a row may come from many records: it must not seem to come from one of them
+        rows = rows.drop(*LINEAGE_NAMES)
+    columns = columns_of(pipeline, transformed)
+    pipeline.sink.check(columns)
+    return rows, columns, is_proven
+
+
+def failure_of(
+    error: PySparkException | Py4JJavaError,
+    spark: SparkSession,
+    pipeline: Pipeline,
+    decoded: DataFrame,
+    ranges: list[OffsetRange],
+) -> ExactbatchError:
+    """Return the error for a Spark job of a transform that failed; it names the record of these ranges that the
+    transform fails for, if there is one."""
+    if (refused := setting_refused(error, settings_of(spark))) is not None:
+        return refused
+    message = f"the transform returned no rows: {cause(error)}"
+    if not may_be_of_a_record(error):
+        return TasksFailed(
+            f"{message}. The next try reads the same ranges; the log of the executors has the traceback."
         )
+    failing = FailingRecordSearch(spark, pipeline, decoded).run(ranges)
+    if failing is None:
+        return TasksFailed(
+            f"{message}. It did not fail for any single record. The log of the executors has the traceback."
+        )
+    first, last = failing.ranges[0], failing.ranges[-1]
+    record = f"{first.topic}[{first.partition}] offset {first.from_offset}"
+    if len(failing.ranges) > 1 or len(first) > 1:
+        record = (
+            f"one of the records from {record} to {last.topic}[{last.partition}] offset "
+            f"{last.until_offset - 1} (the search for the record ended after {SEARCH_TIME:g} s)"
+        )
+    return TransformFailed(
+        f"{record}: the transform failed: {failing.error}. Nothing was written. Correct the transform, or let "
+        f"it drop such records.",
+        topic=first.topic,
+        partition=first.partition,
+    )
 
 
 def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame:

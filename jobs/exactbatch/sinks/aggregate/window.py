@@ -100,14 +100,17 @@ class Window:
         )
 
     @property
+    def expected(self) -> str:
+        """The start of the reason of a reject; what was found follows."""
+        return f"column {self.column!r}: expected the time of the event, in the years 1 to 9999, found "
+
+    @property
     def reject_rule(self) -> RejectRule:
         """The rule that rejects staged rows whose event time does not satisfy `fits`."""
         return RejectRule(
             sql.SQL("not {}").format(self.fits),
             sql.SQL("{} || coalesce(({} at time zone 'UTC')::text, 'null')").format(
-                sql.Literal(
-                    f"column {self.column!r}: expected the time of the event, in the years 1 to 9999, found "
-                ),
+                sql.Literal(self.expected),
                 self.time,
             ),
         )

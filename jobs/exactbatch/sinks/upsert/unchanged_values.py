@@ -112,7 +112,7 @@ class UnchangedValues:
             ),
             reasons=sql.SQL(" ").join(
                 sql.SQL("when {} and not {} then {}").format(
-                    _is_left_out(name), sql.Identifier(f"has {number}"), sql.Literal(_why_unknown(name))
+                    _is_left_out(name), sql.Identifier(f"has {number}"), sql.Literal(why_unknown(name))
                 )
                 for number, name in enumerate(left_out)
             ),
@@ -273,7 +273,8 @@ def _same(names: Iterable[str], one: str, other: str) -> sql.Composable:
     )
 
 
-def _why_unknown(column: str) -> str:
+def why_unknown(column: str) -> str:
+    """Return the reason of a reject that lacks the value of a column."""
     return (
         f"column {column!r}: the source left the value out because it had not changed, and no older change of the key "
         f"has it. Replay this offset when such a change has arrived. For Postgres, run `alter table … replica identity "

@@ -1,0 +1,112 @@
+"""The rows and rejects of a test's batch before they reach a target."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from exactbatch.columns import LINEAGE_NAMES, Column
+from exactbatch.offsets import OffsetRange, TopicPartition
+from exactbatch.pipeline import Pipeline
+from exactbatch.testing.given_records import as_bytes
+from exactbatch.testing.loaded import Reject, Row
+from exactbatch.testing.moments import day_text, moment_text
+from exactbatch.testing.record import Record
+
+# Topic, partition and offset of a record.
+Place = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What a batch has staged.
+
+    columns  those of a row, without its lineage and without what the sink adds
+    rows     with the columns that the sink stages, and LINEAGE_NAMES, by topic, partition and offset
+    records  all records of the test
+    """
+
+    pipeline: Pipeline
+    columns: tuple[Column, ...]
+    rows: pa.Table
+    rejects: tuple[Reject, ...]
+    tombstones: int
+    dropped: int
+    ranges: tuple[OffsetRange, ...]
+    records: Mapping[TopicPartition, Sequence[Record]]
+
+    @property
+    def staged_columns(self) -> tuple[Column, ...]:
+        """The columns that the sink stages."""
+        return self.pipeline.sink.staged_columns(self.columns)
+
+    def places(self) -> list[Place]:
+        """The record of each row."""
+        return list(zip(*(self.rows.column(name).to_pylist() for name in LINEAGE_NAMES[:3]), strict=True))
+
+    def as_dicts(self, *others: str) -> list[Row]:
+        """Each row with the columns that the sink stages, and others of the lineage."""
+        names = [*(column.name for column in self.staged_columns), *others]
+        values = [python_values(self.rows.column(name)) for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+    def without(self, refused: Iterable[tuple[Place, str]]) -> "StagedRows":
+        """Return what is staged without the rows of some records, which become rejects for the least of their
+        reasons."""
+        reasons: dict[Place, str] = {}
+        for place, reason in refused:
+            reasons[place] = min(reason, reasons.get(place, reason))
+        if not reasons:
+            return self
+        kept = pa.array([place not in reasons for place in self.places()], pa.bool_())
+        rejects = (*self.rejects, *(self._reject(place, reason) for place, reason in reasons.items()))
+        return replace(
+            self,
+            rows=self.rows.filter(kept),
+            rejects=tuple(sorted(rejects, key=lambda each: (each.topic, each.partition, each.offset))),
+        )
+
+    def _reject(self, place: Place, reason: str) -> Reject:
+        topic, partition, offset = place
+        record = self.records[topic, partition][offset]
+        return Reject(topic, partition, offset, reason, as_bytes(record.value), as_bytes(record.key))
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Return rows by topic, partition and offset; those of one record stay in their order."""
+    order = pc.sort_indices(
+        rows.append_column("exactbatch_row", pa.array(range(len(rows)), pa.int64())),
+        sort_keys=[(name, "ascending") for name in (*LINEAGE_NAMES[:3], "exactbatch_row")],
+    )
+    return rows.take(order)
+
+
+def python_values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values; as text, as Postgres writes it, those dates and times that Python cannot hold."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        texts = as_text(column)
+        return [_value(scalar, text) for scalar, text in zip(column, texts, strict=True)]
+
+
+def as_text(column: pa.ChunkedArray) -> list[Any]:
+    """Return dates and times as text, and other values as Python values."""
+    type_ = column.type
+    if pa.types.is_date32(type_):
+        return list(map(day_text, column.cast(pa.int32()).to_pylist()))
+    if pa.types.is_timestamp(type_):
+        offset = "" if type_.tz is None else "+00"
+        return [moment_text(time, offset=offset) for time in column.cast(pa.int64()).to_pylist()]
+    if pa.types.is_list(type_):
+        return [as_text(pa.chunked_array([each.values])) if each.is_valid else None for each in column]
+    return list(column.to_pylist())
+
+
+def _value(scalar: Any, text: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        return text

@@ -1,0 +1,118 @@
+"""A cluster whose machines have only Java, Spark and Python gets everything else as docs/deploy.md says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from exactbatch.ledger import Ledger
+from exactbatch.postgres.connection import transaction
+from support.bare_cluster import BareCluster
+from support.environment import DOCS, ROOT
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+PAGE: Final = (DOCS / "deploy.md").read_text()
+PARTITIONS: Final = 4
+MODULE: Final = '''
+"""A pipeline whose rows say where they were decoded."""
+
+import os
+import sys
+
+import psycopg2
+import pyarrow as pa
+
+import exactbatch
+from exactbatch import Append, Custom, Pipeline
+
+
+def decode(values):
+    count = len(values)
+    places = [sys.executable, exactbatch.__file__, psycopg2.__file__, __file__, os.getcwd()]
+    columns = [values.column("value_index"), *([each] * count for each in places)]
+    names = ["value_index", "python", "package", "dependency", "module", "folder"]
+    return pa.RecordBatch.from_arrays([pa.array(column) for column in columns], names), {}
+
+
+places = Pipeline(
+    name="%(topic)s",
+    topics=("%(topic)s",),
+    value=Custom(decode, "python text, package text, dependency text, module text, folder text"),
+    sink=Append("public.%(topic)s"),
+    spark_conf={"spark.executor.memory": "512m", "spark.scheduler.minRegisteredResourcesRatio": "1.0"},
+)
+'''
+
+
+def block(language: str, number: int = 0) -> str:
+    """A block of the page's section about a standalone cluster."""
+    section = PAGE.split("\n## Spark standalone\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[number]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    cluster = BareCluster(tmp_path_factory.mktemp("bare"))
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def executors() -> Path:
+    """The archive that the page's commands make."""
+    commands = [line.removeprefix("$ ") for line in block("console").splitlines() if line.startswith("$ ")]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    script = "set -euo pipefail\n" + "\n".join(commands)
+    subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, check=True)
+    return ROOT / "build/deploy/executors.tar.gz"
+
+
+def test_bare_workers_run_a_batch_from_the_archive(
+    cluster, executors, world, make_topic, tmp_path, monkeypatch
+):
+    topic = make_topic(PARTITIONS)
+    for partition in range(PARTITIONS):
+        topic.produce(*[b"x"] * 50, None, partition=partition)
+    package = tmp_path / "code" / "placed"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(MODULE % {"topic": topic.name})
+    pipelines = tmp_path / "pipelines.zip"
+    subprocess.run([sys.executable, "-m", "zipfile", "-c", str(pipelines), str(package)], check=True)
+    monkeypatch.syspath_prepend(tmp_path / "code")
+    from placed import places
+
+    with transaction(world.connection):
+        Ledger(world.connection).register(places)
+    batch_id = world.plan(places)
+    arguments = ["--pipeline", "placed:places", "--batch-id", str(batch_id)]
+    defaults = block("properties")
+    for shown, real in {
+        "/srv/exactbatch/executors.tar.gz": executors,
+        "/srv/exactbatch/pipelines.zip": pipelines,
+        "/opt/airflow/bin/python": sys.executable,
+    }.items():
+        assert shown in defaults
+        defaults = defaults.replace(shown, str(real))
+
+    bare = defaults.replace("./environment/bin/python", "/usr/bin/python3.11")
+    refused = cluster.submit(bare, arguments, world.settings, tmp_path / "code")
+    assert refused.returncode == 42, refused.stdout
+    assert "must be a Python with exactbatch" in refused.stdout
+
+    done = cluster.submit(defaults, arguments, world.settings, tmp_path / "code")
+    assert done.returncode == 0, done.stdout
+    assert world.is_exact(places)
+    rows = world.rows(f"select python, package, dependency, module, folder from {topic.name}")
+    assert len(rows) == 50 * PARTITIONS
+    for python, package_file, dependency, module, folder in rows:
+        for file in (python, package_file, dependency):
+            assert file.startswith(f"{folder}/"), (file, folder)
+            assert "/environment/" in file
+        assert "pipelines.zip" in module
+    assert {Path(folder).relative_to(cluster.folder).parts[0] for *_, folder in rows} == {"one", "two"}
