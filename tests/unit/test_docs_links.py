@@ -8,13 +8,6 @@ from typing import Final
 
 import pytest
 
-<<<<<<< HEAD
-=======
-import exactbatch
-import exactbatch.airflow
-import exactbatch.testing
-
->>>>>>> 10ff0fb (A page shows how to test a pipeline in CI; tests compare load() with real batches of every sink)
 ROOT: Final = Path(__file__).parents[2]
 INDEX: Final = ROOT / "docs" / "README.md"
 PAGES: Final = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -57,16 +50,8 @@ def test_the_index_lists_every_page():
 
 def test_the_reference_has_every_public_name():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
-<<<<<<< HEAD
     modules = [import_module(name) for name in PUBLIC if find_spec(name) is not None]
     names = [f"{module.__name__}.{name}" for module in modules for name in module.__all__]
-=======
-    names = [
-        f"{module.__name__}.{name}"
-        for module in (exactbatch, exactbatch.airflow, exactbatch.testing)
-        for name in module.__all__
-    ]
->>>>>>> 10ff0fb (A page shows how to test a pipeline in CI; tests compare load() with real batches of every sink)
     assert sorted(re.findall(r"^::: (\S+)$", page, re.MULTILINE)) == sorted(names)
 
 

@@ -306,10 +306,6 @@ def test_importing_it_is_cheap_and_a_test_without_a_transform_starts_no_spark():
 def test_the_test_of_the_documentation_passes(tmp_path):
     [test, *_] = re.findall(r"```python\n(.*?)```", (DOCS / "testing.md").read_text(), re.DOTALL)
     (tmp_path / "test_flights.py").write_text(test)
-    (tmp_path / "my_pipelines.py").write_text(
-        "from pipelines.flights import flights\nfrom dataclasses import replace\n"
-        "flights = replace(flights, max_rejects=0)\n"
-    )
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_flights.py"],
         cwd=tmp_path,
