@@ -85,7 +85,7 @@ def _one_at_a_time() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _quick_brokers(request: pytest.FixtureRequest) -> None:
     """Make all brokers of this run start fast, also those that other processes start."""
-    if not all(each.nodeid.startswith("tests/unit") for each in request.session.items):
+    if not all(each.nodeid.startswith(("tests/unit", "tests/pipelines")) for each in request.session.items):
         os.environ["KAFKA_OPTS"] = quick_kafka(HOME)
 
 

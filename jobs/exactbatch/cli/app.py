@@ -16,9 +16,11 @@ from exactbatch.cli.inspect import audit, boundaries
 from exactbatch.cli.lag import lag
 from exactbatch.cli.local import run_local
 from exactbatch.cli.merge import merge
+from exactbatch.cli.new import new
 from exactbatch.cli.process import plan, rejects, replay, run
 from exactbatch.cli.prune import prune
 from exactbatch.cli.status import status
+from exactbatch.cli.try_ import try_
 
 app = typer.Typer(
     help="Exactly-once batches from Kafka to Postgres.",
@@ -26,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for _command in (
+    new,
+    try_,
     init,
     plan,
     run,
@@ -46,7 +50,7 @@ for _command in (
     connect,
     archive,
 ):
-    app.command()(with_exit_status(_command))
+    app.command(_command.__name__.rstrip("_"))(with_exit_status(_command))  # `try` is a word of Python
 
 
 # All arguments go to the app of exactbatch.local, which is imported only here: `--help` included.

@@ -48,7 +48,7 @@ def decode_wrapped(
         if not value.is_valid:
             continue
         try:
-            inside = list(_documents_of(_unwrapped(value.as_py(), encodings), documents))
+            inside = list(_documents_of(unwrapped(value.as_py(), encodings), documents))
         except (ValueError, RecursionError) as error:
             refused.append((index, TOO_DEEP if isinstance(error, RecursionError) else str(error)))
             continue
@@ -67,7 +67,7 @@ def decode_wrapped(
     return without_values(decoded, refused)
 
 
-def _unwrapped(value: bytes, encodings: Sequence[Encoding]) -> bytes:
+def unwrapped(value: bytes, encodings: Sequence[Encoding]) -> bytes:
     """Undo encodings, the outermost first; raise ValueError for a value that is not encoded so, or is too large."""
     for encoding in encodings:
         if encoding == "base64":

@@ -1,0 +1,182 @@
+"""`exactbatch new`."""
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from exactbatch.cli import sample_tables
+from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.pipeline import load_settings
+from exactbatch.cli.progress import counting
+from exactbatch.cli.project_files import Project, check_new, project_at, write_new
+from exactbatch.errors import ConfigurationError, ExactbatchError
+from exactbatch.formats.schema_registry import registry_properties
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.sampling.column_names import module_name
+from exactbatch.settings import Settings
+
+if TYPE_CHECKING:
+    from exactbatch.kafka.sample import Sample
+    from exactbatch.sampling.key_and_sink import TopicFacts
+    from exactbatch.sampling.proposal import Proposal
+
+_SCHEDULE: Final = "*/5 * * * *"
+_TEST_RECORDS: Final = 3
+
+
+def new(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The name of the pipeline, its module and its table.")
+    ],
+    topic: Annotated[str, typer.Option(help="The topic to load.")],
+    registry: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The schema registry, if values begin with the ID of their schema."),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(metavar="SCHEMA.TABLE", help="The target. Without it: public.NAME.")
+    ] = None,
+    records: Annotated[int, typer.Option(min=1, help="How many records to sample.")] = 5000,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the proposal, and write no file.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Sample a topic, and write a pipeline for it: its module, its DAG and its test. Overwrites nothing."""
+    from exactbatch.sampling.proposal import propose
+
+    module = module_name(name)
+    project = project_at(Path.cwd(), _folder_of_pipelines())
+    files = project.files_of(module)
+    if not dry_run:
+        check_new(files)
+    settings = load_settings()
+    found, facts = _sampled(settings, topic, records, registry)
+    proposal = propose(module, topic, table or f"public.{module}", facts)
+    contents = dict(zip(files[:2], _pipeline_code(proposal, project), strict=True))
+    try:
+        contents[files[2]] = _test_code(proposal, facts, project)
+    except ExactbatchError as error:  # such as a registry that only answers with credentials
+        err.print(f"[yellow]No test is written:[/yellow] {escape(str(error))}")
+    if not project.package.exists():
+        contents[project.package] = '"""The pipelines of this project."""\n'
+    if not dry_run:
+        write_new(contents)
+    if as_json:
+        print_json(sample_tables.proposal_as_json(proposal, found, contents, is_written=not dry_run))
+        return
+    out.print(sample_tables.proposal_view(proposal, found))
+    if dry_run:
+        for path, text in contents.items():
+            out.print(Text(f"\n# {path}\n{text}"))
+        out.print("Nothing was written (--dry-run).")
+        return
+    _say_what_next(proposal, project, [path for path in files if path in contents], given=name)
+
+
+def _sampled(
+    settings: Settings, topic: str, records: int, registry: str | None
+) -> "tuple[Sample, TopicFacts]":
+    """Read records of a topic. Raises TopicMissing, and ConfigurationError for a topic without committed records."""
+    import pyarrow as pa
+
+    from exactbatch.kafka.sample import Bounds, sample
+    from exactbatch.sampling.key_and_sink import TopicFacts
+    from exactbatch.sampling.registry_columns import Registry
+
+    broker = KafkaBroker(settings.kafka)
+    partitions = broker.partitions([topic])
+    with counting(f"sampling {topic}") as update:
+        found = sample(settings.kafka, partitions, Bounds(records), progress=update)
+    if not len(found):
+        uncommitted = sum(each.high_watermark - each.last_stable for each in partitions)
+        held = f" {uncommitted:,} offsets are of open transactions." if uncommitted else ""
+        raise ConfigurationError(
+            f"the topic {topic!r} has no committed record in its {len(partitions):,} partitions.{held} Nothing was "
+            f"written. Send a few records first, or write the pipeline by hand.",
+            topic=topic,
+        )
+    facts = TopicFacts(
+        keys=pa.concat_arrays([records.keys() for _, records in found.parts]),
+        values=pa.concat_arrays([records.values() for _, records in found.parts]),
+        partitions=[range_.partition for range_, records in found.parts for _ in range(len(records))],
+        is_compacted=_is_compacted(broker, topic),
+        registry=None if registry is None else Registry(registry, registry_properties(settings.kafka)),
+    )
+    return found, facts
+
+
+def _is_compacted(broker: KafkaBroker, topic: str) -> bool:
+    try:
+        return bool(broker.compacted([topic]))
+    except ConfigurationError as error:
+        err.print(f"[yellow]The topic is taken for one that is not compacted:[/yellow] {escape(str(error))}")
+        return False
+
+
+def _pipeline_code(proposal: "Proposal", project: Project) -> tuple[str, str]:
+    """Return the source code of the module and of the DAG."""
+    from exactbatch.sampling.source_code import dag_file, pipeline_module
+
+    description = f"The topic {proposal.pipeline.topics_text}: {proposal.label}."
+    dag = dag_file(proposal.pipeline, _SCHEDULE, separate=project.has_own_modules)
+    return pipeline_module(proposal.pipeline, description), dag
+
+
+def _test_code(proposal: "Proposal", facts: "TopicFacts", project: Project) -> str:
+    """Return the source code of the test: a few short records of the sample, and the rows that they become."""
+    from exactbatch.sampling.proposal import chosen_records
+    from exactbatch.sampling.source_code import pipeline_test
+    from exactbatch.testing import Record, load
+
+    pipeline = proposal.pipeline
+    chosen = chosen_records(
+        proposal.decoded, facts.values, count=_TEST_RECORDS, with_tombstone=pipeline.key is not None
+    )
+    pairs = [(facts.values[index].as_py(), facts.keys[index].as_py()) for index in chosen]
+    loaded = load(pipeline, [Record(value, key) for value, key in pairs])
+    attribute, rows = "rows", loaded.rows
+    if pipeline.sink.is_derived:
+        with suppress(ConfigurationError):  # only Postgres can order some types of keys and versions
+            attribute, rows = "target", loaded.target
+    return pipeline_test(pipeline, pairs, rows, attribute=attribute, separate=project.has_own_modules)
+
+
+def _folder_of_pipelines() -> Path | None:
+    """Return the folder from which Python imports the package `pipelines`; None if it finds none."""
+    spec = PathFinder.find_spec("pipelines")
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(folders[0]).parent if folders else None
+
+
+def _say_what_next(proposal: "Proposal", project: Project, files: Sequence[Path], *, given: str) -> None:
+    name = proposal.pipeline.name
+    here = Path.cwd()
+    shown = [str(path.relative_to(here) if path.is_relative_to(here) else path) for path in files]
+    out.print(f"\nWritten: {escape(', '.join(shown))}")
+    if name != given:
+        out.print(f"{escape(given)} is no name of a Python module: the pipeline is [bold]{name}[/bold].")
+    tests = shown[2:]
+    for test in tests:
+        out.print(
+            f"[yellow]{escape(test)} has copies of real records:[/yellow] replace what must not be in a repository."
+        )
+    out.print("\nNext:")
+    if _folder_of_pipelines() != project.modules:
+        out.print(
+            f"  [bold]export PYTHONPATH={escape(shlex.quote(str(project.modules)))}[/bold]  # for Python to find them"
+        )
+    for command, why in (
+        (f"exactbatch try {name}", "decode the newest records, and write nothing"),
+        *((f"pytest {shlex.quote(test)}", "the test that was written") for test in tests),
+        (f"exactbatch init {name}", "create the ledger, and register the pipeline"),
+        (f"exactbatch plan {name}", "show what the first batch would load"),
+        (f"exactbatch run {name}", "load it, without Airflow"),
+        (f"airflow dags unpause {name}", f"load what is new, on the schedule {_SCHEDULE}"),
+    ):
+        out.print(f"  [bold]{escape(command)}[/bold]  # {why}")

@@ -1,0 +1,144 @@
+"""What `exactbatch new` and `exactbatch try` show of a sample: columns, rows, and records that are rejected."""
+
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.text import Text
+
+from exactbatch.cli.tables import new_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from exactbatch.kafka.sample import Sample
+    from exactbatch.sampling.proposal import Proposal
+
+ROWS: Final = 10
+_COLUMNS: Final = 8  # of a row that are shown side by side
+_CHARACTERS: Final = 24  # of a value
+_BROKEN: Final = 3
+
+
+def sample_text(found: "Sample") -> str:
+    """Say how much of the log was read."""
+    topics = sorted({each.topic for each in found.partitions})
+    text = f"{len(found):,} records of {', '.join(topics[:3])}{' …' if len(topics) > 3 else ''}"
+    text += f", of {found.offsets:,} offsets in {len(found.partitions):,} partition{'s' * (len(found.partitions) != 1)}"
+    if len(found.read) < sum(each.last_stable > each.earliest for each in found.partitions):
+        text += f"; {len(found.read)} partitions were read, evenly spread"
+    if found.ended_by is not None:
+        text += f"; the limit of {found.ended_by} ended it"
+    return text
+
+
+def place_of(found: "Sample", index: int) -> tuple[str, int, int]:
+    """Return topic, partition and offset of a record of a sample."""
+    for range_, records in found.parts:
+        if index < len(records):
+            return range_.topic, range_.partition, int(records.offset_array[index])
+        index -= len(records)
+    raise IndexError(index)
+
+
+def proposal_view(proposal: "Proposal", found: "Sample") -> RenderableType:
+    """Show the proposed table, decoded rows, and what was decided."""
+    sink = proposal.pipeline.sink
+    table = new_table(
+        f"{sink.target}, as the first batch creates it", text=("column", "type", "null in", "why"), numbers=()
+    )
+    drafted = {column.name: column for column in proposal.columns}
+    for column in proposal.pipeline.value.columns:
+        draft = drafted.get(column.name)
+        nulls = f"{draft.nulls:,}" if draft is not None and draft.nulls else ""
+        from_ = f"from {draft.path}" if draft is not None and draft.path is not None else ""
+        why = "; ".join(filter(None, (from_, draft.reasons if draft is not None else "")))
+        key = " (key)" if column.name in sink.key_columns else ""
+        table.add_row(escape(column.name + key), column.type, nulls, escape(why))
+    lineage = ", ".join(column.name for column in sink.lineage_table.lineage_columns)
+    where = "in its table of changes" if sink.is_derived else "in each row"
+    lines: list[RenderableType] = [
+        Text(f"Sampled {sample_text(found)}. The values are {proposal.label}.\n"),
+        table,
+        Text(f"Lineage {where}: {lineage}.\n"),
+        rows_table(proposal.decoded.rows, "decoded rows"),
+    ]
+    lines += [Text.assemble(("· ", "bold"), note) for note in proposal.notes]
+    if proposal.broken:
+        lines.append(
+            Text(
+                f"{len(proposal.broken):,} of the sampled records fit no schema, and the batch that meets them fails "
+                f"unless max_rejects allows for them:",
+                "yellow",
+            )
+        )
+    for index, reason in proposal.broken[:_BROKEN]:
+        topic, partition, offset = place_of(found, index)
+        lines.append(Text(f"  {topic}[{partition}] offset {offset}: {reason}"))
+    return Group(*lines)
+
+
+def rows_table(rows: "pa.RecordBatch", title: str) -> RenderableType:
+    """Show the first rows, with as many columns as fit side by side."""
+    names = [name for name in rows.schema.names if name not in ("deleted", "unchanged_columns")]
+    shown = names[:_COLUMNS]
+    table = new_table(f"{min(len(rows), ROWS)} {title}", text=tuple(map(escape, shown)), numbers=())
+    for row in rows.slice(0, ROWS).select(shown).to_pylist():
+        table.add_row(*(escape(short(value)) for value in row.values()))
+    if len(names) == len(shown):
+        return table
+    return Group(table, Text(f"and {len(names) - len(shown):,} more columns\n"))
+
+
+def short(value: object, characters: int = _CHARACTERS) -> str:
+    """Return the text of a value, shortened; a dash for null."""
+    if value is None:
+        return "–"
+    text = str(value)
+    return text if len(text) <= characters else text[: characters - 1] + "…"
+
+
+def proposal_as_json(
+    proposal: "Proposal", found: "Sample", contents: Mapping[Path, str], *, is_written: bool
+) -> dict[str, Any]:
+    """Return what proposal_view() shows, for --json."""
+    sink = proposal.pipeline.sink
+    drafted = {column.name: column for column in proposal.columns}
+    columns = [
+        {
+            "name": column.name,
+            "type": column.type,
+            "from": _path(drafted.get(column.name)),
+            "nulls": drafted[column.name].nulls if column.name in drafted else None,
+            "why": drafted[column.name].reasons if column.name in drafted else "",
+        }
+        for column in proposal.pipeline.value.columns
+    ]
+    return {
+        "pipeline": proposal.pipeline.name,
+        "topics": list(proposal.pipeline.known_topics(())),
+        "format": proposal.label,
+        "target": sink.target,
+        "sink": sink.kind,
+        "key": list(sink.key_columns),
+        "columns": columns,
+        "rows": proposal.decoded.rows.slice(0, ROWS).to_pylist(),
+        "notes": list(proposal.notes),
+        "sampled": len(found),
+        "offsets": found.offsets,
+        "broken": [_broken(found, index, reason) for index, reason in islice(proposal.broken, 100)],
+        "files": {str(path): text for path, text in contents.items()},
+        "written": is_written,
+    }
+
+
+def _path(column: Any) -> str | None:
+    return None if column is None or column.path is None else str(column.path)
+
+
+def _broken(found: "Sample", index: int, reason: str) -> dict[str, Any]:
+    topic, partition, offset = place_of(found, index)
+    return {"topic": topic, "partition": partition, "offset": offset, "reason": reason}

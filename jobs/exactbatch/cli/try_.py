@@ -1,0 +1,136 @@
+"""`exactbatch try`."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+from rich.text import Text
+
+from exactbatch.cli.console import AsJson, err, out, print_json
+from exactbatch.cli.pipeline import Reference, load
+from exactbatch.cli.progress import counting
+from exactbatch.cli.sample_tables import ROWS, rows_table, sample_text, short
+from exactbatch.errors.exit_status import CHECK_FAILED
+from exactbatch.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    from exactbatch.operations.try_records import Trial
+
+_GROUPS: Final = 20
+_VALUE: Final = 60  # characters
+_REASON: Final = 160
+
+
+def try_(
+    reference: Reference,
+    records: Annotated[int, typer.Option(min=1, help="How many of the newest records to decode.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Decode the newest records without writing anything. Exit 3 if some would be rejected."""
+    from exactbatch.kafka.sample import Bounds
+    from exactbatch.operations.try_records import try_records
+
+    pipeline, settings = load(reference)
+    with counting(f"decoding {pipeline.name}") as update:
+        trial = try_records(pipeline, settings, Bounds(records), update)
+    groups = _groups(pipeline, trial)
+    if as_json:
+        print_json(_as_json(pipeline, trial, groups))
+    else:
+        _show(trial, groups)
+    if trial.rejects or trial.refused:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _groups(pipeline: Pipeline, trial: "Trial") -> list[dict[str, Any]]:
+    """Return the rejects by reason, each with an example and the change that would accept it."""
+    import pyarrow as pa
+
+    from exactbatch.sampling.suggestions import grouped, suggestion
+
+    rejected = {(each.topic, each.partition, each.offset) for each in trial.rejects}
+    accepted = pa.array(
+        [
+            value
+            for range_, records in trial.sample.parts
+            for offset, value in zip(records.offset_array.tolist(), records.values().to_pylist(), strict=True)
+            if (range_.topic, range_.partition, offset) not in rejected and value is not None
+        ],
+        pa.binary(),
+    )
+    found = []
+    for group in grouped([each.reason for each in trial.rejects])[:_GROUPS]:
+        members = [trial.rejects[index] for index in group.indexes]
+        first = members[0]
+        if first.by_target:
+            change = _change_of_target(pipeline, group.column, exists=trial.target_exists)
+        else:
+            refused = pa.array([each.value for each in members if each.value is not None], pa.binary())
+            change = suggestion(pipeline.value, group, refused, accepted)
+        found.append(
+            {
+                "count": len(members),
+                "column": group.column,
+                "reason": group.reason,
+                "topic": first.topic,
+                "partition": first.partition,
+                "offset": first.offset,
+                "value": _text_of(first.value),
+                "change": change,
+            }
+        )
+    return found
+
+
+def _change_of_target(pipeline: Pipeline, name: str | None, *, exists: bool) -> str:
+    """Return the change for values that decode, and that the target or the column's type cannot hold."""
+    column = next((each for each in pipeline.value.columns if each.name == name), None)
+    if column is None:
+        return "change the check, or correct what sends it"
+    if exists and column.staged_type == column.type:
+        return f'alter table {pipeline.sink.target} alter column "{column.name}" type {column.type}'
+    return f"declare {column.name} text" + (", in the pipeline and in the target" if exists else "")
+
+
+def _text_of(value: bytes | None) -> str | None:
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def _show(trial: "Trial", groups: list[dict[str, Any]]) -> None:
+    out.print(f"Decoded the newest {escape(sample_text(trial.sample))}. Nothing was written.")
+    counts = (
+        (trial.with_rows, "rows"),
+        (trial.tombstones, "tombstones"),
+        (trial.dropped, "without a row"),
+        (len(trial.rejects), "would be rejected"),
+    )
+    out.print(
+        ", ".join(f"{count:,} {what}" for count, what in counts if count or what == "would be rejected")
+        + "\n"
+    )
+    if len(trial.rows):
+        out.print(rows_table(trial.rows.select(trial.rows.schema.names[:-3]), "decoded rows"))
+    for group in groups:
+        place = f"{group['topic']}[{group['partition']}] offset {group['offset']}"
+        out.print(Text.assemble((f"{group['count']:,} × ", "bold red"), short(group["reason"], _REASON)))
+        out.print(Text(f"    the first: {place}: {short(group['value'], _VALUE)}"))
+        out.print(Text.assemble(("    → ", "bold"), group["change"]))
+    if trial.refused is not None:
+        out.print(Text.assemble(("The batch would not start: ", "bold red"), trial.refused))
+    if trial.unchecked is not None:
+        err.print(f"[dim]Not compared with the target: {escape(trial.unchecked)}[/dim]")
+
+
+def _as_json(pipeline: Pipeline, trial: "Trial", groups: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline.name,
+        "records": trial.records,
+        "with_rows": trial.with_rows,
+        "tombstones": trial.tombstones,
+        "dropped": trial.dropped,
+        "rejected": len(trial.rejects),
+        "groups": groups,
+        "rows": trial.rows.slice(0, ROWS).to_pylist(),
+        "refused": trial.refused,
+        "unchecked": trial.unchecked,
+    }

@@ -1,0 +1,215 @@
+"""Columns for Debezium's change events, their key and their version."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from exactbatch.columns import MAX_NAME_BYTES
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats import Debezium
+from exactbatch.formats.connect_schema import ConnectType, from_json
+from exactbatch.formats.debezium_versions import CONNECTORS, version_fields
+from exactbatch.sampling.column_names import OWN, words_of
+from exactbatch.sampling.connect_columns import choices_of
+from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
+from exactbatch.sampling.json_shape import Number, Shape, parse_json, shape_of
+from exactbatch.sampling.value_types import Choice, choices_for, has_decimals
+
+PLACEHOLDER: Final = "__debezium_unavailable_value"
+_IMAGES: Final = ("before", "after")
+_CHANGES: Final = ("c", "u", "d", "r")
+_TRUNCATE: Final = "t"
+_NAMES_OF_CONNECTORS: Final = {"postgresql": "postgres"}
+_DAYS: Final = frozenset({"birthday", "birthdate", "date", "day", "dob"})
+_MOST_DAYS: Final = 60_000  # since 1970: the year 2134
+# The type of a value in MongoDB's extended JSON, by the only member of its object.
+_EXTENDED: Final = {
+    "$oid": ("text",),
+    "$date": ("timestamptz",),
+    "$numberLong": ("bigint", "numeric"),
+    "$numberInt": ("bigint", "numeric"),
+    "$numberDouble": ("double precision",),
+    "$numberDecimal": ("numeric",),
+    "$binary": ("bytea",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its envelope, as parse_json() returns it, and its type if it has a schema."""
+
+    envelope: dict[str, Any]
+    type: ConnectType | None = None
+
+
+def is_change(value: Any) -> bool:
+    """True for the envelope of a change, bare or as the payload next to its schema."""
+    envelope = envelope_of(value)
+    return (
+        isinstance(envelope, dict)
+        and envelope.get("op") in (*_CHANGES, _TRUNCATE)
+        and isinstance(envelope.get("source"), dict)
+        and any(image in envelope for image in _IMAGES)
+    )
+
+
+def envelope_of(value: Any) -> Any:
+    """Return what is next to a schema, or the value itself."""
+    return value["payload"] if isinstance(value, dict) and value.keys() == {"schema", "payload"} else value
+
+
+def debezium_draft(
+    events: Sequence[Event], *, registry: str | None = None, properties: Mapping[str, Any] | None = None
+) -> Draft:
+    """Return a draft of Debezium for events, of which some may change nothing."""
+    changes = [event for event in events if is_change(event.envelope)]
+    connector = _connector(changes)
+    images = _images(changes)
+    is_typed = all(event.type is not None for event in changes)
+    notes = []
+    documents = any(isinstance(event.envelope.get(name), str) for event in changes for name in _IMAGES)
+    if documents:
+        columns = list(_of_documents(images))
+    elif is_typed:
+        columns = list(_of_types([event.type for event in changes if event.type is not None], images))
+    else:
+        columns = list(_of_values(images))
+        notes.append(
+            "the events have no schema, so that the meaning of numbers follows from names and sizes: check the units "
+            "of times (epoch) and decimals. With value.converter.schemas.enable=true, the connector says it itself"
+        )
+    usable = [column for column in columns if _is_usable(column.name)]
+    if left_out := [column.name for column in columns if column not in usable]:
+        notes.append(f"left out, because a table cannot have such columns: {', '.join(map(repr, left_out))}")
+    if not usable:
+        raise ConfigurationError(
+            f"none of the {len(events):,} sampled events of Debezium has a row with columns. Nothing was written. "
+            f"Sample the topic again once it has changes, or sample more: --records."
+        )
+    version = connector if connector in CONNECTORS else None
+    if clash := set(version_fields(version)) & {column.name for column in usable}:
+        notes.append(f"no version: the row has {', '.join(sorted(clash))}, like the position of a change")
+        version = None
+    is_truncated = any(event.envelope.get("op") == _TRUNCATE for event in changes)
+    options: dict[str, Any] = {"registry": registry, "properties": properties or {}}
+    if is_truncated and version is not None:
+        options["truncate"] = "apply"
+        notes.append("the sample has truncates, which delete all older rows of the target (truncate='apply')")
+    if not is_typed and any(
+        has_decimals(_texts(images, column)) and column.type == "numeric" for column in usable
+    ):
+        options["decimals"] = "string"
+
+    def make(columns: Sequence[DraftColumn]) -> Debezium:
+        return Debezium(schema_text(columns), version=version, epoch=epochs_of(columns), **options)
+
+    label = f"change events of Debezium{f' from {connector}' if connector else ''}"
+    label += ", as Avro" if registry else ", with their schemas" if is_typed else ", without schemas"
+    key = ("_id",) if documents else None
+    return Draft(label, tuple(usable), make, tuple(notes), Changes(version_fields(version), key))
+
+
+def json_events(values: Iterable[bytes]) -> list[Event]:
+    """Return the events of JSON values; others are left out."""
+    events = []
+    for value in values:
+        try:
+            parsed = parse_json(value)
+        except ValueError:
+            continue
+        envelope = envelope_of(parsed)
+        if isinstance(envelope, dict):
+            events.append(Event(envelope, _type_next_to(parsed, envelope)))
+    return events
+
+
+def _type_next_to(parsed: Any, envelope: Any) -> ConnectType | None:
+    if parsed is envelope or not isinstance(parsed.get("schema"), dict):
+        return None
+    try:
+        return from_json(json.dumps(parsed["schema"]).encode())
+    except ValueError:
+        return None
+
+
+def _connector(changes: Sequence[Event]) -> str | None:
+    """Return the connector under the name that Debezium(version=…) has for it."""
+    for event in changes:
+        if isinstance(name := event.envelope["source"].get("connector"), str):
+            return _NAMES_OF_CONNECTORS.get(name, name)
+    return None
+
+
+def _images(changes: Sequence[Event]) -> Shape:
+    """Return the shape of the rows before and after the changes, without values that the source left out."""
+    rows = []
+    for event in changes:
+        image = event.envelope.get("before" if event.envelope["op"] == "d" else "after")
+        if isinstance(image, str):
+            image = _parsed(image)
+        if isinstance(image, dict):
+            rows.append({name: value for name, value in image.items() if value != PLACEHOLDER})
+    return shape_of(rows)
+
+
+def _parsed(document: str) -> Any:
+    try:
+        return parse_json(document)
+    except ValueError:
+        return None
+
+
+def _of_types(types: Sequence[ConnectType], images: Shape) -> Iterable[DraftColumn]:
+    """Yield columns for the fields of all schemas."""
+    fields: dict[str, list[ConnectType]] = {}
+    for type_ in dict.fromkeys(types):
+        for image in _IMAGES:
+            written = type_.field(image)
+            for name, field in (written.fields if written is not None else {}).items():
+                fields.setdefault(name, []).append(field)
+    for name, written_as in fields.items():
+        yield DraftColumn(name, choices_of(written_as), nulls=_nulls(images, name))
+
+
+def _of_values(images: Shape) -> Iterable[DraftColumn]:
+    """Yield columns for events without a schema, by the values of their rows."""
+    for name, shape in images.members.items():
+        choices = [
+            replace(choice, type="timestamp") if choice.epoch else choice
+            for choice in choices_for(shape, name)
+            if choice.epoch != "s"  # no mode of a connector writes seconds
+        ]
+        if shape.kinds == {"number"} and set(words_of(name)) & _DAYS and _are_days(shape.numbers):
+            choices.insert(0, Choice("date", "d", "its name and size say days since 1970"))
+        yield DraftColumn(name, tuple(choices), nulls=_nulls(images, name))
+
+
+def _of_documents(images: Shape) -> Iterable[DraftColumn]:
+    """Yield columns for documents of MongoDB, in its extended JSON."""
+    for name, shape in images.members.items():
+        types: Sequence[str] = ()
+        if shape.kinds == {"object"} and len(shape.members) == 1:
+            types = _EXTENDED.get(next(iter(shape.members)), ())
+        choices = tuple(map(Choice, (*types, "jsonb"))) if types else choices_for(shape, "")
+        yield DraftColumn(name, choices, nulls=_nulls(images, name))
+
+
+def _are_days(numbers: Sequence[Number]) -> bool:
+    return all(number.isdecimal() and int(number) <= _MOST_DAYS for number in numbers)
+
+
+def _nulls(images: Shape, name: str) -> int:
+    shape = images.members.get(name)
+    return images.objects if shape is None else images.objects - shape.count + shape.nulls
+
+
+def _texts(images: Shape, column: DraftColumn) -> Sequence[str]:
+    shape = images.members.get(column.name)
+    return shape.texts if shape is not None else ()
+
+
+def _is_usable(name: str) -> bool:
+    return (
+        1 <= len(name.encode()) <= MAX_NAME_BYTES and name not in OWN and '"' not in name and "\0" not in name
+    )

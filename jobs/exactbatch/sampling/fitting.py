@@ -1,0 +1,81 @@
+"""Decode a sample with a drafted format, and widen its columns until no record is rejected."""
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from exactbatch.formats import Decoded, Format
+from exactbatch.formats.format import LeavesValuesOut
+from exactbatch.sampling.draft import Draft, DraftColumn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_COLUMN: Final = re.compile(r"column (?P<name>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"), ")
+_SHOWN: Final = 80  # characters of a reason
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A format that decodes a sample, but for the values of `broken`, each an index and a reason: no column type
+    accepts them."""
+
+    columns: tuple[DraftColumn, ...]
+    format: Format
+    broken: tuple[tuple[int, str], ...]
+
+
+def fit(draft: Draft, values: "pa.BinaryArray") -> Fitted:
+    """Return the format of a draft, whose columns are widened where a value is rejected."""
+    import pyarrow as pa
+
+    at = list(range(len(values)))
+    columns = list(draft.columns)
+    broken: dict[int, str] = {}
+    while True:
+        format_ = draft.make(columns)
+        kept = [index for index in at if index not in broken]
+        rejects = decode(format_, values.take(pa.array(kept, pa.int64()))).rejects
+        if not rejects:
+            return Fitted(tuple(columns), format_, tuple(sorted(broken.items())))
+        widened = _widened(columns, [reason for _, reason in rejects])
+        if widened is not None:
+            columns = widened
+            continue
+        # No type accepts these. The other values decide about the types again.
+        broken |= {kept[index]: reason for index, reason in rejects}
+        columns = list(draft.columns)
+
+
+def decode(format_: Format, values: "pa.BinaryArray") -> Decoded:
+    """Decode values as a batch does; one that lacks what has not changed is no reject."""
+    if isinstance(format_, LeavesValuesOut):
+        return format_.decode_with_unchanged(values)
+    return format_.decode(values)
+
+
+def column_of(reason: str) -> str | None:
+    """Return the name of the column that the reason of a reject names; None if it names none."""
+    match = _COLUMN.search(reason)
+    return None if match is None else str(ast.literal_eval(match["name"]))
+
+
+def _widened(columns: Sequence[DraftColumn], reasons: Sequence[str]) -> list[DraftColumn] | None:
+    """Return the columns, with a wider type for those that reasons name; None if no column can be widened."""
+    first: dict[str, str] = {}
+    for reason in reasons:
+        if (name := column_of(reason)) is not None:
+            first.setdefault(name, reason)
+    widened = [
+        column.wider(_short(f"{column.type} does not accept all values: {first[column.name]}"))
+        if column.name in first and len(column.choices) > 1
+        else column
+        for column in columns
+    ]
+    return None if widened == list(columns) else widened
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 2 * _SHOWN else text[: 2 * _SHOWN] + "…"

@@ -1,0 +1,275 @@
+"""Propose how rows reach the target: the key, the sink, and the format of message keys."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats import Csv, Debezium, Decoded, Format, Json, Raw, Text, WithMessage, as_changes
+from exactbatch.sampling.column_names import quoted_if_needed
+from exactbatch.sampling.debezium_columns import envelope_of
+from exactbatch.sampling.draft import Changes, Draft, DraftColumn, epochs_of, schema_text
+from exactbatch.sampling.fitting import Fitted, decode
+from exactbatch.sampling.json_columns import columns_of
+from exactbatch.sampling.json_shape import parse_json, shape_of
+from exactbatch.sampling.registry_columns import Registry, avro_names, has_schema_ids
+from exactbatch.sinks import Append, Sink, Upsert
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What is known of a topic besides its values.
+
+    `keys`, `values` and `partitions` are those of the n sampled records.
+    """
+
+    keys: "pa.BinaryArray"
+    values: "pa.BinaryArray"
+    partitions: Sequence[int]
+    is_compacted: bool
+    registry: Registry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The sink, the value's format with what the sink needs of the key, and why."""
+
+    sink: Sink
+    value: Format | WithMessage
+    key: Format | None = None
+    notes: tuple[str, ...] = field(default=())
+
+
+def destination(draft: Draft, fitted: Fitted, facts: TopicFacts, target: str) -> Destination:
+    """Return an Upsert for change events and for a compacted topic, if they have keys, and otherwise an Append."""
+    append = Append(target)
+    if draft.changes is not None:
+        return _of_changes(draft.changes, fitted, facts, target)
+    tombstones = facts.values.null_count
+    if not facts.is_compacted:
+        notes: tuple[str, ...] = ("Append: every record becomes a row",)
+        if tombstones:
+            notes += (
+                f"{tombstones:,} of the sampled records have no value, and the topic is not compacted: they are "
+                f"counted as tombstones and delete nothing",
+            )
+        return Destination(append, fitted.format, notes=notes)
+    if facts.keys.null_count:
+        return Destination(
+            append,
+            fitted.format,
+            notes=(
+                f"Append, although the topic is compacted: {facts.keys.null_count:,} sampled records have no key",
+            ),
+        )
+    if reason := _key_in_two_partitions(facts):
+        return Destination(
+            append, fitted.format, notes=(f"Append, although the topic is compacted: {reason}",)
+        )
+    for proposal in _upserts(fitted, facts, target):
+        if proposal is not None and not _rejects(proposal, fitted, facts):
+            return proposal
+    return Destination(
+        append,
+        fitted.format,
+        notes=("Append, although the topic is compacted: no format was found for its keys",),
+    )
+
+
+def _of_changes(changes: Changes, fitted: Fitted, facts: TopicFacts, target: str) -> Destination:
+    """Return an Upsert of change events by the fields of their message keys."""
+    assert isinstance(fitted.format, Debezium)
+    keys = _keys_of_changes(fitted.format, facts)
+    names = changes.key or _names_of([key for key in keys if key is not None], facts.registry)
+    columns = {column.name for column in fitted.format.columns}
+    if None in keys and not changes.key:
+        why = f"{keys.count(None):,} sampled events have no message key: give the source table a primary key"
+    elif names is None or not columns.issuperset(names):
+        why = "the message keys do not name columns of the row"
+    else:
+        version = changes.version[0] if len(changes.version) == 1 else changes.version or None
+        order = f"ordered by {', '.join(changes.version)}" if changes.version else "ordered by their offsets"
+        return Destination(
+            Upsert(target, key=tuple(names), version=version),
+            fitted.format,
+            notes=(f"Upsert by ({', '.join(names)}): each row as of its latest change, {order}",),
+        )
+    # Only an Upsert applies truncates.
+    value = replace(fitted.format, truncate="reject")
+    return Destination(Append(target), value, notes=(f"Append, one row for each change event: {why}",))
+
+
+def _keys_of_changes(value: Debezium, facts: TopicFacts) -> list[bytes | None]:
+    """Return the message keys of events that change one row; a truncate has none."""
+    import pyarrow.compute as pc
+
+    decoded = decode(value, facts.values)
+    at = decoded.kept if decoded.truncated is None else decoded.kept.filter(pc.invert(decoded.truncated))
+    keys: list[bytes | None] = facts.keys.take(at).to_pylist()
+    return keys
+
+
+def _names_of(keys: Sequence[bytes], registry: Registry | None) -> list[str] | None:
+    """Return the names of the fields of message keys, JSON or Avro; None if they differ."""
+    if has_schema_ids(keys) and registry is not None:
+        return avro_names(keys, registry.address, registry.properties)
+    return _members_of(keys)
+
+
+def _upserts(fitted: Fitted, facts: TopicFacts, target: str) -> "list[Destination | None]":
+    """Return Upserts to try, the simplest first."""
+    keys = facts.keys.to_pylist()
+    names = {column.name for column in fitted.format.columns}
+    extra = next(name for name in ("key", "message_key", "record_key") if name not in names)
+    raw: Format = Text(extra) if _is_text(keys) else Raw(extra)
+    proposals = [_of_members(fitted, keys, target), _of_column(fitted, facts, target)]
+    if isinstance(fitted.format, Json):
+        proposals.append(_with_members(fitted, keys, target))
+    why = f"Upsert: the topic is compacted. The values do not have the key, so {extra} has it"
+    value = WithMessage(fitted.format, key=raw)
+    proposals.append(Destination(Upsert(target, key=(extra,)), value, raw, (why,)))
+    return proposals
+
+
+def _of_members(fitted: Fitted, keys: Sequence[bytes], target: str) -> Destination | None:
+    """Return an Upsert for keys that are JSON objects whose members the values have, too."""
+    if (members := _members_of(keys)) is None:
+        return None
+    columns = {_member_of(column): column for column in fitted.columns}
+    if not all(member in columns for member in members):
+        return None
+    own = [columns[member] for member in members]
+    key = Json(schema_text(own), epoch=epochs_of(own))
+    names = tuple(column.name for column in own)
+    return Destination(
+        Upsert(target, key=names),
+        fitted.format,
+        key,
+        (
+            f"Upsert by ({', '.join(names)}): the topic is compacted, and its keys are JSON objects with these members",
+        ),
+    )
+
+
+def _with_members(fitted: Fitted, keys: Sequence[bytes], target: str) -> Destination | None:
+    """Return an Upsert for keys that are JSON objects whose members the values lack."""
+    if _members_of(keys) is None:
+        return None
+    own, _ = columns_of(shape_of([parse_json(key) for key in keys]), below=())
+    if {column.name for column in own} & {column.name for column in fitted.columns}:
+        return None
+    key = Json(schema_text(own), epoch=epochs_of(own))
+    names = tuple(column.name for column in own)
+    why = f"Upsert by ({', '.join(names)}): the topic is compacted. The values lack the members of its keys"
+    return Destination(Upsert(target, key=names), WithMessage(fitted.format, key=key), key, (why,))
+
+
+def _of_column(fitted: Fitted, facts: TopicFacts, target: str) -> Destination | None:
+    """Return an Upsert by the column that has the text of the key in each sampled record."""
+    if not _is_text(keys := facts.keys.to_pylist()):
+        return None
+    decoded = decode(fitted.format, facts.values)
+    kept = decoded.kept.to_pylist()
+    texts = [keys[at].decode() for at in kept]
+    for column in fitted.format.columns:
+        read = _KEY_FORMATS.get(column.type)
+        if read is None or not texts:
+            continue
+        found = decoded.rows.column(column.name).to_pylist()
+        if all(str(value) == text for value, text in zip(found, texts, strict=True)):
+            return Destination(
+                Upsert(target, key=(column.name,)),
+                fitted.format,
+                read(column.name),
+                (
+                    f"Upsert by {column.name}: the topic is compacted, and {column.name} is the text of its keys",
+                ),
+            )
+    return None
+
+
+_KEY_FORMATS: Final[dict[str, Callable[[str], Format]]] = {
+    "text": Text,
+    "bigint": lambda name: Csv(f"{quoted_if_needed(name)} bigint"),
+    "uuid": lambda name: Csv(f"{quoted_if_needed(name)} uuid"),
+}
+
+
+def _rejects(proposal: Destination, fitted: Fitted, facts: TopicFacts) -> bool:
+    """True if the proposal rejects records of the sample that the values' format accepts."""
+    try:
+        changes = decode_changes(proposal, facts)
+    except ConfigurationError:
+        return True
+    broken = {index for index, _ in fitted.broken}
+    return any(index not in broken for index, _ in changes.rejects)
+
+
+def decode_changes(proposal: Destination, facts: TopicFacts) -> Decoded:
+    """Decode the sample as a batch of the proposed pipeline does."""
+    value = proposal.value
+    if isinstance(value, WithMessage):
+        decoded = value.decode(facts.values, _Messages(facts.keys))
+    else:
+        decoded = decode(value, facts.values)
+    if not proposal.sink.keeps_deletes:
+        return decoded
+    return as_changes(
+        decoded,
+        facts.values,
+        facts.keys,
+        proposal.key,
+        proposal.sink.key_columns,
+        tombstones_delete=value.tombstone_deletes,
+        keeps_unchanged=decoded.unchanged is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Messages:
+    _keys: "pa.BinaryArray"
+
+    def keys(self) -> "pa.BinaryArray":
+        return self._keys
+
+    def headers(self) -> list[None]:
+        return [None] * len(self._keys)
+
+
+def _member_of(column: DraftColumn) -> str | None:
+    """Return the member of the whole object that a column takes."""
+    if column.path is None:
+        return column.name
+    match column.path.parts:
+        case ((str(name),),):
+            return name
+    return None
+
+
+def _members_of(keys: Sequence[bytes]) -> list[str] | None:
+    """Return the names that all keys, JSON objects, have; None if they are others."""
+    try:
+        parsed = [envelope_of(parse_json(key)) for key in keys]
+    except ValueError:
+        return None
+    if not parsed or not all(isinstance(each, dict) and each.keys() == parsed[0].keys() for each in parsed):
+        return None
+    return list(parsed[0]) or None
+
+
+def _is_text(keys: Sequence[bytes]) -> bool:
+    try:
+        return all("\0" not in key.decode() for key in keys)
+    except UnicodeDecodeError:
+        return False
+
+
+def _key_in_two_partitions(facts: TopicFacts) -> str | None:
+    places: dict[bytes, int] = {}
+    for key, partition in zip(facts.keys.to_pylist(), facts.partitions, strict=True):
+        if places.setdefault(key, partition) != partition:
+            return f"the key {key[:40]!r} is in partitions {places[key]} and {partition}, and nothing orders them"
+    return None

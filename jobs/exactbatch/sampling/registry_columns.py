@@ -1,0 +1,158 @@
+"""Columns for values in Confluent's wire format, by the schemas that a registry has for them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from exactbatch.errors import ConfigurationError
+from exactbatch.formats import Avro
+from exactbatch.formats.avro_schema import AvroField, fields_of
+from exactbatch.formats.debezium_avro import events_of
+from exactbatch.formats.debezium_event import is_envelope
+from exactbatch.formats.schema_registry import schema_type, writer_schema
+from exactbatch.formats.wire_format import HEADER, schema_id_of
+from exactbatch.sampling.column_names import OWN
+from exactbatch.sampling.debezium_columns import Event, debezium_draft
+from exactbatch.sampling.draft import Draft, DraftColumn, schema_text
+from exactbatch.sampling.json_columns import json_draft
+from exactbatch.sampling.json_shape import parse_json, shape_of
+from exactbatch.sampling.value_types import Choice
+
+_AVRO, _JSON = "AVRO", "JSON"
+_VALUE: Final = "value"  # the column of a schema other than a record
+_MOST_IDS: Final = 100_000_000  # registries count from 1: other bytes are rarely so small a number
+_WIDER: Final = {
+    "integer": ("bigint", "numeric"),
+    "bigint": ("numeric",),
+    "real": ("double precision",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The address of a schema registry, and the properties of its client."""
+
+    address: str
+    properties: Mapping[str, Any]
+
+
+def has_schema_ids(values: Sequence[bytes]) -> bool:
+    """True if all values begin with byte 0 and the ID of a schema, as Confluent's serializers write them."""
+    try:
+        return bool(values) and all(0 < schema_id_of(value[:HEADER]) < _MOST_IDS for value in values)
+    except ValueError:
+        return False
+
+
+def registry_draft(values: Sequence[bytes], registry: Registry | None) -> Draft:
+    """Return a draft of Avro, JsonSchema or Debezium for values that begin with the ID of their schema.
+
+    Raises ConfigurationError without a registry, and for schemas of a type that is not recognized, and what the
+    registry's client raises.
+    """
+    by_id: dict[int, list[bytes]] = {}
+    for value in values:
+        by_id.setdefault(schema_id_of(value[:HEADER]), []).append(value)
+    shown = ", ".join(map(str, sorted(by_id)[:5])) + (" …" if len(by_id) > 5 else "")
+    if registry is None:
+        raise ConfigurationError(
+            f"the values begin with byte 0 and the ID of a schema ({shown}), as Confluent's serializers write them. "
+            f"Nothing was written. Name the schema registry: --registry http://host:8081. Properties of the Kafka "
+            f"connection that begin with schema.registry. have its credentials."
+        )
+    address, properties = registry.address, registry.properties
+    types = {schema_id: schema_type(address, schema_id, properties) for schema_id in by_id}
+    found = {type_ for type_ in types.values() if type_ is not None}
+    if found == {_JSON}:
+        objects = [parsed for value in values if isinstance(parsed := _parsed(value[HEADER:]), dict)]
+        return json_draft(
+            shape_of(objects), registry=address, properties=properties, label="JSON Schema, with a registry"
+        )
+    if found == {_AVRO}:
+        schemas = {
+            schema_id: str(writer_schema(address, schema_id, properties))
+            for schema_id in sorted(by_id)
+            if types[schema_id] == _AVRO
+        }
+        return _avro_draft(schemas, by_id, registry)
+    raise ConfigurationError(
+        f"the registry at {address} has schemas of the types {', '.join(sorted(found)) or 'none at all'} for the IDs "
+        f"{shown}, and AVRO or JSON are recognized. Nothing was written. Write the pipeline by hand: docs/json.md has "
+        f"Protobuf."
+    )
+
+
+def avro_names(values: Sequence[bytes], registry: str, properties: Mapping[str, Any]) -> list[str] | None:
+    """Return the names of the fields of records that begin with the ID of their schema; None if they have several."""
+    names: set[tuple[str, ...]] = set()
+    for schema_id in {schema_id_of(value[:HEADER]) for value in values}:
+        if schema_type(registry, schema_id, properties) != _AVRO:
+            return None
+        fields = fields_of(_schema(str(writer_schema(registry, schema_id, properties))), "")
+        names.add(tuple(field.name for field in fields))
+    return list(names.pop()) if len(names) == 1 else None
+
+
+def _avro_draft(schemas: Mapping[int, str], by_id: Mapping[int, list[bytes]], registry: Registry) -> Draft:
+    import pyarrow as pa
+
+    events: list[Event] = []
+    for schema_id, schema in schemas.items():
+        try:
+            known = events_of(schema)
+        except ValueError:
+            break
+        if not is_envelope(known.payload):
+            break
+        decoded = known.decode(pa.array(by_id[schema_id], pa.binary()))
+        events += [Event(event, known.payload) for event in decoded]
+    else:
+        return debezium_draft(events, registry=registry.address, properties=registry.properties)
+    fields: dict[str, list[AvroField]] = {}
+    for schema in schemas.values():
+        for field in fields_of(_schema(schema), _VALUE):
+            fields.setdefault(field.name, []).append(field)
+    columns = tuple(
+        DraftColumn(name, _choices(written)) for name, written in fields.items() if name not in OWN
+    )
+    notes = [f"left out, because every table has such a column: {name}" for name in fields if name in OWN]
+    if len(schemas) > 1:
+        notes.append(f"the values have {len(schemas)} schemas, and the columns are those of all of them")
+
+    def make(columns: Sequence[DraftColumn]) -> Avro:
+        return Avro(registry=registry.address, columns=schema_text(columns), properties=registry.properties)
+
+    return Draft("Avro, with a registry", columns, make, tuple(notes))
+
+
+def _choices(written: Sequence[AvroField]) -> tuple[Choice, ...]:
+    """Return types for a field that has these in the schemas of a sample, the newest last."""
+    found = list(dict.fromkeys(field.type for field in reversed(written)))
+    wider = [type_ for own in found for type_ in _WIDER.get(own, ())]
+    return tuple(Choice(_short(type_)) for type_ in dict.fromkeys([*found, *wider, "jsonb"]))
+
+
+def _short(type_: str) -> str:
+    """Return the usual name of a type."""
+    for long, short in (
+        ("timestamp with time zone", "timestamptz"),
+        ("timestamp without time zone", "timestamp"),
+        ("time without time zone", "time"),
+    ):
+        if type_.startswith(long):
+            return short + type_.removeprefix(long)
+    return type_
+
+
+def _schema(text: str) -> Any:
+    import fastavro
+
+    return fastavro.parse_schema(json.loads(text))
+
+
+def _parsed(value: bytes) -> Any:
+    try:
+        return parse_json(value)
+    except ValueError:
+        return None

@@ -1,0 +1,252 @@
+"""The types of columns that hold all values of a member: the best one first, then wider ones."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from exactbatch.sampling.column_names import words_of
+from exactbatch.sampling.json_shape import Number, Shape
+
+_INT64: Final = 2**63
+_INTEGER: Final = re.compile(r"-?[0-9]+")
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_UUID: Final = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_DATE: Final = re.compile(r"\d{4}-\d\d-\d\d")
+_TIME: Final = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d{1,6})?)?")
+_MOMENT: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(?P<offset>Z|[+-]\d\d(:?\d\d)?)?")
+# Words of a name by which a number may be a time.
+_TIMES: Final = frozenset(
+    {
+        "at",
+        "created",
+        "date",
+        "datetime",
+        "deleted",
+        "ended",
+        "epoch",
+        "expiration",
+        "expires",
+        "expiry",
+        "finished",
+        "modified",
+        "occurred",
+        "received",
+        "seen",
+        "sent",
+        "since",
+        "started",
+        "time",
+        "timestamp",
+        "ts",
+        "until",
+        "updated",
+        "when",
+    }
+)
+_MONEY: Final = frozenset(
+    {
+        "amount",
+        "balance",
+        "cost",
+        "discount",
+        "fare",
+        "fee",
+        "fees",
+        "gross",
+        "net",
+        "paid",
+        "payment",
+        "price",
+        "refund",
+        "revenue",
+        "tax",
+        "total",
+        "vat",
+    }
+)
+_IDENTIFIERS: Final = frozenset(
+    {
+        "code",
+        "id",
+        "ids",
+        "iban",
+        "isbn",
+        "key",
+        "msisdn",
+        "no",
+        "number",
+        "phone",
+        "pin",
+        "plz",
+        "postal",
+        "postcode",
+        "serial",
+        "sku",
+        "ssn",
+        "tel",
+        "version",
+        "zip",
+    }
+)
+# Times from 1990 to 2100 as numbers since 1970: seconds, and what to multiply them by.
+_FIRST, _LAST = 631_152_000, 4_102_444_800
+_UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_UNIT_NAMES: Final = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A type for a column; `epoch` is the unit of a time that is a number, and `why` what a reader may wonder about."""
+
+    type: str
+    epoch: str | None = None
+    why: str = ""
+
+
+_JSONB: Final = Choice("jsonb")
+
+
+def choices_for(shape: Shape, name: str, *, numbers_in_texts: bool = False) -> tuple[Choice, ...]:
+    """Return types for a member that is one column, the best one first.
+
+    `name` is the member's, and `numbers_in_texts` says that other members of the object have decimals in texts.
+    """
+    match sorted(shape.kinds):
+        case []:
+            return (Choice("jsonb", why="null in the whole sample: jsonb takes whatever comes"),)
+        case ["boolean"]:
+            return (Choice("boolean"), _JSONB)
+        case ["number"]:
+            return _for_numbers(shape.numbers, name)
+        case ["text"]:
+            return _for_texts(shape.texts, name, numbers_in_texts)
+        case ["number", "text"] if all(map(_NUMBER.fullmatch, shape.texts)):
+            return (Choice("numeric", why="numbers, some of them in strings: numeric takes both"), _JSONB)
+        case ["array"]:
+            return _for_arrays(shape.element)
+        case ["object"]:
+            return (_JSONB,)
+        case kinds:
+            return (Choice("jsonb", why=f"{_listed(kinds)} occur: jsonb takes all of them"),)
+
+
+def _for_numbers(numbers: Sequence[Number], name: str) -> tuple[Choice, ...]:
+    if all(map(_INTEGER.fullmatch, numbers)):
+        return _for_integers([int(number) for number in numbers], name)
+    numeric = Choice("numeric")
+    if set(words_of(name)) & _MONEY:
+        return (Choice("numeric", why="the name says money: numeric keeps every digit"), _JSONB)
+    if not all(map(_is_double, numbers)):
+        return (
+            Choice("numeric", why="more digits or a larger exponent than double precision holds"),
+            _JSONB,
+        )
+    return (Choice("double precision"), numeric, _JSONB)
+
+
+def _for_integers(integers: Sequence[int], name: str) -> tuple[Choice, ...]:
+    if not all(-_INT64 <= number < _INT64 for number in integers):
+        return (Choice("numeric", why="larger than bigint holds"), _JSONB)
+    wider = (Choice("bigint"), Choice("double precision"), Choice("numeric"), _JSONB)
+    if set(words_of(name)) & _TIMES and (unit := unit_of(integers)) is not None:
+        why = f"its name and size say {_UNIT_NAMES[unit]} since 1970: it becomes a time in UTC"
+        if 0 in integers:
+            why += "; 0 becomes 1970-01-01"
+        return (Choice("timestamptz", unit, why), *wider)
+    return wider
+
+
+def unit_of(integers: Sequence[int]) -> str | None:
+    """Return the unit in which integers, 0 aside, are times from 1990 to 2100; None if there is none."""
+    moments = [number for number in integers if number]
+    for unit, factor in _UNITS.items():
+        if moments and all(_FIRST * factor <= number < _LAST * factor for number in moments):
+            return unit
+    return None
+
+
+def _is_double(number: Number) -> bool:
+    """True if a double returns the number to the last digit."""
+    nearest = float(number)
+    return math.isfinite(nearest) and Decimal(repr(nearest)) == Decimal(number)
+
+
+def _for_texts(texts: Sequence[str], name: str, numbers_in_texts: bool) -> tuple[Choice, ...]:
+    text = Choice("text")
+
+    def all_match(pattern: re.Pattern[str]) -> bool:
+        return all(map(pattern.fullmatch, texts))
+
+    if all_match(_UUID):
+        return (Choice("uuid"), text)
+    if all_match(_DATE):
+        return (Choice("date"), text)
+    if all_match(_TIME):
+        return (Choice("time"), text)
+    if moments := [match for each in texts if (match := _MOMENT.fullmatch(each))]:
+        offsets = sum(match["offset"] is not None for match in moments)
+        if len(moments) == len(texts):
+            return (_moment(offsets, len(texts)), text)
+    if all_match(_NUMBER):
+        return _for_numbers_in_texts(texts, name, numbers_in_texts)
+    return (text,)
+
+
+def _moment(offsets: int, count: int) -> Choice:
+    if not offsets:
+        return Choice("timestamp", why="the times have no offset. Write timestamptz if they are in UTC")
+    if offsets < count:
+        return Choice(
+            "timestamptz", why=f"{count - offsets} of {count} times have no offset, and are read as UTC"
+        )
+    return Choice("timestamptz")
+
+
+def _for_numbers_in_texts(texts: Sequence[str], name: str, numbers_in_texts: bool) -> tuple[Choice, ...]:
+    text = Choice("text")
+    if set(words_of(name)) & _IDENTIFIERS:
+        return (text,)
+    if has_decimals(texts):
+        return (Choice("numeric", why="numbers in strings. Write text if other text may come"), text)
+    if numbers_in_texts:
+        return (Choice("numeric", why="numbers in strings, like others of this object"), text)
+    return (Choice("text", why="digits in strings: an identifier such as 007 is no number"),)
+
+
+def has_decimals(texts: Sequence[str]) -> bool:
+    """True if texts are numbers, and at least one has a decimal point, a sign or an exponent."""
+    return bool(texts) and all(map(_NUMBER.fullmatch, texts)) and any(not each.isdecimal() for each in texts)
+
+
+def _for_arrays(element: Shape) -> tuple[Choice, ...]:
+    types: dict[str, Callable[[], str | None]] = {
+        "text": lambda: "text[]",
+        "boolean": lambda: "boolean[]",
+        "number": lambda: _type_of_numbers(element.numbers),
+    }
+    match sorted(element.kinds):
+        case [kind] if kind in types and (type_ := types[kind]()):
+            return (Choice(type_), _JSONB)
+        case ["object"]:
+            return (
+                Choice(
+                    "jsonb", why="an array of objects: a path with [] makes a row of each, see docs/json.md"
+                ),
+            )
+        case []:
+            return (Choice("jsonb", why="every array is empty: jsonb takes whatever comes"),)
+        case _:
+            return (_JSONB,)
+
+
+def _type_of_numbers(numbers: Sequence[Number]) -> str | None:
+    first = _for_numbers(numbers, "")[0].type
+    return None if first == "numeric" else f"{first}[]"
+
+
+def _listed(kinds: Sequence[str]) -> str:
+    plural = [f"{kind}s" for kind in kinds]
+    return " and ".join([", ".join(plural[:-1]), plural[-1]])

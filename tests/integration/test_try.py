@@ -1,0 +1,277 @@
+"""`exactbatch new` and `exactbatch try` on topics that are not as they should be; neither writes to a server."""
+
+import json
+import sys
+from types import ModuleType
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner
+
+from exactbatch import Append, Csv, Json, Pipeline, Upsert
+from exactbatch.cli.app import app
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.kafka.sample import Bounds, sample
+from support.topics import Topic
+
+
+@pytest.fixture
+def command(settings, tmp_path, monkeypatch):
+    """Run `exactbatch …` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for name, value in settings.as_environment().items():
+        monkeypatch.setenv(name, value)
+
+    def run(*arguments: str):
+        return CliRunner().invoke(app, list(arguments))
+
+    return run
+
+
+@pytest.fixture
+def tried(command, monkeypatch, database):
+    """Run `exactbatch try` for a pipeline; return its exit status and what it prints as JSON."""
+    module = ModuleType("pipelines_to_try")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def run(pipeline: Pipeline, *options: str):
+        module.p = pipeline
+        done = command("try", "pipelines_to_try:p", "--json", *options)
+        assert done.exit_code in (0, 3), done.output
+        return done.exit_code, json.loads(done.stdout)
+
+    return run
+
+
+def pipeline_of(topic: Topic, value, **changes):
+    return Pipeline(name="p", topics=(topic.name,), value=value, sink=Append("public.p"), **changes)
+
+
+def words(done) -> str:
+    return " ".join(done.output.split())
+
+
+def files(tmp_path):
+    return sorted(path.name for path in tmp_path.rglob("*.py"))
+
+
+# new
+
+
+def test_a_topic_without_records_is_refused(make_topic, command, tmp_path):
+    done = command("new", "p", "--topic", make_topic(3).name)
+    assert done.exit_code == 42
+    assert "has no committed record in its 3 partitions" in words(done)
+    assert files(tmp_path) == []
+
+
+def test_a_topic_that_does_not_exist_is_refused_and_not_created(command, tmp_path, admin):
+    done = command("new", "p", "--topic", "no-such-topic")
+    assert done.exit_code == 42
+    assert "TopicMissing" in done.output
+    assert "no-such-topic" not in admin.list_topics(timeout=10).topics
+    assert files(tmp_path) == []
+
+
+def test_records_of_open_and_aborted_transactions_are_not_sampled(make_topic, command, tmp_path):
+    topic = make_topic()
+    topic.transaction(b'{"a": 1}', end="abort")
+    producer = topic.transaction(b'{"b": 1}', end="open")
+    done = command("new", "p", "--topic", topic.name)
+    assert done.exit_code == 42
+    assert "open transactions" in words(done)
+    topic.end_transaction(producer, "commit")
+    done = command("new", "p", "--topic", topic.name, "--json", "--dry-run")
+    assert [column["name"] for column in json.loads(done.stdout)["columns"]] == ["b"]
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("existing", ["pipelines/p.py", "dags/p.py", "tests/pipelines/test_p.py"])
+def test_a_file_that_exists_is_named_and_nothing_is_written(make_topic, command, tmp_path, existing):
+    topic = make_topic()
+    topic.produce(b'{"a": 1}')
+    path = tmp_path / existing
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    done = command("new", "p", "--topic", topic.name)
+    assert done.exit_code == 42
+    assert str(path) in done.output.replace("\n", "")
+    assert path.read_text() == "mine"
+    assert files(tmp_path) == [path.name]
+
+
+def test_schema_ids_need_the_address_of_the_registry(make_topic, command, tmp_path):
+    topic = make_topic()
+    topic.produce(b"\0\0\0\0\7abc")
+    done = command("new", "p", "--topic", topic.name)
+    assert done.exit_code == 42
+    assert "the ID of a schema (7)" in words(done)
+    assert "--registry" in done.output
+    assert files(tmp_path) == []
+
+
+def test_a_broken_record_is_named(make_topic, command):
+    topic = make_topic()
+    topic.produce(*[b'{"a": 1}'] * 20, b"{oops")
+    done = command("new", "my-p", "--topic", topic.name)
+    assert done.exit_code == 0, done.output
+    assert f"{topic.name}[0] offset 20" in words(done)
+    assert "the pipeline is my_p" in words(done)
+    assert "copies of real records" in words(done)
+    assert "exactbatch init my_p" in words(done)
+
+
+def test_the_sample_has_records_from_both_ends_and_between(make_topic, settings):
+    topic = make_topic()
+    topic.produce(*(b"%d" % number for number in range(1000)))
+    (partition,) = KafkaBroker(settings.kafka).partitions([topic.name])
+    found = sample(settings.kafka, [partition], Bounds(100))
+    offsets = [offset for _, records in found.parts for offset in records.offset_array.tolist()]
+    assert offsets == sorted(set(offsets))
+    assert 80 <= len(found) <= 120
+    assert {0, 999} <= set(offsets)
+    assert any(300 < offset < 700 for offset in offsets)
+
+
+def test_older_records_are_read_where_offsets_have_no_records(make_topic, settings):
+    topic = make_topic()
+    topic.produce(*(b"%d" % number for number in range(10)))
+    topic.transaction(*[b"x"] * 300, end="abort")
+    (partition,) = KafkaBroker(settings.kafka).partitions([topic.name])
+    found = sample(settings.kafka, [partition], Bounds(5), newest_only=True)
+    assert [value for _, records in found.parts for value in records.values().to_pylist()] == [
+        b"5",
+        b"6",
+        b"7",
+        b"8",
+        b"9",
+    ]
+
+
+def test_a_sample_ends_at_its_bytes(make_topic, settings):
+    topic = make_topic(2)
+    for partition in range(2):
+        topic.produce(*[b"x" * 10_000] * 200, partition=partition)
+    partitions = KafkaBroker(settings.kafka).partitions([topic.name])
+    found = sample(settings.kafka, partitions, Bounds(400, bytes=500_000))
+    assert found.ended_by == "bytes"
+    assert 50 <= len(found) < 400
+
+
+def test_of_many_partitions_some_are_read(make_topic, settings, command):
+    topic = make_topic(150)
+    producer = Producer(topic.properties)
+    for partition in range(150):
+        producer.produce(topic.name, b'{"a": %d}' % partition, partition=partition)
+    assert producer.flush(30) == 0
+    done = command("new", "p", "--topic", topic.name, "--json", "--dry-run")
+    assert json.loads(done.stdout)["sampled"] == 100
+    assert "100 partitions were read" in words(command("new", "p", "--topic", topic.name, "--dry-run"))
+
+
+# try
+
+
+def test_a_reject_comes_with_the_change_that_accepts_it(make_topic, tried):
+    topic = make_topic()
+    topic.produce(
+        *[b'{"wind_dir": 270, "at": 1767225600000}'] * 3, b'{"wind_dir": 270.0}', b'{"wind_dir": 1.5}', None
+    )
+    status, shown = tried(pipeline_of(topic, Json("wind_dir int, at timestamptz")))
+    assert status == 3
+    assert (shown["records"], shown["with_rows"], shown["tombstones"], shown["rejected"]) == (6, 0, 1, 5)
+    changes = {
+        group["column"]: (group["count"], group["change"], group["offset"]) for group in shown["groups"]
+    }
+    assert changes == {
+        "at": (3, "declare at timestamptz, with epoch={'at': 'ms'}", 0),
+        "wind_dir": (2, "declare wind_dir double precision", 3),
+    }
+    changed = Json("wind_dir double precision, at timestamptz", epoch={"at": "ms"})
+    status, shown = tried(pipeline_of(topic, changed))
+    assert (status, shown["with_rows"], shown["groups"]) == (0, 5, [])
+
+
+def test_nothing_is_written(make_topic, tried, database, admin):
+    import psycopg2
+
+    topic = make_topic()
+    topic.produce(b'{"id": 1}', b"{")
+    status, shown = tried(pipeline_of(topic, Json("id int, u uuid"), checks=("id > 0",)))
+    assert (status, shown["rejected"]) == (3, 1)
+    assert "max_rejects" in shown["groups"][0]["change"]
+    with psycopg2.connect(database) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "select count(*) from pg_class where relnamespace = 'public'::regnamespace and relkind = 'r'"
+        )
+        assert cursor.fetchone() == (0,)
+        cursor.execute("select to_regnamespace('exactbatch')")
+        assert cursor.fetchone() == (None,)
+    connection.close()
+    groups = [each.group_id for each in admin.list_consumer_groups().result().valid]
+    assert not [group for group in groups if "p" in group.split(".")[-1:]]
+
+
+def test_values_that_the_types_of_postgres_refuse(make_topic, tried):
+    topic = make_topic()
+    topic.produce(b'{"u": "no uuid", "n": 5}', b'{"u": null, "n": -5}')
+    status, shown = tried(pipeline_of(topic, Json("u uuid, n int"), checks=("n > 0",)))
+    assert status == 3
+    assert {group["column"]: group["change"] for group in shown["groups"]} == {
+        "u": "declare u text",
+        None: "change the check, or correct what sends it",
+    }
+    assert shown["rows"] == []
+
+
+def test_values_that_an_existing_target_refuses(make_topic, tried, connection):
+    from exactbatch.postgres.connection import transaction
+
+    with transaction(connection) as cursor:
+        cursor.execute(
+            "create table p (name varchar(3), n smallint, kafka_topic text, kafka_partition int, kafka_offset bigint, "
+            "kafka_timestamp timestamptz, batch_id bigint)"
+        )
+    topic = make_topic()
+    topic.produce(b'{"name": "abcd", "n": 1}', b'{"name": "abc", "n": 70000}', b'{"name": "ab", "n": 2}')
+    status, shown = tried(pipeline_of(topic, Json("name text, n int")))
+    assert status == 3
+    assert {group["column"]: group["change"] for group in shown["groups"]} == {
+        "name": 'alter table public.p alter column "name" type text',
+        "n": 'alter table public.p alter column "n" type integer',
+    }
+    assert [row["name"] for row in shown["rows"]] == ["ab"]
+    status, shown = tried(pipeline_of(topic, Json("name text, n int, other int")))
+    assert status == 3
+    assert 'alter table public.p add column "other" integer' in shown["refused"]
+    status, shown = tried(pipeline_of(topic, Json("name text, other int"), evolve="add"))
+    assert (status, shown["refused"]) == (0, None)
+
+
+def test_tombstones_of_an_upsert_are_rows_that_delete(make_topic, tried):
+    topic = make_topic()
+    topic.produce(b'{"id": 1, "x": 2}', None, key="1")
+    pipeline = Pipeline(
+        name="p",
+        topics=(topic.name,),
+        value=Json("id int, x int"),
+        key=Csv("id int"),
+        sink=Upsert("public.p", key=("id",)),
+    )
+    status, shown = tried(pipeline)
+    assert (status, shown["with_rows"], [row["deleted"] for row in shown["rows"]]) == (0, 2, [False, True])
+
+
+def test_the_newest_records_are_decoded(make_topic, tried):
+    topic = make_topic(2)
+    for number in range(40):
+        topic.produce(b'{"n": %d}' % number, partition=number % 2, timestamp=1_767_225_600_000 + number)
+    status, shown = tried(pipeline_of(topic, Json("n int")), "--records", "10")
+    assert status == 0
+    assert sorted(row["n"] for row in shown["rows"]) == list(range(30, 40))
+
+
+def test_an_empty_topic_has_nothing_to_reject(make_topic, tried):
+    status, shown = tried(pipeline_of(make_topic(), Json("n int")))
+    assert (status, shown["records"], shown["rows"]) == (0, 0, [])

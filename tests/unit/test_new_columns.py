@@ -1,0 +1,519 @@
+"""What `exactbatch new` proposes for values: types, names, formats; every sampled value is accepted."""
+
+import io
+import json
+from datetime import date, datetime
+from decimal import Decimal
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exactbatch import Append, Csv, Debezium, Json, JsonSchema, Raw, Text, Upsert, WithMessage
+from exactbatch.columns import Column
+from exactbatch.errors import ConfigurationError
+from exactbatch.sampling.column_names import column_name, module_name
+from exactbatch.sampling.csv_columns import csv_draft
+from exactbatch.sampling.fitting import decode, fit
+from exactbatch.sampling.json_columns import MOST_COLUMNS
+from exactbatch.sampling.key_and_sink import TopicFacts
+from exactbatch.sampling.proposal import propose
+from exactbatch.sampling.registry_columns import Registry
+from support.registry import registry_server
+
+
+def proposed(*values, keys=None, is_compacted=False, partitions=None):
+    """Propose a pipeline for values, JSON unless they are bytes or None."""
+    written = [each if isinstance(each, bytes | None) else json.dumps(each).encode() for each in values]
+    facts = TopicFacts(
+        keys=pa.array(keys or [None] * len(values), pa.binary()),
+        values=pa.array(written, pa.binary()),
+        partitions=partitions or [0] * len(values),
+        is_compacted=is_compacted,
+    )
+    return propose("p", "t", "public.p", facts)
+
+
+def types_of(proposal):
+    return {column.name: column.text.partition(" ")[2] for column in proposal.columns}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "type_"),
+    [
+        ("n", [1, -5], "bigint"),
+        ("n", [2**63], "numeric"),
+        ("wind_dir", [270, 270.0], "double precision"),
+        ("n", [0.1, None], "double precision"),
+        ("n", [Decimal("0.12345678901234567890")], "numeric"),
+        ("totalPrice", [9.5], "numeric from 'totalPrice'"),
+        ("flag", [True, None], "boolean"),
+        ("flag", [True, 1], "jsonb"),
+        ("x", [1, "a"], "jsonb"),
+        ("x", [1, "2.5"], "numeric"),
+        ("x", [None, None], "jsonb"),
+        ("id", ["3f2504e0-4f89-11d3-9a0c-0305e82c3301"], "uuid"),
+        ("day", ["2026-02-28"], "date"),
+        ("day", ["2026-02-30"], "text"),  # no such day
+        ("at", ["10:30", "23:59:59.123456"], "time"),
+        ("at", ["2026-01-01T10:00:00Z", "2026-01-01 10:00+02:00"], "timestamptz"),
+        ("at", ["2026-01-01T10:00:00"], "timestamp"),
+        ("at", ["2026-01-01T10:00:00", "2026-01-01T10:00:00Z"], "timestamptz"),
+        ("at", ["2026-01-01T10:00:00.1234567Z"], "text"),  # finer than Postgres
+        ("at", ["2026-01-01T10:00:00Z", "soon"], "text"),
+        ("created_at", [1767225600], "timestamptz"),
+        ("created_at", [1767225600000, 0], "timestamptz"),
+        ("createdAt", [1767225600000000], "timestamptz from 'createdAt'"),
+        ("created_at", [1767225600, 1767225600000], "bigint"),  # two units
+        ("created_at", [3], "bigint"),
+        ("quantity", [1767225600], "bigint"),  # nothing says that it is a time
+        ("temperature", ["21.5", "20"], "numeric"),
+        ("zip", ["21.5"], "text"),
+        ("count", ["1", "2"], "text"),
+        ("tags", [["a", None], []], "text[]"),
+        ("tags", [[1, 2]], "bigint[]"),
+        ("tags", [[1, 2.5]], "double precision[]"),
+        ("tags", [[1, "a"]], "jsonb"),
+        ("tags", [[[1]]], "jsonb"),
+        ("tags", [[{"a": 1}]], "jsonb"),
+        ("tags", [[]], "jsonb"),
+        ("order", [1], "bigint from 'order'"),
+        ("batch_id", [1], "bigint from 'batch_id'"),
+    ],
+)
+def test_the_type_of_a_member(name, values, type_):
+    # Decimals are written with their digits, which json.dumps() does not do.
+    written = [
+        json.dumps({name: str(value) if isinstance(value, Decimal) else value}).encode() for value in values
+    ]
+    written = [
+        text.replace(f'"{value}"'.encode(), str(value).encode()) if isinstance(value, Decimal) else text
+        for text, value in zip(written, values, strict=True)
+    ]
+    proposal = proposed(*written)
+    assert list(types_of(proposal).values()) == [type_]
+    assert proposal.broken == ()
+    assert len(proposal.decoded.rows) == len(values)
+
+
+@pytest.mark.parametrize(
+    ("moment", "unit"),
+    [(1767225600, "s"), (1767225600000, "ms"), (1767225600000000, "us"), (1767225600000000000, "ns")],
+)
+def test_the_unit_of_a_time_follows_from_its_size(moment, unit):
+    proposal = proposed({"ts": moment})
+    assert proposal.pipeline.value.epoch == {"ts": unit}
+    (row,) = proposal.decoded.rows.to_pylist()
+    assert row["ts"] == datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+
+
+def test_members_of_nested_objects_become_columns_with_paths():
+    event = {"user": {"id": 1, "address": {"city": "Köln"}}, "items": [{"sku": "a"}], "a.b": {"c d": 1}}
+    assert types_of(proposed(event)) == {
+        "user_id": "bigint from 'user.id'",
+        "user_address_city": "text from 'user.address.city'",
+        "items": "jsonb",
+        "a_b_c_d": "bigint from '\"a.b\".c d'",
+    }
+
+
+def test_a_nested_object_that_is_sometimes_null_or_empty_is_still_one():
+    proposal = proposed({"user": {"id": 1}}, {"user": None}, {"user": {}}, {})
+    assert types_of(proposal) == {"user_id": "bigint from 'user.id'"}
+    assert [column.nulls for column in proposal.columns] == [3]
+
+
+def test_an_object_with_keys_that_are_data_is_one_column():
+    by_day = {"sales": {f"2026-01-{day:02}": day for day in range(1, 20)}}
+    assert types_of(proposed(by_day)) == {"sales": "jsonb"}
+    rare = [{"labels": {f"label_{number}": "x"}} for number in range(50)]
+    assert types_of(proposed(*rare)) == {"labels": "jsonb"}
+
+
+def test_names_that_collide_get_numbers():
+    proposal = proposed({"userId": 1, "user_id": 2, "user": {"id": 3}})
+    assert types_of(proposal) == {
+        "user_id": "bigint from 'userId'",
+        "user_id_2": "bigint from 'user_id'",
+        "user_id_3": "bigint from 'user.id'",
+    }
+    assert list(proposal.decoded.rows.to_pylist()[0].values()) == [1, 2, 3]
+
+
+def test_more_members_than_a_table_has_columns():
+    proposal = proposed({f"m{number}": number for number in range(MOST_COLUMNS + 7)})
+    assert len(proposal.columns) == MOST_COLUMNS
+    assert "the rarest 7" in " ".join(proposal.notes)
+    nested = {
+        "a": {f"m{number}": {"x": number} for number in range(15)},
+        "b": {f"n{n}": n for n in range(90)},
+    }
+    assert types_of(proposed(nested)) == {"a": "jsonb", "b": "jsonb"}
+
+
+def test_a_record_that_no_schema_accepts_is_named_and_spoils_no_type():
+    good = [{"id": number, "name": "x"} for number in range(20)]
+    proposal = proposed(*good, b'{"id": 1, "name": "\\u0000"}', b"oops")
+    assert types_of(proposal) == {"id": "bigint", "name": "text"}
+    assert [index for index, _ in proposal.broken] == [20, 21]
+    assert len(proposal.decoded.rows) == 20
+
+
+@pytest.mark.parametrize(
+    ("value", "format_"),
+    [
+        (b"2026-01-01 10:00:00,123 INFO started", Text),
+        (b"2026-01-01 10:00:00,123 INFO served /a, in 5 ms", Text),
+        (b"\xff\xfe\x00", Raw),
+        (b"a\0b", Raw),
+        (b"42", Text),
+        (b'"quoted"', Text),
+        (b"1;2;3", Csv),
+        (b'{"a": 1}', Json),
+        (b"", Text),
+    ],
+)
+def test_the_format_of_a_value(value, format_):
+    assert type(proposed(value, value).pipeline.value) is format_
+
+
+def test_several_documents_and_compressed_values():
+    import gzip
+
+    assert proposed(b'[{"a": 1}, {"a": 2}]').pipeline.value.documents == "array"
+    assert proposed(b'{"a": 1}\n{"a": 2}').pipeline.value.documents == "lines"
+    zipped = proposed(gzip.compress(b'{"a": 1}'))
+    assert zipped.pipeline.value.encoding == "gzip"
+    assert zipped.decoded.rows.to_pylist() == [{"a": 1}]
+
+
+def test_the_payload_next_to_a_schema_of_connect():
+    value = {"schema": {"type": "struct", "fields": []}, "payload": {"id": 1}}
+    assert types_of(proposed(value)) == {"id": "bigint from 'payload.id'"}
+
+
+def test_the_header_among_lines_of_csv_names_the_columns():
+    proposal = proposed(b"id,name,day", *[b"%d,x,2026-01-01" % number for number in range(5)])
+    assert types_of(proposal) == {"id": "text", "name": "text", "day": "text"}
+    assert proposal.decoded.rows.num_rows == 6
+
+
+def test_the_text_that_stands_for_null_in_csv():
+    proposal = proposed(b"1,NA,a", b"NA,2.5,b", b"3,4,NA")
+    assert types_of(proposal) == {"column_1": "bigint", "column_2": "double precision", "column_3": "text"}
+    assert proposal.decoded.rows.to_pylist()[1] == {"column_1": None, "column_2": 2.5, "column_3": "b"}
+
+
+KEYED = [{"id": 7, "name": "x"}, {"id": 8, "name": "y"}]
+
+
+def test_a_topic_that_is_not_compacted_is_appended():
+    assert proposed(*KEYED, keys=[b"7", b"8"]).pipeline.sink == Append("public.p")
+    with_tombstone = proposed(*KEYED, None, keys=[b"7", b"8", b"8"])
+    assert with_tombstone.pipeline.sink == Append("public.p")
+    assert "delete nothing" in " ".join(with_tombstone.notes)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "column"),
+    [
+        ([b"7", b"8", b"8"], Csv("id bigint"), "id"),
+        ([b'{"id": 7}', b'{"id": 8}', b'{"id": 8}'], Json("id bigint"), "id"),
+        ([b"x", b"y", b"y"], Text("name"), "name"),
+        ([b"u-1", b"u-2", b"u-2"], Text("key"), "key"),
+        ([b"\0\xff", b"\0\xfe", b"\0\xfe"], Raw("key"), "key"),
+        ([b'{"tenant": "a"}', b'{"tenant": "b"}', b'{"tenant": "b"}'], Json("tenant text"), "tenant"),
+    ],
+)
+def test_a_compacted_topic_is_an_upsert_by_its_key(keys, key, column):
+    proposal = proposed(*KEYED, None, keys=keys, is_compacted=True)
+    assert proposal.pipeline.sink == Upsert("public.p", key=(column,))
+    assert proposal.pipeline.key == key
+    assert isinstance(proposal.pipeline.value, WithMessage) == (column in ("key", "tenant"))
+    rows = proposal.decoded.rows.to_pylist()
+    assert [row["deleted"] for row in rows] == [False, False, True]
+    assert rows[1][column] == rows[2][column] is not None
+
+
+@pytest.mark.parametrize(
+    ("keys", "partitions", "why"),
+    [([b"7", None], [0, 0], "no key"), ([b"7", b"7"], [0, 1], "partitions 0 and 1")],
+)
+def test_a_compacted_topic_without_usable_keys_is_appended(keys, partitions, why):
+    proposal = proposed(*KEYED, keys=keys, is_compacted=True, partitions=partitions)
+    assert proposal.pipeline.sink == Append("public.p")
+    assert why in " ".join(proposal.notes)
+
+
+def test_tombstones_alone_say_nothing():
+    with pytest.raises(ConfigurationError, match="all 2 sampled records of 't' are tombstones"):
+        proposed(None, None)
+
+
+def change(op, before, after, **source):
+    source = {"connector": "postgresql", "lsn": 5, "table": "t", **source}
+    return {"before": before, "after": after, "source": source, "op": op, "ts_ms": 1}
+
+
+def test_debezium_without_schemas():
+    row = {"id": 1, "createdAt": 1767225600000000, "born_on_date": 20000, "price": "12.50", "order": None}
+    proposal = proposed(change("c", None, row), change("d", row, None), None, keys=[b'{"id": 1}'] * 3)
+    assert types_of(proposal) == {
+        "id": "bigint",
+        '"createdAt"'.strip('"'): "timestamp",
+        "born_on_date": "date",
+        "price": "numeric",
+        "order": "jsonb",
+    }
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",), version="lsn").identity
+    first, last = proposal.decoded.rows.to_pylist()
+    assert (first["deleted"], last["deleted"]) == (False, True)
+    assert first["born_on_date"] == date(2024, 10, 4)
+    assert first["createdAt"] == datetime(2026, 1, 1)
+
+
+def test_what_the_source_left_out_and_seconds_say_nothing_of_a_type():
+    id_ = "3f2504e0-4f89-11d3-9a0c-0305e82c3301"
+    first = change("c", None, {"id": 1, "ref": id_, "created_at": 1767225600})
+    second = change("u", None, {"id": 1, "ref": "__debezium_unavailable_value", "created_at": 1767225601})
+    proposal = proposed(first, second, keys=[b'{"id": 1}'] * 2)
+    # No mode of a connector writes seconds.
+    assert types_of(proposal) == {"id": "bigint", "ref": "uuid", "created_at": "bigint"}
+    assert len(proposal.decoded.rows) == 2
+
+
+def test_debezium_of_a_table_without_a_key_is_appended():
+    proposal = proposed(change("c", None, {"id": 1}))
+    assert proposal.pipeline.sink == Append("public.p")
+    assert "primary key" in " ".join(proposal.notes)
+
+
+def test_debezium_with_a_truncate_applies_it():
+    truncate = change("t", None, None)
+    proposal = proposed(change("c", None, {"id": 1}), truncate, keys=[b'{"id": 1}', None])
+    assert isinstance(proposal.pipeline.value, Debezium)
+    assert proposal.pipeline.value.truncate == "apply"
+
+
+def test_a_row_with_a_column_like_the_version_has_no_version():
+    proposal = proposed(change("c", None, {"id": 1, "lsn": 2}), keys=[b'{"id": 1}'])
+    assert proposal.pipeline.value.version is None
+    assert types_of(proposal)["lsn"] == "bigint"
+
+
+def test_documents_of_mongodb():
+    document = json.dumps({"_id": {"$oid": "5" * 24}, "n": 1, "at": {"$date": 1767225600000}, "x": {"a": 1}})
+    event = change("c", None, document, connector="mongodb")
+    proposal = proposed(event, keys=[b'{"id": "x"}'])
+    assert types_of(proposal) == {"_id": "text", "n": "bigint", "at": "timestamptz", "x": "jsonb"}
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("_id",)).identity
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**70), 2**70),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=8),
+    st.sampled_from(["2026-01-01", "2026-13-01", "10:00", "25:00", "1.50", "007", "1767225600", "", " 1"]),
+    st.datetimes().map(lambda moment: moment.isoformat()),
+    st.uuids().map(str),
+    st.sampled_from([1767225600, 1767225600000, 0, -1, 2**63 - 1, 2**63]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+members = st.sampled_from(
+    [
+        "id",
+        "createdAt",
+        "ts",
+        "price",
+        "select",
+        "user.id",
+        "",
+        "é",
+        "a b",
+        "$",
+        '"',
+        "\\",
+        "kafka_offset",
+        "x" * 70,
+    ]
+)
+
+
+@settings(max_examples=150)
+@given(st.lists(st.dictionaries(members, values, max_size=5), min_size=1, max_size=6))
+def test_a_proposal_accepts_every_sampled_object(objects):
+    written = [json.dumps(each).encode() for each in objects]
+    proposal = proposed(*written)
+    for index, reason in proposal.broken:
+        assert b"\\u0000" in written[index] or b"\\ud" in written[index], reason
+    assert len(proposal.decoded.rows) == len(objects) - len(proposal.broken)
+    for column in proposal.pipeline.value.columns:
+        assert Column(column.name, column.type) == column
+
+
+CELLS = (
+    *(
+        "NA",
+        "1",
+        "-2",
+        "007",
+        "1.5",
+        "1e3",
+        "true",
+        "2026-01-01",
+        "2026-02-31",
+        "x",
+        '"a;b"',
+        '""',
+        "0x10",
+        "NaN",
+    ),
+    *("2026-01-01T10:00:00Z", "2026-01-01T10:00", "9" * 20),
+)
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(3, 6).flatmap(
+        lambda width: st.lists(
+            st.lists(st.sampled_from(["", " 1", *CELLS]), min_size=width, max_size=width),
+            min_size=1,
+            max_size=6,
+        )
+    )
+)
+def test_a_proposal_accepts_every_sampled_line_of_csv(lines):
+    texts = [";".join(line) for line in lines]
+    draft = csv_draft(texts)
+    if draft is None:
+        return
+    values = pa.array([text.encode() for text in texts], pa.binary())
+    fitted = fit(draft, values)
+    assert fitted.broken == ()
+    assert decode(fitted.format, values).rejects == ()
+
+
+@given(st.lists(st.text(max_size=80), max_size=8))
+def test_names_of_columns_are_different_and_storable(names):
+    taken = []
+    for name in names:
+        taken.append(column_name(name, taken))
+    assert len(set(taken)) == len(names)
+    for name in taken:
+        Column(name, "text")
+
+
+@pytest.mark.parametrize(
+    ("given_name", "name"),
+    [
+        ("orders", "orders"),
+        ("my-orders", "my_orders"),
+        ("shop.public.Orders", "shop_public_orders"),
+        ("webEvents", "web_events"),
+        ("2024_orders", "pipeline_2024_orders"),
+        ("class", "class_"),
+        ("dag", "dag_"),
+        ("load", "load_"),
+    ],
+)
+def test_the_name_of_a_pipeline_is_one_of_a_module(given_name, name):
+    assert module_name(given_name) == name
+    assert name.isidentifier()
+
+
+@pytest.mark.parametrize("name", ["", "--", "größe", "x" * 60])
+def test_a_name_that_no_module_or_table_can_have_is_refused(name):
+    with pytest.raises(ConfigurationError, match=r"name"):
+        module_name(name)
+
+
+@pytest.fixture
+def registry():
+    with registry_server() as found:
+        yield found
+
+
+def proposed_by(registry, *values, keys=None):
+    facts = TopicFacts(
+        keys=pa.array(keys or [None] * len(values), pa.binary()),
+        values=pa.array(values, pa.binary()),
+        partitions=[0] * len(values),
+        is_compacted=False,
+        registry=Registry(registry.address, {}),
+    )
+    return propose("p", "t", "public.p", facts)
+
+
+def framed(schema_id, schema, value):
+    body = io.BytesIO()
+    fastavro.schemaless_writer(body, fastavro.parse_schema(schema), value)
+    return b"\0" + schema_id.to_bytes(4, "big") + body.getvalue()
+
+
+def test_json_after_the_id_of_its_schema(registry):
+    registry.has(3, {"type": "object"}, schemaType="JSON")
+    proposal = proposed_by(registry, b'\0\0\0\0\3{"userId": 1}', None)
+    assert proposal.pipeline.value == JsonSchema("user_id bigint from 'userId'", registry=registry.address)
+    assert len(proposal.decoded.rows) == 1
+
+
+def test_avro_that_changed_from_int_to_long_and_got_a_field(registry):
+    first = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]}
+    more = {"name": "note", "type": ["null", "string"], "default": None}
+    second = {**first, "fields": [{"name": "id", "type": "long"}, more]}
+    registry.has(1, first)
+    registry.has(2, second)
+    values = framed(1, first, {"id": 1}), framed(2, second, {"id": 2**40, "note": "x"})
+    assert types_of(proposed_by(registry, *values)) == {"id": "bigint", "note": "text"}
+
+
+def test_debezium_as_avro_with_keys_as_avro(registry):
+    row = {
+        "type": "record",
+        "name": "Value",
+        "fields": [{"name": "id", "type": "int"}, {"name": "n", "type": "long"}],
+    }
+    source = {
+        "type": "record",
+        "name": "Source",
+        "fields": [{"name": "connector", "type": "string"}, {"name": "lsn", "type": ["null", "long"]}],
+    }
+    envelope = {
+        "type": "record",
+        "name": "Envelope",
+        "fields": [
+            {"name": "before", "type": ["null", row]},
+            {"name": "after", "type": ["null", "Value"]},
+            {"name": "source", "type": source},
+            {"name": "op", "type": "string"},
+        ],
+    }
+    key = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
+    registry.has(5, envelope)
+    registry.has(6, key)
+    event = {
+        "before": None,
+        "after": {"id": 7, "n": 1},
+        "source": {"connector": "postgresql", "lsn": 9},
+        "op": "c",
+    }
+    proposal = proposed_by(registry, framed(5, envelope, event), keys=[framed(6, key, {"id": 7})])
+    assert types_of(proposal) == {"id": "integer", "n": "bigint"}
+    assert proposal.pipeline.sink.identity == Upsert("public.p", key=("id",), version="lsn").identity
+    assert proposal.decoded.rows.to_pylist()[0]["lsn"] == 9
+
+
+def test_a_type_of_schema_that_is_not_recognized_is_refused(registry):
+    registry.has(4, {}, schemaType="PROTOBUF")
+    with pytest.raises(ConfigurationError, match="types PROTOBUF for the IDs 4"):
+        proposed_by(registry, b"\0\0\0\0\4\0abc")

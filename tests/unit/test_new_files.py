@@ -1,0 +1,184 @@
+"""The files that `exactbatch new` writes: source code that means what was proposed, in the right folders."""
+
+import ast
+import json
+import subprocess
+import sys
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exactbatch import Append, Avro, Csv, Debezium, Json, Pipeline, Raw, Text, Upsert, WithMessage
+from exactbatch.cli.project_files import project_at, write_new
+from exactbatch.errors import ConfigurationError
+from exactbatch.sampling.literals import Literal, record_code, string
+from exactbatch.sampling.source_code import dag_file, pipeline_module, pipeline_test
+
+RUFF = str(Path(sys.executable).parent / "ruff")
+
+
+@given(st.one_of(st.text(), st.binary()))
+def test_a_literal_is_the_text(text):
+    assert ast.literal_eval(string(text)) == text
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=200),
+        st.binary(max_size=60),
+        st.dates(),
+        st.datetimes(),
+        st.datetimes(timezones=st.just(UTC)),
+        st.times(),
+        st.timedeltas(),
+        st.uuids(),
+        st.decimals(allow_nan=False),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = {
+    "UTC": UTC,
+    "Decimal": Decimal,
+    "UUID": UUID,
+    "date": date,
+    "datetime": datetime,
+    "time": time,
+    "timedelta": timedelta,
+}
+
+
+@given(VALUES, st.integers(0, 40))
+def test_a_literal_of_several_lines_is_the_value(value, before):
+    assert eval(f"({Literal(value).text(indent=4, before=before)})", dict(NAMES)) == value
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=12),
+        st.one_of(st.text(max_size=60), st.integers(), st.lists(st.text(max_size=9))),
+        max_size=9,
+    ),
+    st.booleans(),
+)
+def test_the_code_of_a_record_is_its_value(document, with_key):
+    value = json.dumps(document, ensure_ascii=False).encode()
+    code = record_code(value, b"k", with_key=with_key, may_wrap=True)
+    found = eval(code, {"Record": lambda value, key: value})
+    assert json.loads(found) == document
+
+
+def test_a_member_that_is_kept_as_it_is_written_has_no_line_break():
+    items = json.dumps([{"sku": "a" * 30, "quantity": 1}, {"sku": "b", "quantity": 2}])
+    code = record_code(
+        f'{{"id": "{"x" * 70}", "items": {items}}}'.encode(), None, with_key=False, may_wrap=True
+    )
+    assert code.startswith('"""')
+    assert items in code
+
+
+@given(st.one_of(st.none(), st.binary(max_size=300)), st.one_of(st.none(), st.binary(max_size=300)))
+def test_the_code_of_a_record_that_is_not_json_is_exact(value, key):
+    code = record_code(value, key, with_key=True, may_wrap=False)
+    found = eval(code, {"Record": lambda value, key: (value, key)})
+    assert [each.encode() if isinstance(each, str) else each for each in found] == [value, key]
+
+
+LONG = ", ".join(f"column_{number} bigint" for number in range(9))
+PIPELINES = [
+    Pipeline(name="a", topics=("t",), value=Json("id int"), sink=Append("public.a")),
+    Pipeline(
+        name="a",
+        topics=("a-topic-with-a-long-name.in.several.parts", "another-topic-with-a-long-name.in.parts"),
+        value=Json(
+            "\n    at timestamptz,\n    b text from 'x.\"y z\"'\n", epoch={"at": "ms"}, encoding="gzip"
+        ),
+        key=Csv("at timestamptz"),
+        sink=Upsert("public.a", key=("at",)),
+    ),
+    Pipeline(name="a", topics=("t",), value=Csv(LONG, delimiter="\t", null="\\N"), sink=Append("public.a")),
+    Pipeline(
+        name="a",
+        topics=("t",),
+        value=Debezium("id int, body text", version="mysql", epoch={}, decimals="string", truncate="apply"),
+        sink=Upsert("public.a", key=("id",), version=("file", "pos", "row")),
+    ),
+    Pipeline(
+        name="a",
+        topics=("t",),
+        value=Avro(registry="http://localhost:8081", columns='id bigint, "Name" text'),
+        sink=Append("public.a"),
+    ),
+    Pipeline(
+        name="a",
+        topics=("t",),
+        value=WithMessage(Json("id int"), key=Text("key")),
+        key=Text("key"),
+        sink=Upsert("public.a", key=("key",)),
+    ),
+    Pipeline(name="a", topics=("t",), value=Raw("bytes"), sink=Append("public.a")),
+]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES, ids=range(len(PIPELINES)))
+@pytest.mark.parametrize("width", ["88", "110"])
+def test_the_module_defines_the_pipeline_and_is_formatted(pipeline, width):
+    module = pipeline_module(pipeline, "A topic.")
+    names = {}
+    exec(module, names)
+    assert repr(names["a"]).replace("\\n", "").replace(" ", "") == repr(pipeline).replace("\\n", "").replace(
+        " ", ""
+    )
+    dag = dag_file(pipeline, "@hourly", separate=True)
+    test = pipeline_test(
+        pipeline, [(b"{}", None), (None, b"k" * 200)], [{"x": "y" * 300}], attribute="rows", separate=True
+    )
+    for text in (module, dag, test):
+        done = subprocess.run(
+            [RUFF, "format", "--isolated", "--diff", "--line-length", width, "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_the_folders_are_those_of_the_project(tmp_path):
+    repository, own, elsewhere = tmp_path / "repository", tmp_path / "own", tmp_path / "elsewhere"
+    for folder in (repository / "jobs" / "pipelines", own / "pipelines", own / "dags", elsewhere):
+        folder.mkdir(parents=True)
+    for folder, importable, module in (
+        (repository, repository / "jobs", repository / "jobs" / "pipelines"),
+        (repository, None, repository / "jobs" / "pipelines"),
+        (own / "dags", own, own / "pipelines"),
+        (elsewhere, own, elsewhere / "pipelines"),
+        (elsewhere, None, elsewhere / "pipelines"),
+    ):
+        assert project_at(folder, importable).files_of("x")[0] == module / "x.py"
+    assert project_at(own / "dags", own).files_of("x") == (
+        own / "pipelines" / "x.py",
+        own / "dags" / "x.py",
+        own / "tests" / "pipelines" / "test_x.py",
+    )
+
+
+def test_nothing_is_overwritten_and_a_dangling_link_is_a_file(tmp_path):
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(
+        ConfigurationError, match="b: the file exists, and is not overwritten. Nothing was written"
+    ):
+        write_new({tmp_path / "a": "new", tmp_path / "b": "new"})
+    assert not (tmp_path / "a").exists()
+    write_new({tmp_path / "x" / "a": "new"})
+    assert (tmp_path / "x" / "a").read_text() == "new"
