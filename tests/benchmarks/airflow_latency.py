@@ -70,7 +70,7 @@ def measure(servers: Servers, progress: Callable[[str], None]) -> list[dict[str,
         create_topic(place.kafka, DAG)
         servers.prepare(place, EXACTBATCH)
         try:
-            airflow.up(pools={})
+            airflow.up()
             airflow.wait_for_dag(DAG)
             values = flights()
             return [_run(airflow, place, values, number, progress) for number in range(ROUNDS + 1)][1:]

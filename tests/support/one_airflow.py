@@ -172,10 +172,10 @@ def running_airflow(
             ),
             **environment,
         },
-        port=None,  # another worker's may look for one at the same moment
+        anywhere=True,  # another worker's may look for a port at the same moment
     )
     try:
-        airflow.up(pools={"exactbatch_hourly_replay": 2})
+        airflow.up()
         yield airflow
     finally:
         airflow.down()

@@ -80,12 +80,11 @@ def serving_airflow(
             ),
             **(environment or {}),
         },
-        port=None,
+        anywhere=True,
+        path=path,
     )
-    airflow.url += path  # also the base_url of its configuration
     try:
-        airflow.up(pools={}, parts=["api-server"])
-        airflow.command("dags", "reserialize")
+        airflow.up(parts=["api-server"])
         yield airflow
     finally:
         airflow.down()

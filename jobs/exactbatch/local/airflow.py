@@ -1,50 +1,46 @@
-"""Airflow on this machine, on top of a local stack, for the demo and the end-to-end tests."""
+"""Airflow on this machine, on top of a local stack: for `exactbatch local up --airflow`, the demo and the tests."""
 
 import json
 import os
-import secrets
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
-import psutil
 import psycopg2
-import tenacity
 from psycopg2.extensions import parse_dsn
 
-from exactbatch.airflow_api import airflow_api
+from exactbatch.local.airflow_client import AirflowClient
+from exactbatch.local.airflow_parts import AIRFLOW, AirflowPart, search_path, stop_parts
 from exactbatch.local.errors import LocalStackError
-from exactbatch.local.ports import HOST, find_port
-from exactbatch.local.process import Recorded, spawn, wait_until_ended
-from exactbatch.local.server import Progress, silent
-from exactbatch.local.stack import LocalStack
-from exactbatch.local.waiting import wait_until
+from exactbatch.local.ports import HOST
+from exactbatch.local.server import PortTaken, Progress, silent
+from exactbatch.local.stack import START_ATTEMPTS, LocalStack
 
-_USUAL_PORT: Final = 8080
 _DATABASE: Final = "airflow"
-_READY_TIMEOUT_S: Final = 180.0
-# The parts that `airflow standalone` starts. Started separately, each of them ends on SIGTERM; standalone would leave
-# them running.
-_PARTS: Final = ("api-server", "scheduler", "dag-processor")
-# Shorter intervals, in seconds, at which Airflow looks for work: the defaults add seconds to each task.
+# The tasks that run at the same time; a pool has as many slots.
+_TASKS: Final = 2
+# Shorter intervals, in seconds, at which Airflow looks for work: the defaults add seconds to each task, and
+# minutes until it finds a new DAG file.
 _LATENCY: Final = {
     "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
     "AIRFLOW__SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "1",
+    "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "3",
+    "AIRFLOW__DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "3",
     "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
-    "AIRFLOW__CORE__PARALLELISM": "2",
+    "AIRFLOW__CORE__PARALLELISM": str(_TASKS),
 }
 
 
-class LocalAirflow:
+class LocalAirflow(AirflowClient):
     """Airflow's API server, scheduler and DAG processor, with the connections of a stack.
 
-    It writes only to `<stack folder>/airflow`. `dags` is the folder of DAG files. `connections`, in Airflow's JSON
-    format, are added to kafka_default, postgres_default, spark_default and airflow_default, or replace them. Airflow
-    listens on `port` if that is free, and otherwise, or with None, on any free port.
+    It writes only to `<stack folder>/airflow`, and the stack's state.json has its processes. `dags` is the folder of
+    DAG files; plugins are in `plugins` beside it. `connections`, in Airflow's JSON format, are added to kafka_default,
+    postgres_default, spark_default, airflow_default and, if a Spark Connect server runs, spark_connect_default, or
+    replace them. Airflow listens on `port` if that is free, and otherwise on the port of its last start, on 8080 or on
+    any free port; with `anywhere`, on any free port. `path` is the path below which its pages are.
     """
 
     def __init__(
@@ -55,122 +51,168 @@ class LocalAirflow:
         connections: Mapping[str, Mapping[str, Any]] | None = None,
         environment: Mapping[str, str] | None = None,
         progress: Progress = silent,
-        port: int | None = _USUAL_PORT,
+        port: int | None = None,
+        anywhere: bool = False,
+        path: str = "",
     ) -> None:
-        self.home = stack.folder / "airflow"
-        self.user, self.password = "admin", secrets.token_urlsafe(9)
-        self.port = find_port(port)
-        self._log_port = find_port(None)
-        self.url = f"http://{HOST}:{self.port}"
-        self._dags, self._progress = dags, progress
-        self._stack_dsn = stack.postgres_dsn
-        itself = {
-            "conn_type": "http",
-            "host": f"http://{HOST}",
-            "port": self.port,
-            "login": self.user,
-            "password": self.password,
-        }
-        self._connections = {**_connections(stack), "airflow_default": itself, **(connections or {})}
-        self._extra = dict(environment or {})
-        self._parts: dict[str, Recorded] = {}
-        self._api: httpx.Client | None = None
+        super().__init__(stack.api_server)
+        self.home = stack.api_server.folder
+        self.dags_folder = dags.absolute()
+        stack.api_server.path = path
+        self._stack, self._progress = stack, progress
+        self._port, self._anywhere = port, anywhere
+        self._added_connections, self._added_environment = dict(connections or {}), dict(environment or {})
+        self._parts = {part.command: part for part in stack.airflow_parts}
 
     @property
     def environment(self) -> dict[str, str]:
         """The environment of every Airflow command of this installation."""
+        return {**os.environ, **search_path(), **self._own_environment()}
+
+    def _own_environment(self) -> dict[str, str]:
+        # The parts sign messages to each other, and a part may start again later than the others. The password stays,
+        # so this does.
+        secret = self.password * 4
         return {
-            **os.environ,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
             "AIRFLOW_HOME": str(self.home),
-            "AIRFLOW__CORE__DAGS_FOLDER": str(self._dags),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.dags_folder),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self._dags.parent / "plugins"),
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(self.dags_folder.parent / "plugins"),
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{self.user}:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
-            "AIRFLOW__API__PORT": str(self.port),
+            "AIRFLOW__API__PORT": str(self._api_server.port),
             "AIRFLOW__API__HOST": HOST,
-            "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(self._log_port),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__WORKERS": "1",
-            "AIRFLOW__API__SECRET_KEY": self._secret,
-            "AIRFLOW__API_AUTH__JWT_SECRET": self._secret,
-            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            "AIRFLOW__API__SECRET_KEY": secret,
+            "AIRFLOW__API_AUTH__JWT_SECRET": secret,
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._database_url,
             "PYTHONDONTWRITEBYTECODE": "1",
             **_LATENCY,
-            **{f"AIRFLOW_CONN_{k.upper()}": json.dumps(v) for k, v in self._connections.items()},
-            **self._extra,
+            **{
+                f"AIRFLOW_CONN_{name.upper()}": json.dumps(each) for name, each in self._connections().items()
+            },
+            **self._added_environment,
         }
+
+    def _connections(self) -> dict[str, Mapping[str, Any]]:
+        itself = {
+            "conn_type": "http",
+            "host": f"http://{HOST}",
+            "port": self._api_server.port,
+            "login": self.user,
+            "password": self.password,
+        }
+        return {**_connections(self._stack), "airflow_default": itself, **self._added_connections}
 
     @property
     def _database_url(self) -> str:
         """The URL of the database of the stack's Postgres that has Airflow's tables."""
-        dsn = parse_dsn(self._stack_dsn)
+        dsn = parse_dsn(self._stack.postgres_dsn)
         return f"postgresql+psycopg2://{dsn['user']}@{dsn['host']}:{dsn['port']}/{_DATABASE}"
 
-    @property
-    def _secret(self) -> str:
-        """The key with which the parts sign messages: one for all parts, and a new one for each start."""
-        return self.password * 4
+    def up(self, *, parts: Sequence[str] = ("api-server", "scheduler", "dag-processor")) -> bool:
+        """Start the parts that do not run, wait until they are healthy, and create the pools that DAGs name.
 
-    def up(self, *, pools: Mapping[str, int], parts: Sequence[str] = _PARTS) -> None:
-        """Create the database, start the parts, wait until they are healthy, and create pools with these slots.
+        A part that runs with another configuration starts again: with other connections or another folder of DAGs.
+        Return False if all parts were up.
 
-        Raises LocalStackError if a part ends, or if Airflow is not healthy in time.
+        Raises LocalStackError if there is no folder of DAGs, or if a part ends or is not healthy in time.
         """
-        self.home.mkdir(parents=True, exist_ok=True)
-        passwords = self.home / "passwords.json"
-        passwords.write_text(json.dumps({self.user: self.password}))
-        passwords.chmod(0o600)
-        self._progress("creating Airflow's database")
-        with closing(psycopg2.connect(self._stack_dsn)) as connection:
+        if not self.dags_folder.is_dir():
+            raise LocalStackError(
+                f"there is no folder {self.dags_folder} for DAG files. Create it, or name another one."
+            )
+        wanted = [self._parts[name] for name in parts]
+        with self._stack.lock():
+            self._api = None
+            # A part that has ended may have left tasks behind, and its port may still be taken.
+            stop_parts([part for part in wanted if part.pid is None])
+            for attempt in range(1, START_ATTEMPTS + 1):
+                if self._api_server.pid is None:
+                    preferred = {} if self._port is None else {"client": self._port}
+                    self._api_server.configure(preferred, None, anywhere=self._anywhere or attempt > 1)
+                down = self._down(wanted)
+                try:
+                    self._start(down, wanted)
+                    break
+                except PortTaken:
+                    if attempt == START_ATTEMPTS:
+                        raise
+            self.create_pools(_TASKS)
+        return bool(down)
+
+    def _down(self, wanted: Sequence[AirflowPart]) -> list[AirflowPart]:
+        """Return the parts that do not run, after stopping those that run with another configuration."""
+        environment = self._own_environment()
+        outdated = [part for part in wanted if part.pid is not None and not part.runs_with(environment)]
+        if outdated:
+            self._progress("stopping Airflow, whose configuration has changed")
+        stop_parts(outdated)
+        down = [part for part in wanted if part.pid is None]
+        for part in down:
+            part.environment = environment
+        return down
+
+    def _start(self, down: Sequence[AirflowPart], wanted: Sequence[AirflowPart]) -> None:
+        """Start the parts that are down, and wait for all that are wanted. If one fails, stop those that were down."""
+        if down:
+            self._progress("creating Airflow's tables")
+            self._create_database()
+            self.command("db", "migrate")
+        try:
+            if down:
+                self._progress("starting Airflow")
+            for part in down:
+                part.launch()
+            self._progress("reading the DAG files")
+            self._read_dags()
+            self._progress("waiting for Airflow")
+            for part in wanted:
+                part.wait()
+        except BaseException:
+            stop_parts(down)
+            raise
+
+    def _read_dags(self) -> None:
+        """Let Airflow know all DAGs now, and not when the DAG processor has come to them."""
+        try:
+            self.command("dags", "reserialize")
+        except LocalStackError as error:
+            # A file can end the process that imports it. The DAG processor imports each file in another process.
+            self._progress(f"the DAG files could not be read together, so Airflow reads one by one: {error}")
+
+    def _create_database(self) -> None:
+        with closing(psycopg2.connect(self._stack.postgres_dsn)) as connection:
             connection.autocommit = True  # a database cannot be created in a transaction
             with connection.cursor() as cursor:
                 cursor.execute("select from pg_database where datname = %s", (_DATABASE,))
                 if cursor.rowcount == 0:
                     cursor.execute(f"create database {_DATABASE}")
-        self.command("db", "migrate")
-        for part in parts:
-            self.start(part)
-        self._progress("waiting for Airflow")
-        self._wait()
-        for pool, slots in pools.items():
-            self.request("POST", "/pools", json={"name": pool, "slots": slots, "include_deferred": False})
 
     def start(self, part: str) -> None:
-        """Start one part: api-server, scheduler or dag-processor."""
-        self._parts[part] = spawn(
-            [Path(sys.executable).parent / "airflow", part],
-            log=self.home / f"{part}.log",
-            cwd=self.home,
-            env=self.environment,
-        )
+        """Start one part again, as it was: api-server, scheduler or dag-processor."""
+        started = self._parts[part]
+        started.environment = self._own_environment()
+        started.start()
 
     def pid(self, part: str) -> int:
-        """Return the pid of a part."""
-        return self._parts[part].pid
+        """Return the pid of a part. Raises LocalStackError if it does not run."""
+        pid = self._parts[part].pid
+        if pid is None:
+            raise LocalStackError(f"{self._parts[part].title} does not run")
+        return pid
 
     def down(self) -> None:
         """Stop all parts, and all of their child processes."""
-        running = [process for part in self._parts.values() if (process := part.running())]
-        doomed = [child for process in running for child in process.children(recursive=True)] + running
-        for process in running:
-            process.terminate()
-        wait_until_ended(running, timeout_s=15)
-        for process in doomed:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        wait_until_ended(doomed, timeout_s=15)
-        self._parts.clear()
+        stop_parts([part for part in self._parts.values() if part.was_started])
 
     def command(self, *arguments: str) -> str:
         """Run `airflow …` and return its output. Raises LocalStackError if it fails."""
+        self.home.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
-            [Path(sys.executable).parent / "airflow", *arguments],
+            [AIRFLOW, *arguments],
             env=self.environment,
             cwd=self.home,
             capture_output=True,
@@ -181,97 +223,6 @@ class LocalAirflow:
                 f"airflow {' '.join(arguments)} failed: {(done.stdout + done.stderr)[-2000:]}"
             )
         return done.stdout
-
-    def request(self, method: str, path: str, **arguments: Any) -> Any:
-        """Call Airflow's REST API, below /api/v2, and return its JSON answer. Raises httpx.HTTPError."""
-        if self._api is None:
-            self._api = airflow_api(self.url, self.user, self.password)
-        answer = self._api.request(method, f"/api/v2{path}", **arguments).raise_for_status()
-        return answer.json() if answer.content else None
-
-    def wait_for_dag(self, dag_id: str) -> None:
-        """Wait until Airflow has parsed a DAG, and unpause it. Raises LocalStackError with any import error."""
-        if not wait_until(lambda: self._unpause(dag_id), _READY_TIMEOUT_S, every_s=0.5):
-            raise LocalStackError(
-                f"Airflow has not loaded the DAG {dag_id!r} within {_READY_TIMEOUT_S:.0f} s"
-            )
-
-    def _unpause(self, dag_id: str) -> bool:
-        """Unpause a DAG. Return False if Airflow does not know it yet. Raises LocalStackError for import errors."""
-        try:
-            self.request("PATCH", f"/dags/{dag_id}", json={"is_paused": False})
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code != httpx.codes.NOT_FOUND:
-                raise
-        else:
-            return True
-        if errors := self.request("GET", "/importErrors")["import_errors"]:
-            tracebacks = "\n".join(error["stack_trace"] for error in errors)
-            raise LocalStackError(f"Airflow could not import the DAG {dag_id!r}:\n{tracebacks}")
-        return False
-
-    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> str:
-        """Start a run, and return its run_id."""
-        body = {"logical_date": None, "conf": dict(conf or {})}
-        run_id: str = self.request("POST", f"/dags/{dag_id}/dagRuns", json=body)["dag_run_id"]
-        return run_id
-
-    def run_state(self, dag_id: str, run_id: str) -> str:
-        """Return the state of a run: queued, running, success or failed."""
-        state: str = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}")["state"]
-        return state
-
-    def task_states(self, dag_id: str, run_id: str) -> dict[str, tuple[str | None, int]]:
-        """Return the state and the number of tries of each task."""
-        tasks = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
-        return {task["task_id"]: (task["state"], task["try_number"]) for task in tasks}
-
-    def wait_for_run(self, dag_id: str, run_id: str, *, timeout_s: float = 600) -> str:
-        """Wait until a run has ended, and return its state. Raises LocalStackError if it does not end in time."""
-        if not wait_until(
-            lambda: self.run_state(dag_id, run_id) in ("success", "failed"), timeout_s, every_s=0.5
-        ):
-            states = self.task_states(dag_id, run_id)
-            raise LocalStackError(
-                f"the run {run_id} has not ended within {timeout_s:.0f} s; its tasks: {states}"
-            )
-        return self.run_state(dag_id, run_id)
-
-    def _wait(self) -> None:
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((httpx.HTTPError, _Unhealthy)),
-            wait=tenacity.wait_fixed(0.5),
-            stop=tenacity.stop_after_delay(_READY_TIMEOUT_S),
-            reraise=True,
-        )
-        try:
-            retrying(self._check_health)
-        except (httpx.HTTPError, _Unhealthy) as error:
-            raise LocalStackError(
-                f"Airflow is not healthy after {_READY_TIMEOUT_S:.0f} s: {error}. The logs are in {self.home}."
-            ) from error
-
-    def _check_health(self) -> None:
-        for name, part in self._parts.items():
-            if part.running() is None:
-                log = (self.home / f"{name}.log").read_text(errors="replace").splitlines()
-                raise LocalStackError(
-                    f"Airflow's {name} has ended. Its log is {self.home / name}.log:\n"
-                    + "\n".join(f"  {line}" for line in log[-12:])
-                )
-        health = httpx.get(f"{self.url}/api/v2/monitor/health", timeout=5).raise_for_status().json()
-        stopped = {part.replace("-", "_") for part in _PARTS if part not in self._parts}
-        unhealthy = [
-            name
-            for name in ("metadatabase", "scheduler", "dag_processor")
-            if name not in stopped and health[name]["status"] != "healthy"
-        ]
-        if unhealthy:
-            raise _Unhealthy(f"{', '.join(unhealthy)} not healthy")
-
-
-class _Unhealthy(Exception):
-    """A part does not answer yet."""
 
 
 def _connections(stack: LocalStack) -> dict[str, dict[str, Any]]:

@@ -13,12 +13,23 @@ from rich.table import Table
 from exactbatch.cli.console import AsJson, err, out, print_json, with_exit_status
 from exactbatch.connect_server import TOKEN
 from exactbatch.errors.exit_status import CHECK_FAILED
+from exactbatch.local.airflow import LocalAirflow
+from exactbatch.local.airflow_client import AirflowClient
+from exactbatch.local.commands_airflow import (
+    described_airflow,
+    open_browser,
+    run_once,
+    show_airflow,
+    show_runs,
+    start_airflow,
+)
+from exactbatch.local.errors import LocalStackError
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java, java_version
 from exactbatch.local.stack import LocalStack, ServerStatus
 
 app = typer.Typer(
-    help="Run Kafka, Postgres and Spark Connect on this machine, with their data in the folder .local.",
+    help="Run Kafka, Postgres, Spark Connect and Airflow on this machine, with their data in the folder .local.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,25 +62,55 @@ def up(
     connect_port: Annotated[
         int | None, typer.Option(help="Preferred port of Spark Connect.", show_default="15002")
     ] = None,
+    airflow: Annotated[bool, typer.Option("--airflow", help="Also start Airflow.")] = False,
+    dags: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of Airflow's DAG files.", exists=True, file_okay=False, show_default="dags"
+        ),
+    ] = None,
+    airflow_port: Annotated[
+        int | None, typer.Option(help="Preferred port of Airflow.", show_default="8080")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open Airflow in a browser.")] = False,
 ) -> None:
-    """Start Kafka, Postgres and a Spark Connect server. They keep the data of earlier starts."""
+    """Start Kafka, Postgres and a Spark Connect server, and Airflow with --airflow.
+
+    They run in the background until `down`, and keep the data of earlier starts. What runs already stays.
+    """
+    if not airflow and (dags or airflow_port or open_):
+        raise LocalStackError("--dags, --airflow-port and --open are for Airflow. Add --airflow.")
     with err.status("starting") as status:
-        stack = LocalStack(home, name, progress=_shown_on(status))
+        progress = _shown_on(status)
+        stack = LocalStack(home, name, progress=progress)
         started = stack.up(
             kafka_port=kafka_port, postgres_port=postgres_port, connect=connect, connect_port=connect_port
         )
+        its_airflow = None
+        if airflow:
+            its_airflow, airflow_started = start_airflow(stack, dags, airflow_port, progress)
+            started |= airflow_started
     if as_json:
-        print_json(_described(stack))
-        return
-    out.print(f'The stack "{name}" {"is up" if started else "was up already"}.\n', markup=False)
+        described = {} if its_airflow is None else {"airflow": described_airflow(its_airflow)}
+        print_json(_described(stack) | described)
+    else:
+        _show(stack, its_airflow, started=started)
+    if its_airflow is not None and open_:
+        open_browser(its_airflow.url)
+
+
+def _show(stack: LocalStack, airflow: LocalAirflow | None, *, started: bool) -> None:
+    out.print(f'The stack "{stack.name}" {"is up" if started else "was up already"}.\n', markup=False)
     out.print(f"Kafka     {stack.bootstrap_servers}", markup=False)
     out.print(f"Postgres  {stack.postgres_dsn}", markup=False)
     if stack.connect.pid is not None:
         out.print(f"Connect   sc://{stack.connect.address}", markup=False)
-    out.print()
+    out.print("\nIn this folder, exactbatch finds these servers. For other programs:\n", markup=False)
     token = {TOKEN: stack.connect.token} if stack.connect.pid is not None else {}
     for variable, value in {**stack.environment, **token}.items():
         out.print(f"export {variable}={shlex.quote(value)}", markup=False)
+    if airflow is not None:
+        show_airflow(airflow)
 
 
 @app.command()
@@ -100,8 +141,34 @@ def status(name: Name = "dev", home: Home = None, as_json: AsJson = False) -> No
         print_json(_described(stack, servers))
     else:
         out.print(_table(servers))
+        if stack.api_server.was_started:
+            login = AirflowClient(stack.api_server)
+            out.print(f"\nAirflow's user is {login.user}, with the password {login.password}.", markup=False)
         out.print(f"\nData and logs are in {stack.folder}.", markup=False)
     if not all(server.up for server in servers):
+        raise typer.Exit(CHECK_FAILED)
+
+
+@app.command()
+@with_exit_status
+def trigger(
+    dag: Annotated[str, typer.Argument(metavar="DAG", help="The DAG's ID, which is the pipeline's name.")],
+    name: Name = "dev",
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Switch a DAG of the local Airflow on, start a run, and wait for it. Exit status 3 unless it succeeds."""
+    stack = LocalStack(home, name)
+    if not stack.api_server.is_up():
+        raise LocalStackError("Airflow is not up. Run `exactbatch local up --airflow`.")
+    with err.status("waiting") as status:
+        its_airflow = AirflowClient(stack.api_server)
+        runs = run_once(its_airflow, dag, _shown_on(status))
+    if as_json:
+        print_json([asdict(run) for run in runs])
+    else:
+        show_runs(its_airflow, dag, runs)
+    if any(run.state != "success" for run in runs):
         raise typer.Exit(CHECK_FAILED)
 
 

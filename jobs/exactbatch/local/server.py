@@ -15,8 +15,8 @@ from exactbatch.local.process import Recorded, wait_until_ended
 from exactbatch.local.state import StateFile
 
 LOG_LINES_SHOWN = 12
-# The message of Java and Postgres if another process listens on a port.
-_IN_USE = "Address already in use"
+# The message of Java, Python and Postgres, in small letters, if another process listens on a port.
+_IN_USE = "address already in use"
 PORT_TIMEOUT_S = 5.0  # the last threads of a killed server can keep its ports open for a moment
 
 
@@ -41,7 +41,7 @@ class Server(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]
-    usual_ports: ClassVar[Mapping[str, int]]  # by purpose; clients connect to the first one
+    usual_ports: ClassVar[Mapping[str, int]]  # by purpose; clients connect to the first one, if there is one
     ready_timeout_s: ClassVar[float] = 120
 
     def __init__(self, folder: Path, state: StateFile, progress: Progress = silent) -> None:
@@ -63,9 +63,7 @@ class Server(ABC):
         """The port for clients. Raises LocalStackError before the first `up`."""
         ports = self.ports
         if not ports:
-            raise LocalStackError(
-                f"{self.title} has no port yet, because it was never started. Start the stack."
-            )
+            raise self._never_started()
         return ports[next(iter(self.usual_ports))]
 
     @property
@@ -123,7 +121,9 @@ class Server(ABC):
         """Start the process without waiting for it."""
         if self._process() is not None:
             return
-        for port in self.ports.values() or (self.port,):
+        if self.usual_ports and not self.ports:
+            raise self._never_started()
+        for port in self.ports.values():
             if not becomes_free(port, PORT_TIMEOUT_S):
                 raise self._port_taken(port)
         self.log_dir.mkdir(parents=True, exist_ok=True)
@@ -188,15 +188,18 @@ class Server(ABC):
         if self._process() is None:
             # If two servers that start at the same time took a port of each other, both have ended, and all
             # ports are free again.
-            collided = _IN_USE in self._log()
+            collided = _IN_USE in self._log().lower()
             for port in self.ports.values():
                 if collided or not is_free(port):
                     raise self._port_taken(port)
-            raise LocalStackError(
-                f"{self.title} ended instead of listening on port {self.port}. Its log is "
-                f"{self.log_file}:{self._log_tail()}"
-            )
+            ended = f"ended instead of listening on port {self.port}" if self.usual_ports else "has ended"
+            raise LocalStackError(f"{self.title} {ended}. Its log is {self.log_file}:{self._log_tail()}")
         self._ask()
+
+    def _never_started(self) -> LocalStackError:
+        return LocalStackError(
+            f"{self.title} has no port yet, because it was never started. Start the stack."
+        )
 
     def _port_taken(self, port: int) -> PortTaken:
         return PortTaken(

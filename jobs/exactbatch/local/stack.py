@@ -1,4 +1,7 @@
-"""One Kafka broker, one Postgres server and, on request, a Spark Connect server, brought up and down together."""
+"""Kafka, Postgres and, on request, a Spark Connect server and Airflow, brought up and down together.
+
+airflow.py starts Airflow in a stack.
+"""
 
 import fcntl
 import json
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from exactbatch.local.airflow_parts import AirflowPart, ApiServer, DagProcessor, Scheduler, stop_parts
 from exactbatch.local.broker import Broker
 from exactbatch.local.connect import Connect
 from exactbatch.local.errors import LocalStackError
@@ -63,10 +67,21 @@ class LocalStack:
         self.broker = Broker(self.folder / "kafka", state, self._kafka_jars, progress)
         self.postgres = Postgres(self.folder / "postgres", state, progress)
         self.connect = Connect(self.folder / "connect", state, progress)
+        self.api_server = ApiServer(self.folder / "airflow", state, progress)
+        self.airflow_parts: tuple[AirflowPart, ...] = (
+            self.api_server,
+            Scheduler(self.api_server, state, progress),
+            DagProcessor(self.api_server, state, progress),
+        )
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """The broker, Postgres and, if it was ever started, the Spark Connect server."""
+        """The broker, Postgres, the Spark Connect server if it was ever started, and Airflow if it was not stopped."""
+        airflow = self.airflow_parts if any(part.was_started for part in self.airflow_parts) else ()
+        return *self._below_airflow, *airflow
+
+    @property
+    def _below_airflow(self) -> tuple[Server, ...]:
         return self.broker, self.postgres, *((self.connect,) if self.connect.ports else ())
 
     @property
@@ -109,7 +124,7 @@ class LocalStack:
 
         Raises LocalStackError if a server cannot be started, or already runs with different settings.
         """
-        with self._lock():
+        with self.lock():
             find_java()
             self._kafka_jars()
             wanted: list[Wanted] = [
@@ -127,11 +142,16 @@ class LocalStack:
         """Stop the stack's servers; with `delete`, also remove data and logs. Return False if all of them were down."""
         if not self.folder.exists():
             return False
-        with self._lock():
+        with self.lock():
             running = [server for server in self.servers if server.pid is not None]
-            for server in running:
-                self._progress(f"stopping {server.title}")
-                server.stop()
+            started = [part for part in self.airflow_parts if part.was_started]
+            if started:
+                self._progress("stopping Airflow")
+                stop_parts(started)  # first, because they are clients of the others
+            for server in self._below_airflow:
+                if server.pid is not None:
+                    self._progress(f"stopping {server.title}")
+                    server.stop()
             if delete:
                 self._progress(f"deleting {self.folder}")
                 # The folder may be a link to one on another disk.
@@ -147,7 +167,7 @@ class LocalStack:
                 title=server.title,
                 up=server.is_up(),
                 pid=server.pid,
-                address=server.address if server.ports else None,
+                address=server.address if "client" in server.ports else None,
                 log_file=server.log_file,
             )
             for server in self.servers
@@ -181,7 +201,7 @@ class LocalStack:
                 server.launch()
             # Also wait for servers that run already: they may still be starting. Postgres is up, or fails, first.
             for server in reversed(
-                [each for each in self.servers if each in servers or each.pid is not None]
+                [each for each in self._below_airflow if each in servers or each.pid is not None]
             ):
                 server.wait()
         except BaseException:
@@ -195,7 +215,7 @@ class LocalStack:
         return fetch_jars("kafka", self.jars_dir, self._progress)
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Allow one `up` or `down` of a stack at a time."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("w") as file:

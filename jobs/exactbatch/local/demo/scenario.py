@@ -58,7 +58,7 @@ def _run(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> boo
         _say(f"Kafka at {stack.bootstrap_servers}, Postgres at {stack.postgres.address}")
         _register(pipeline, settings)
         create_topic(settings.kafka, "flights")
-        airflow.up(pools={})
+        airflow.up()
         airflow.wait_for_dag(pipeline.name)
         _say(f"Airflow at {airflow.url}, user {airflow.user}, password {airflow.password}")
         values = list(flights())
