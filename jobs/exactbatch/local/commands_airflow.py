@@ -44,8 +44,8 @@ def show_airflow(airflow: LocalAirflow) -> None:
     if len(dags) > _DAGS_SHOWN:
         out.print(f"… and {len(dags) - _DAGS_SHOWN} more: {airflow.url}/dags", markup=False)
     out.print(
-        f"\nDAG files that you add to {airflow.dags_folder} appear within seconds. A new DAG is paused: switch it on in "
-        "the browser, or run `exactbatch local trigger DAG`, which also waits for the run.",
+        f"\nNew files in {airflow.dags_folder} appear within seconds. A new DAG is paused: switch it on in the "
+        "browser, or run `exactbatch local trigger DAG`, which also waits for the run.",
         markup=False,
     )
     for broken in airflow.broken_files():
