@@ -19,7 +19,8 @@ from topics import drop_topic
 from ways import CORES, EXACTBATCH, Place
 
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.demo.flights import create_topic, flights, send
+from exactbatch.local.demo.flights import flights
+from exactbatch.local.topics import create_topic, send
 
 REPORT = ROOT / "build" / "airflow.json"
 ROWS, ROUNDS = 1_000, 5

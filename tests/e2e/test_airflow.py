@@ -23,7 +23,8 @@ from exactbatch.audit.audit import audit
 from exactbatch.ledger import Ledger
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.demo.flights import create_topic, flights, send
+from exactbatch.local.demo.flights import flights
+from exactbatch.local.topics import create_topic, send
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings
 from pipelines.flights import flights as pipeline

@@ -12,7 +12,7 @@ from exactbatch import Json
 from exactbatch.forwarding.sent import settled_partitions
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.demo.flights import create_topic, send
+from exactbatch.local.topics import create_topic, send
 from exactbatch.operations.status import load_status
 from exactbatch.postgres.connection import connect, transaction
 from exactbatch.settings import Settings

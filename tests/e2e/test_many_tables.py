@@ -14,7 +14,7 @@ from exactbatch import Json, Pipeline, Tables, TableTopic, TopicPattern, Upsert
 from exactbatch.audit.audit import audit
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.demo.flights import create_topic, send
+from exactbatch.local.topics import create_topic, send
 from exactbatch.operations.tables_status import load_tables_status
 from exactbatch.postgres.connection import connect
 from exactbatch.settings import Settings

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from exactbatch import Aggregate, Count, Json, Max, Min, Sum, Window
-from exactbatch.local.demo.flights import COUNT, flights, send
+from exactbatch.local.demo.flights import COUNT, flights
+from exactbatch.local.topics import send
 from exactbatch.planning.freeze_replay import freeze_replay
 from exactbatch.planning.request import ReplayRequest, RequestedRange
 from support.environment import LONG

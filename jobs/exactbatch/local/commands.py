@@ -1,5 +1,6 @@
 """`exactbatch local`: the stack on the command line."""
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from exactbatch.local.commands_airflow import (
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.jars import fetch_jars
 from exactbatch.local.java import find_java, java_version
+from exactbatch.local.postgres import executables
 from exactbatch.local.stack import LocalStack, ServerStatus
 
 app = typer.Typer(
@@ -170,6 +172,48 @@ def trigger(
         show_runs(its_airflow, dag, runs)
     if any(run.state != "success" for run in runs):
         raise typer.Exit(CHECK_FAILED)
+
+
+@app.command()
+@with_exit_status
+def send(
+    topic: Annotated[str, typer.Argument(help="The topic, which is created if it does not exist.")],
+    file: Annotated[
+        typer.FileBinaryRead,
+        typer.Argument(help="A file whose lines are the values; - reads standard input."),
+    ],
+    name: Name = "dev",
+    home: Home = None,
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of a new topic.")] = 4,
+    as_json: AsJson = False,
+) -> None:
+    """Send each line of a file to a topic of the local Kafka, as a record without a key."""
+    from exactbatch.local.topics import create_topic, send
+
+    stack = LocalStack(home, name)
+    if not stack.broker.is_up():
+        raise LocalStackError("Kafka is not up. Run `exactbatch local up`.")
+    values = [line for line in (each.rstrip(b"\r\n") for each in file) if line]
+    partitions = create_topic(stack.kafka_properties, topic, partitions)
+    send(stack.kafka_properties, topic, values, partitions)
+    if as_json:
+        print_json({"topic": topic, "records": len(values)})
+    else:
+        out.print(f"Sent {len(values):,} records to the topic {topic}.", markup=False)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+@with_exit_status
+def psql(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[OPTION]…", help="Options of psql.")
+    ] = None,
+    name: Name = "dev",
+    home: Home = None,
+) -> None:
+    """Open psql on the database of the stack, or run one statement: exactbatch local psql -c "select 1"."""
+    executable = executables() / "psql"
+    os.execv(executable, [str(executable), LocalStack(home, name).postgres_dsn, *(arguments or ())])
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """Airflow in `exactbatch local`: what `up` shows of it, and `trigger`."""
 
+import os
 import webbrowser
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +9,7 @@ from urllib.parse import quote
 from rich.markup import escape
 
 from exactbatch.cli.console import err, out
+from exactbatch.cli.project_files import project_at
 from exactbatch.local.airflow import LocalAirflow
 from exactbatch.local.airflow_client import AirflowClient, Run
 from exactbatch.local.server import Progress
@@ -28,7 +30,11 @@ def start_airflow(
     if dags is None:
         dags = USUAL_DAGS
         dags.mkdir(exist_ok=True)
-    airflow = LocalAirflow(stack, dags, progress=progress, port=port)
+    # As `exactbatch new` lays out a project: the package `pipelines` is in `jobs` if there is one, or beside `dags`.
+    modules = project_at(dags.absolute().parent, None).modules
+    path = [str(modules), *(each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each)]
+    environment = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}
+    airflow = LocalAirflow(stack, dags, environment=environment, progress=progress, port=port)
     return airflow, airflow.up()
 
 

