@@ -47,6 +47,11 @@ class AirflowClient:
         return self._api_server.address
 
     @property
+    def port(self) -> int:
+        """The port of Airflow's pages. Raises LocalStackError before the first start."""
+        return self._api_server.port
+
+    @property
     def password(self) -> str:
         """The password of `user`, which stays the same until the stack's data is deleted."""
         return self._api_server.password

@@ -179,9 +179,8 @@ class Scheduler(_Worker):
     title: ClassVar[str] = "Airflow's scheduler"
     command: ClassVar[str] = "scheduler"
     health_name: ClassVar[str] = "scheduler"
-    usual_ports: ClassVar[Mapping[str, int]] = {
-        "logs": 8793
-    }  # the API server asks there for the logs of tasks
+    # Without a server for the logs of tasks, which would listen on all interfaces: the API server finds their files.
+    options: ClassVar[Sequence[str]] = ("--skip-serve-logs",)
 
 
 class DagProcessor(_Worker):
