@@ -177,10 +177,12 @@ def trigger(
 @app.command()
 @with_exit_status
 def send(
-    topic: Annotated[str, typer.Argument(help="The topic, which is created if it does not exist.")],
+    topic: Annotated[
+        str, typer.Argument(metavar="TOPIC", help="The topic, which is created if it does not exist.")
+    ],
     file: Annotated[
         typer.FileBinaryRead,
-        typer.Argument(help="A file whose lines are the values; - reads standard input."),
+        typer.Argument(metavar="FILE", help="A file whose lines are the values; - reads standard input."),
     ],
     name: Name = "dev",
     home: Home = None,
@@ -205,9 +207,7 @@ def send(
 @app.command(context_settings={"ignore_unknown_options": True})
 @with_exit_status
 def psql(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[OPTION]…", help="Options of psql.")
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="OPTIONS", help="Options of psql.")] = None,
     name: Name = "dev",
     home: Home = None,
 ) -> None:
