@@ -206,3 +206,20 @@ def test_a_command_that_fails_prints_its_error_and_the_page_about_it(tmp_path):
         'error: LocalStackError: expected a stack name of a-z, 0-9, - and _ other than "jars", found "NO"\n'
         "`exactbatch explain LocalStackError` explains the causes and what to do.\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["up", "--open"], 42, "Add --airflow"),
+        (["up", "--airflow", "--dags", "nowhere"], 2, "does not exist"),
+        (["trigger", "orders"], 42, "Run `exactbatch local up --airflow`"),
+        (["send", "orders", "-"], 42, "Run `exactbatch local up`"),
+    ],
+)
+def test_what_needs_a_server_or_a_folder_says_so(tmp_path, monkeypatch, arguments, status, message):
+    monkeypatch.chdir(tmp_path)
+    failed = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    assert (failed.exit_code, failed.stdout) == (status, "")
+    assert message in failed.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -50,10 +50,18 @@ def show_airflow(airflow: LocalAirflow) -> None:
     if len(dags) > _DAGS_SHOWN:
         out.print(f"… and {len(dags) - _DAGS_SHOWN} more: {airflow.url}/dags", markup=False)
     out.print(
-        f"\nNew files in {airflow.dags_folder} appear within seconds. A new DAG is paused: switch it on in the "
-        "browser, or run `exactbatch local trigger DAG`, which also waits for the run.",
+        f"\nNew files in {airflow.dags_folder} appear within seconds. A new DAG is paused: switch it on in the browser, "
+        "or with `exactbatch local trigger`.\n\nNext:",
         markup=False,
     )
+    for command, why in (
+        ("exactbatch local send TOPIC FILE", "send the lines of a file to a topic, which is created"),
+        ("exactbatch new NAME --topic TOPIC", "write a pipeline for a topic, with its DAG"),
+        ("exactbatch init NAME", "create the ledger, and register the pipeline"),
+        ("exactbatch local trigger NAME", "switch its DAG on, run it, and wait for the run"),
+        ("exactbatch audit NAME", "compare the table with the topic, record by record"),
+    ):
+        out.print(f"  [bold]{command}[/]  # {why}")
     for broken in airflow.broken_files():
         file = escape(str(airflow.dags_folder / broken.name))
         err.print(f"[red]error:[/] Airflow cannot import {file}:")

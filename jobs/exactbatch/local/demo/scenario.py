@@ -72,6 +72,11 @@ def _run(stack: LocalStack, status: Any, began: float, *, leave_up: bool) -> boo
         _nothing_new(airflow, pipeline, status)
         exact = _verdict(pipeline, settings, status)
         _say(f"total: {time.monotonic() - began:.0f} s")
+        _say(
+            "\nNext, a topic of your own:\n"
+            "  [bold]source .venv/bin/activate[/bold]\n"
+            "  [bold]exactbatch local up --airflow[/bold]  # starts servers that stay up, and says how to go on"
+        )
         if leave_up:
             _leave_up(airflow, stack, status)
         return exact
