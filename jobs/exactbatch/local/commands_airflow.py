@@ -50,8 +50,8 @@ def show_airflow(airflow: LocalAirflow) -> None:
     if len(dags) > _DAGS_SHOWN:
         out.print(f"… and {len(dags) - _DAGS_SHOWN} more: {airflow.url}/dags", markup=False)
     out.print(
-        f"\nNew files in {airflow.dags_folder} appear within seconds. A new DAG is paused: switch it on in the browser, "
-        "or with `exactbatch local trigger`.\n\nNext:",
+        f"\nNew files in {airflow.dags_folder} appear within seconds. A new DAG is paused: switch it on in the "
+        "browser, or with `exactbatch local trigger`.\n\nNext:",
         markup=False,
     )
     for command, why in (
