@@ -1277,8 +1277,8 @@ MUTANTS: Final = (
     Mutant(
         "an older program takes a newer ledger for its own",
         "ledger/schema.py",
-        "        if current > known[-1][0]:\n",
-        "        if False:\n",
+        "    if current > known[-1][0]:\n",
+        "    if False:\n",
         (
             "tests/integration/test_ledger.py::test_older_and_newer_ledger_are_refused_and_say_who_has_to_move",
         ),
