@@ -1,6 +1,6 @@
 """Literals of Python's source code, formatted as ruff formats them, and records as the source code of a test."""
 
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
@@ -27,7 +27,7 @@ class Literal:
         """Lines that import what the literal uses, and an empty line; or nothing."""
         lines = []
         moments = sorted(each.__name__ for each in self._used & {date, datetime, time, timedelta})
-        if datetime in self._used or time in self._used:
+        if timezone in self._used:
             moments = ["UTC", *moments]
         if moments:
             lines.append(f"from datetime import {', '.join(moments)}\n")
@@ -201,3 +201,5 @@ def _note_types(value: Any, used: set[type]) -> None:
             _note_types(each, used)
     else:
         used.add(type(value))
+        if isinstance(value, datetime) and value.tzinfo is not None:
+            used.add(timezone)
