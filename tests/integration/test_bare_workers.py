@@ -73,7 +73,7 @@ def executors() -> Path:
     return ROOT / "build/deploy/executors.tar.gz"
 
 
-def test_bare_workers_run_a_batch_from_the_archive(
+def test_bare_workers_run_a_batch_from_the_archive_and_none_without_it(
     cluster, executors, world, make_topic, tmp_path, monkeypatch
 ):
     topic = make_topic(PARTITIONS)
@@ -100,11 +100,6 @@ def test_bare_workers_run_a_batch_from_the_archive(
         assert shown in defaults
         defaults = defaults.replace(shown, str(real))
 
-    bare = defaults.replace("./environment/bin/python", "/usr/bin/python3.11")
-    refused = cluster.submit(bare, arguments, world.settings, tmp_path / "code")
-    assert refused.returncode == 42, refused.stdout
-    assert "must be a Python with exactbatch" in refused.stdout
-
     done = cluster.submit(defaults, arguments, world.settings, tmp_path / "code")
     assert done.returncode == 0, done.stdout
     assert world.is_exact(places)
@@ -116,3 +111,13 @@ def test_bare_workers_run_a_batch_from_the_archive(
             assert "/environment/" in file
         assert "pipelines.zip" in module
     assert {Path(folder).relative_to(cluster.folder).parts[0] for *_, folder in rows} == {"one", "two"}
+
+    # Without the archive there is nothing that could run a task.
+    topic.produce(b"x")
+    arguments = ["--pipeline", "placed:places", "--batch-id", str(world.plan(places))]
+    bare = defaults.replace("./environment/bin/python", "/usr/bin/python3.11")
+    refused = cluster.submit(
+        f"{bare}\nspark.task.maxFailures 1\n", arguments, world.settings, tmp_path / "code"
+    )
+    assert refused.returncode == 42, refused.stdout
+    assert "must be a Python with exactbatch" in refused.stdout
