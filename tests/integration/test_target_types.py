@@ -1,6 +1,7 @@
 """Every type that a target may have takes the values that it can hold; any other value is a reject."""
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -312,7 +313,16 @@ def test_new_columns_are_added_where_the_pipeline_says_so(world, produced, make_
 def test_lineage_columns_are_never_added(world, produced, make_pipeline):
     pipeline = make_pipeline(produced({"id": 1}), evolve="add")
     world.execute(f"create table {target(pipeline)} (id int, name text)")
-    assert "expected a column kafka_topic of type text, found none" in world.refused(TargetMismatch, pipeline)
+    message = world.refused(TargetMismatch, pipeline)
+    assert (
+        "expected a column kafka_topic of type text, found none, nor kafka_partition, kafka_offset, "
+        in message
+    )
+    assert "evolve" not in message
+    [statement] = re.findall(r"Add them: (alter table .*)\.$", message)
+    world.execute(statement)
+    world.run(pipeline)
+    assert world.is_exact(pipeline)
 
 
 def test_a_wrong_word_for_evolve_and_json_as_a_key_are_refused():

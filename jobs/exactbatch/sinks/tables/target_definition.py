@@ -50,6 +50,7 @@ def prepare_table(
     if facts:
         if evolve == "add":
             add_columns(cursor, table, columns)
+        _check_present(cursor, table, columns, lineage)
         _check_columns(cursor, table, (*columns, *lineage), exact=exact)
         check_replicated(cursor, table)
         return False
@@ -149,18 +150,35 @@ def _change(cursor: Cursor, table: TargetTable, statement: sql.Composable) -> No
     )
 
 
+def _check_present(
+    cursor: Cursor, table: TargetTable, columns: Sequence[Column], lineage: Sequence[Column]
+) -> None:
+    """Raise TargetMismatch if columns are missing; it has one statement that adds all of them."""
+    stored = table.columns(cursor)
+    missing = [column for column in (*columns, *lineage) if column.name not in stored]
+    if not missing:
+        return
+    first, *others = missing
+    also = f", nor {', '.join(column.name for column in others)}" if others else ""
+    it = "them" if others else "it"
+    statement = ", ".join(f"add column {quoted(column.name)} {column.type}" for column in missing)
+    # A pipeline adds no lineage: rows that are there already would have none.
+    evolve = (
+        ""
+        if any(column in lineage for column in missing)
+        else f"; or let the pipeline add {it}: evolve='add'"
+    )
+    raise TargetMismatch(
+        f"target {table.spec}: expected a column {first.name} of type {first.type}, found none{also}. "
+        f"Add {it}: alter table {table.spec} {statement}{evolve}.",
+        column=first.name,
+    )
+
+
 def _check_columns(cursor: Cursor, table: TargetTable, columns: Sequence[Column], *, exact: bool) -> None:
     stored = table.columns(cursor)
     for column in columns:
-        actual = stored.get(column.name)
-        if actual is None:
-            raise TargetMismatch(
-                f"target {table.spec}: expected a column {column.name} of type {column.type}, found none. "
-                f"Add it: alter table {table.spec} add column {quoted(column.name)} {column.type}; or let "
-                f"the pipeline add it: evolve='add'.",
-                column=column.name,
-            )
-        if actual.generated:
+        if stored[column.name].generated:
             raise TargetMismatch(
                 f"target {table.spec}, column {column.name}: the column is generated always, so that nothing can "
                 f"be written into it. Leave it out of the pipeline's schema.",
