@@ -161,13 +161,14 @@ class LocalAirflow(AirflowClient):
             self._progress("creating Airflow's tables")
             self._create_database()
             self.command("db", "migrate")
+        # Before the DAG processor starts: if both read a file at the same time, its DAGs may be left stale.
+        self._progress("reading the DAG files")
+        self._read_dags()
         try:
             if down:
                 self._progress("starting Airflow")
             for part in down:
                 part.launch()
-            self._progress("reading the DAG files")
-            self._read_dags()
             self._progress("waiting for Airflow")
             for part in wanted:
                 part.wait()
