@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -181,7 +182,7 @@ def send(
         str, typer.Argument(metavar="TOPIC", help="The topic, which is created if it does not exist.")
     ],
     file: Annotated[
-        typer.FileBinaryRead,
+        Path,
         typer.Argument(metavar="FILE", help="A file whose lines are the values; - reads standard input."),
     ],
     name: Name = "dev",
@@ -195,7 +196,7 @@ def send(
     stack = LocalStack(home, name)
     if not stack.broker.is_up():
         raise LocalStackError("Kafka is not up. Run `exactbatch local up`.")
-    values = [line for line in (each.rstrip(b"\r\n") for each in file) if line]
+    values = _lines(file)
     partitions = create_topic(stack.kafka_properties, topic, partitions)
     send(stack.kafka_properties, topic, values, partitions)
     if as_json:
@@ -238,6 +239,15 @@ def java(as_json: AsJson = False) -> None:
         print_json({"executable": executable, "version": java_version(executable)})
     else:
         out.print(f"Java {java_version(executable)} at {executable}", markup=False)
+
+
+def _lines(file: Path) -> list[bytes]:
+    """Return the lines of a file, or of standard input, that are not empty. Raises LocalStackError."""
+    try:
+        text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    except OSError as error:
+        raise LocalStackError(f"{file} cannot be read: {error.strerror}. Nothing was sent.") from error
+    return [line for line in (each.removesuffix(b"\r") for each in text.split(b"\n")) if line]
 
 
 def _shown_on(status: Status) -> Callable[[str], None]:
