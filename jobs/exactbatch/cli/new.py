@@ -177,6 +177,13 @@ def _say_what_next(proposal: "Proposal", project: Project, files: Sequence[Path]
         (f"exactbatch init {name}", "create the ledger, and register the pipeline"),
         (f"exactbatch plan {name}", "show what the first batch would load"),
         (f"exactbatch run {name}", "load it, without Airflow"),
-        (f"airflow dags unpause {name}", f"load what is new, on the schedule {_SCHEDULE}"),
+        (
+            f"exactbatch local trigger {name}",
+            "or by its DAG, in the Airflow of `exactbatch local up --airflow`",
+        ),
+        (
+            f"airflow dags unpause {name}",
+            f"in another Airflow: load what is new, on the schedule {_SCHEDULE}",
+        ),
     ):
         out.print(f"  [bold]{escape(command)}[/bold]  # {why}")
