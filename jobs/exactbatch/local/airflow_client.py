@@ -137,6 +137,18 @@ class AirflowClient:
         tasks = self.request("GET", f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
         return {task["task_id"]: (task["state"], task["try_number"]) for task in tasks}
 
+    def last_error(self, dag_id: str, run_id: str, task_id: str, attempt: int) -> str | None:
+        """Return the last error in the log of a task's attempt; None if it logged none."""
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{attempt}"
+        answer = self.request(
+            "GET", path, params={"full_content": True}, headers={"Accept": "application/json"}
+        )
+        for line in reversed(answer["content"]):
+            if isinstance(line, dict) and line.get("level") in ("error", "critical"):
+                raised = line.get("error_detail") or []
+                return f"{raised[0]['exc_type']}: {raised[0]['exc_value']}" if raised else str(line["event"])
+        return None
+
     def wait_for_run(
         self, dag_id: str, run_id: str, *, timeout_s: float = 600, progress: Progress = silent
     ) -> str:

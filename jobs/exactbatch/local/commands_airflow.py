@@ -105,8 +105,9 @@ def show_runs(airflow: AirflowClient, dag_id: str, runs: list[Run]) -> None:
         shown = ", ".join(f"{task} {state}" for task, (state, _) in tasks.items())
         out.print(f"{run.state}  {run.run_id}: {shown}", markup=False)
         out.print(f"{airflow.url}/dags/{dag_id}/runs/{quote(run.run_id)}", markup=False)
-    if any(run.state != "success" for run in runs):
-        out.print(f"`exactbatch status {dag_id}` shows why a batch fails.", markup=False)
+        for task, (state, attempt) in tasks.items():
+            if state == "failed" and (error := airflow.last_error(dag_id, run.run_id, task, attempt)):
+                err.print(f"[red]error:[/] {task}: {escape(error)}")
 
 
 def open_browser(url: str) -> None:
