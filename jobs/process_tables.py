@@ -66,4 +66,7 @@ def _batch(tables: Tables, topic: str, batch_id: int, plan_id: str) -> MemberBat
 
 
 if __name__ == "__main__":
+    # Python looks into the folder of this file first, and a checkout has a package `pipelines` there. The one on
+    # PYTHONPATH comes first, as in every other process.
+    sys.path.append(sys.path.pop(0))
     sys.exit(main())
