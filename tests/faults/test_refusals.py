@@ -167,7 +167,8 @@ def test_a_command_and_the_job_end_with_one_message_and_a_status(monkeypatch, ca
     monkeypatch.setattr("sys.argv", ["process_batch.py", "--pipeline", "x:y", "--batch-id", "1"])
     caplog.clear()
     assert job.main() == status
-    assert said in caplog.messages[-1]
+    assert said in caplog.messages[-2]
+    assert "exactbatch explain" in caplog.messages[-1]
     assert ("Traceback" in caplog.text) == isinstance(error, TypeError)
 
 
