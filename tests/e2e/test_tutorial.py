@@ -14,6 +14,7 @@ import pytest
 
 from exactbatch.local import LocalStack
 from exactbatch.local.airflow_client import AirflowClient
+from exactbatch.local.waiting import wait_until
 from support.environment import DOCS, HOME, ROOT
 from support.jvm import quick_spark
 from support.page_blocks import Command, File, steps_of
@@ -127,9 +128,16 @@ def test_a_part_that_died_starts_again_and_the_others_go_on(done, stack, shell, 
 def test_down_ends_all_processes(done, stack, shell, checkout):
     assert (stack.folder / "airflow" / "passwords.json").stat().st_mode & 0o777 == 0o600
     carry_out(STEPS[LAST], checkout, shell)
-    left = []
+    # The driver of the Spark server ends a moment after the JVM.
+    wait_until(lambda: not processes_in(stack.folder), 15)
+    assert processes_in(stack.folder) == []
+
+
+def processes_in(folder: Path) -> list[list[str]]:
+    """The command lines of the processes whose working directory is in a folder."""
+    found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if Path(process.cwd()).is_relative_to(stack.folder.resolve()):
-                left.append(process.cmdline())
-    assert left == []
+            if Path(process.cwd()).is_relative_to(folder.resolve()):
+                found.append(process.cmdline())
+    return found
