@@ -43,6 +43,8 @@ TAKEN: Final = {
     "sinks/upsert/audit.py": {"type_"},
     "postgres/types.py": {"type_.sql_name"},
     "batch/staging/staging_tables.py": {"type_"},
+    "operations/try_records.py": {"column.staged_type"},
+    "testing/in_postgres.py": {"column.staged_type"},
     "ledger/launches.py": {"_QUERIES.staged_records.sql"},
     "ledger/rejects.py": {"_QUERIES.insert_rejects.sql"},
 }
