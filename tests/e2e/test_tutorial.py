@@ -40,7 +40,9 @@ def checkout(tmp_path_factory):
 def shell(checkout):
     """Run a command of the page in the checkout, as a shell does in which its virtual environment is active."""
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("EXACTBATCH_", "AIRFLOW_"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("EXACTBATCH_", "AIRFLOW_", "PYTEST_"))
     }
     environment |= {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
