@@ -48,7 +48,7 @@ def loaded_in_postgres(staged: StagedRows, dsn: str) -> Loaded:
         error: ExactbatchError | None = None
         found: dict[str, list[Row]] = {}
         try:
-            check_rejects(pipeline, staged.rejects, sum(map(len, staged.records.values())))
+            check_rejects(pipeline, staged.rejects, staged.record_count)
             with clear_errors(cursor.connection):
                 if tables is not None:
                     _publish(cursor, staged, tables)
@@ -61,16 +61,7 @@ def loaded_in_postgres(staged: StagedRows, dsn: str) -> Loaded:
             raise error
         return found
 
-    return Loaded(
-        pipeline=pipeline,
-        rows=staged.as_dicts(),
-        rejects=list(staged.rejects),
-        records=sum(map(len, staged.records.values())),
-        tombstones=staged.tombstones,
-        dropped=staged.dropped,
-        unverified={},
-        _find_targets=targets,
-    )
+    return staged.loaded({}, targets)
 
 
 @contextmanager
@@ -187,7 +178,7 @@ def _publish(cursor: Cursor, staged: StagedRows, tables: StagingTables) -> None:
 
 def _whole(staged: StagedRows) -> StagedBatch:
     """Return what a batch with one task attempt would report."""
-    records, rejects = sum(map(len, staged.records.values())), len(staged.rejects)
+    records, rejects = staged.record_count, len(staged.rejects)
     piece = Staged(
         staged.ranges[0], _ATTEMPT, records, len(staged.rows), rejects, staged.tombstones, staged.dropped
     )

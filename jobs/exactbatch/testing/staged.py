@@ -1,6 +1,6 @@
 """The rows and rejects of a test's batch before they reach a target."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.offsets import OffsetRange, TopicPartition
 from exactbatch.pipeline import Pipeline
 from exactbatch.testing.given_records import as_bytes
-from exactbatch.testing.loaded import Reject, Row
+from exactbatch.testing.loaded import Loaded, Reject, Row
 from exactbatch.testing.moments import day_text, moment_text
 from exactbatch.testing.record import Record
 
@@ -41,6 +41,26 @@ class StagedRows:
     def staged_columns(self) -> tuple[Column, ...]:
         """The columns that the sink stages."""
         return self.pipeline.sink.staged_columns(self.columns)
+
+    @property
+    def record_count(self) -> int:
+        """How many records the test has."""
+        return sum(map(len, self.records.values()))
+
+    def loaded(
+        self, unverified: Mapping[str, str], find_targets: Callable[[], dict[str, list[Row]]]
+    ) -> Loaded:
+        """Return these rows and rejects as the result of load()."""
+        return Loaded(
+            pipeline=self.pipeline,
+            rows=self.as_dicts(),
+            rejects=list(self.rejects),
+            records=self.record_count,
+            tombstones=self.tombstones,
+            dropped=self.dropped,
+            unverified=dict(unverified),
+            _find_targets=find_targets,
+        )
 
     def places(self) -> list[Place]:
         """The record of each row."""

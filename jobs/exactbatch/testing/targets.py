@@ -51,18 +51,8 @@ def loaded_without_postgres(staged: StagedRows) -> Loaded:
     for part in pipeline.sink.parts:
         target = _target_of(part, staged.columns)
         staged = staged.without(target.refused(_rows_for(part, staged), staged.places()))
-    return Loaded(
-        pipeline=pipeline,
-        rows=staged.as_dicts(),
-        rejects=list(staged.rejects),
-        records=sum(map(len, staged.records.values())),
-        tombstones=staged.tombstones,
-        dropped=staged.dropped,
-        unverified={
-            column.name: column.type for column in staged.columns if column.staged_type != column.type
-        },
-        _find_targets=lambda: _targets(staged),
-    )
+    unverified = {column.name: column.type for column in staged.columns if column.staged_type != column.type}
+    return staged.loaded(unverified, lambda: _targets(staged))
 
 
 def check_rejects(pipeline: Pipeline, rejects: Sequence[Reject], records: int) -> None:
@@ -98,7 +88,7 @@ def _without_key(staged: StagedRows) -> list[tuple[Place, str]]:
 
 
 def _targets(staged: StagedRows) -> dict[str, list[Row]]:
-    check_rejects(staged.pipeline, staged.rejects, sum(map(len, staged.records.values())))
+    check_rejects(staged.pipeline, staged.rejects, staged.record_count)
     return {
         part.target: _target_of(part, staged.columns).rows(_rows_for(part, staged), staged.places())
         for part in staged.pipeline.sink.parts
