@@ -58,7 +58,8 @@ def test_poisoned_batch_is_seen_in_status_and_blocks_no_replay(world, topic, mak
         f"batch {poisoned} (advance) has failed 2 times since {failing.since:%Y-%m-%d %H:%M:%S}, last at "
         f"{failing.failed_at:%Y-%m-%d %H:%M:%S} UTC, with TargetMismatch: {message} A retry does not "
         f"help: correct the cause, and the next run plans its offsets again. Until then the stored offsets stay "
-        f"where they are; replays of other ranges go on."
+        f"where they are; replays of other ranges go on. `exactbatch explain TargetMismatch` explains the causes and "
+        f"what to do."
     )
     # Other ranges go on.
     assert world.process(pipeline, replay_all(world, pipeline)).wrote

@@ -17,15 +17,15 @@ READERS: Final = ("messages", "native")
 def read_with(patch: pytest.MonkeyPatch, reader: str) -> None:
     """Let batches and audits in this process read with one of READERS until `patch` is undone.
 
-    A range that is read alone, but with the other one, fails with AssertionError. Ranges that are read together always
-    have an object for each record.
+    A range that is read alone, but with the other one, fails with AssertionError. Ranges that are read together, and
+    samples, always have an object for each record.
     """
     is_native = reader == "native"
     open_consumer: Any = opening.open_consumer
 
-    def checked(*arguments: Any, partitions: int, **named: Any) -> Any:
-        consumer = open_consumer(*arguments, partitions=partitions, **named)
-        assert isinstance(consumer, NativeClient) == (is_native and partitions == 1)
+    def checked(*arguments: Any, partitions: int, keeps_records: bool = False, **named: Any) -> Any:
+        consumer = open_consumer(*arguments, partitions=partitions, keeps_records=keeps_records, **named)
+        assert isinstance(consumer, NativeClient) == (is_native and partitions == 1 and not keeps_records)
         return consumer
 
     patch.setenv(VARIABLE, "0" if is_native else "off")

@@ -13,13 +13,16 @@ logger = logging.getLogger(__name__)
 
 
 def open_consumer(
-    config: Mapping[str, Any], signals: Signals, *, offsets: int, partitions: int
+    config: Mapping[str, Any], signals: Signals, *, offsets: int, partitions: int, keeps_records: bool = False
 ) -> RangeConsumer:
     """Open a consumer that is to read so many offsets of so many partitions; `signals` get its callbacks.
 
+    With `keeps_records`, its records can be read with all their parts after it is closed.
+
     Raises KafkaException for properties that librdkafka refuses.
     """
-    if partitions == 1 and pays(offsets) and is_available() and (native := _native()) is not None:
+    can_be_native = partitions == 1 and not keeps_records
+    if can_be_native and pays(offsets) and is_available() and (native := _native()) is not None:
         return native(config, signals)
     return MessageConsumer(config, signals)
 

@@ -64,6 +64,7 @@ def read_together(
     *,
     timeout: float,
     cluster_id: str | None,
+    keeps_records: bool = False,
 ) -> Generator[tuple[OffsetRange, Records]]:
     """Read ranges of different partitions through one consumer, each exactly; yield records with their range.
 
@@ -71,7 +72,8 @@ def read_together(
     range come in order; those of different ranges come mixed. `timeout` is in seconds without progress; fetching
     records that are not visible, such as those of aborted transactions, is progress, and the clock stops while a
     quota throttles the client. `cluster_id` is the cluster that the batch was planned from: the consumer must be
-    connected to it before the first record and after the last.
+    connected to it before the first record and after the last. With `keeps_records`, keys and headers can also be
+    read after the iterator ends, which takes an object for each record.
 
     A range ends at its last offset, at a record past it, or at an end-of-log event at or past it: transaction
     markers and compaction leave gaps.
@@ -87,7 +89,11 @@ def read_together(
         config = limit_fetches(config, _FETCHED_BYTES)
     config["queued.min.messages"] = min(int(config["queued.min.messages"]), max(1000, offsets))
     try:
-        with closing(open_consumer(config, signals, offsets=offsets, partitions=len(ranges))) as consumer:
+        with closing(
+            open_consumer(
+                config, signals, offsets=offsets, partitions=len(ranges), keeps_records=keeps_records
+            )
+        ) as consumer:
             check_cluster = partial(is_cluster, consumer, first, first.topic, cluster_id)
             consumer.assign([_assignment(range_, epoch) for range_, epoch in ranges.items()])
             # After assign(): the lookup of the topic then also reports a missing partition.

@@ -130,7 +130,9 @@ class _Reading:
 
     def _read(self, ranges: Sequence[OffsetRange]) -> None:
         epochs: dict[OffsetRange, int | None] = dict.fromkeys(ranges)
-        reading = read_together(epochs, self._properties, timeout=_READ_TIMEOUT, cluster_id=None)
+        reading = read_together(
+            epochs, self._properties, timeout=_READ_TIMEOUT, cluster_id=None, keeps_records=True
+        )
         try:
             with closing(reading):
                 for range_, records in reading:
