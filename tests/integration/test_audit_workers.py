@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from exactbatch import Custom
-from exactbatch.audit import audit, unit_comparison
+from exactbatch.audit import audit, unit_comparison, workers
 from exactbatch.audit.report import AuditReport
 from exactbatch.audit.snapshot import Snapshot
 from exactbatch.cli import inspect
 from exactbatch.cli.app import app
-from exactbatch.errors import ReadFailed
+from exactbatch.errors import ConfigurationError, ReadFailed
 from exactbatch.settings import KAFKA, POSTGRES
 from support.audited_target import COUNT, AuditedTarget, findings
 from support.topics import record
@@ -126,6 +126,13 @@ def test_an_executor_that_ends_is_replaced(
     fatal.touch()
     assert audit.audit(target.pipeline, target.settings, values=True, spark=spark) == expected
     assert died.exists()
+
+
+def test_executors_with_other_code_audit_nothing(damaged, monkeypatch, spark):
+    monkeypatch.setattr(workers, "code_identity", lambda: "99.0 (0)")
+    in_parts(monkeypatch, 3)
+    with pytest.raises(ConfigurationError, match=r"and the driver 99\.0 \(0\)"):
+        audit.audit(damaged.pipeline, damaged.settings, values=True, spark=spark)
 
 
 def test_the_command_audits_with_spark(damaged, monkeypatch, spark):

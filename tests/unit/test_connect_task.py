@@ -13,10 +13,10 @@ import pytest
 from pyspark.cloudpickle import dumps
 
 from exactbatch.batch.engines import connect_task
-from exactbatch.batch.engines.code_identity import code_identity
 from exactbatch.batch.engines.connect_task import run_pickled, shipped
 from exactbatch.batch.staging import shares
 from exactbatch.batch.staging.shares import loaded
+from exactbatch.code_identity import code_identity
 from exactbatch.errors import ConfigurationError
 from exactbatch.offsets import OffsetRange
 

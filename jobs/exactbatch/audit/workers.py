@@ -17,6 +17,7 @@ from exactbatch.audit.snapshot import Snapshot, joined_snapshot
 from exactbatch.audit.unit_comparison import AuditedLog, compare_unit
 from exactbatch.audit.units import WINDOW, Unit
 from exactbatch.audit.values import ExpectedValues
+from exactbatch.code_identity import code_identity, other_code
 from exactbatch.errors import ExactbatchError, TasksFailed
 from exactbatch.errors.translation import translate_errors
 from exactbatch.pipeline import Pipeline
@@ -129,9 +130,12 @@ def compare_on_executors(
     Spark repeats a task that fails or whose executor is lost; a task writes nothing. `progress` is called in another
     thread when tasks have ended. Raises the first error that no retry can help, and TasksFailed.
     """
-    context = spark.sparkContext
+    context, identity = spark.sparkContext, code_identity()
 
     def compare(tasks: Iterable[Unit]) -> Iterator[Compared | ExactbatchError]:  # on an executor
+        if (refused := other_code(identity)) is not None:
+            yield refused
+            return
         for unit in tasks:
             try:
                 with translate_errors():

@@ -25,7 +25,6 @@ from pyspark.sql.connect.client.retries import DefaultPolicy
 from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from exactbatch.batch.engines.code_identity import code_identity
 from exactbatch.batch.engines.connect_task import shipped
 from exactbatch.batch.spark.session_settings import variables_of
 from exactbatch.batch.spark.spark_errors import cause, setting_refused
@@ -33,6 +32,7 @@ from exactbatch.batch.spark.waiting_jobs import Progress, cancel_waiting_jobs
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded
 from exactbatch.batch.staging.stager import Stager
 from exactbatch.batch.staging.task import StageTask
+from exactbatch.code_identity import code_identity
 from exactbatch.connect_limits import check_pipeline
 from exactbatch.connect_server import ARTIFACT_ISOLATION
 from exactbatch.errors import ConfigurationError, ExactbatchError, TasksFailed

@@ -13,7 +13,7 @@ import exactbatch.batch.engines.connect_task
 import exactbatch.batch.staging.stage
 import exactbatch.batch.staging.stage_partition
 import exactbatch.postgres.arrow  # noqa: F401 - imported for the workers
-from exactbatch.batch.engines.code_identity import code_identity
+from exactbatch.code_identity import code_identity
 
 if __name__ == "__main__":
     code_identity()  # of the code that was just imported

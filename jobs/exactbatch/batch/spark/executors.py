@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from exactbatch.batch.spark.spark_errors import cause, setting_refused, settings_of
 from exactbatch.batch.staging.shares import Outcome, Task, distribute, loaded, run_share
 from exactbatch.batch.staging.task import dump
-from exactbatch.batch.staging.versions import installed_version, other_version
+from exactbatch.code_identity import code_identity, other_code
 from exactbatch.errors import ExactbatchError, TasksFailed
 
 _INTERVAL: Final = 0.1  # seconds between two looks at which tasks have finished
@@ -40,11 +40,11 @@ def on_executors(
     `verb` says in an error what a task does with its range. Raises the first error that a task has returned,
     TasksFailed, and ConfigurationError if a Spark setting is at fault.
     """
-    context, version = spark.sparkContext, installed_version()
+    context, identity = spark.sparkContext, code_identity()
     accepted = None if finished is None else AcceptedOutcomes(context)
 
     def run(shares: Iterable[Sequence[Task]]) -> Iterable[bytes]:  # on an executor
-        if (refused := other_version(version)) is not None:
+        if (refused := other_code(identity)) is not None:
             yield dump(refused)
             return
         for share in shares:

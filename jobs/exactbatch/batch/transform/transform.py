@@ -34,7 +34,6 @@ from exactbatch.batch.staging.staged_lineage import check_staged_lineage, record
 from exactbatch.batch.staging.stager import is_worth_parts
 from exactbatch.batch.staging.staging_tables import StagingTables, create_lineage, decoded_schema
 from exactbatch.batch.staging.task import Staged, StagedBatch, StageTask, by_attempt, dump
-from exactbatch.batch.staging.versions import installed_version, other_version
 from exactbatch.batch.transform.failing_record import SEARCH_TIME, FailingRecordSearch
 from exactbatch.batch.transform.one_pass import (
     ONE_PASS,
@@ -48,6 +47,7 @@ from exactbatch.batch.transform.one_pass import (
 )
 from exactbatch.batch.transform.spark_columns import columns_of, nested_as_json
 from exactbatch.batch.transform.transform_plan import check_transform, plan_transform
+from exactbatch.code_identity import code_identity, other_code
 from exactbatch.columns import LINEAGE_NAMES, Column
 from exactbatch.errors import (
     ExactbatchError,
@@ -399,12 +399,12 @@ def failure_of(
 def _read(spark: SparkSession, bins: Sequence[Sequence[StageTask]]) -> DataFrame:
     """Return decoded rows with their lineage and, in one more row for each task, its outcome."""
     schema = decoded_schema(bins[0][0].columns).append(pa.field(OUTCOME, pa.binary()))
-    version = installed_version()
+    identity = code_identity()
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:  # on an executor
         attempt, one_pass = attempt_id(), OnePass.of_job()
         hand_over = None if one_pass is None else HandOver(one_pass.launch, attempt)
-        refused = other_version(version)
+        refused = other_code(identity)
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 if refused is not None:

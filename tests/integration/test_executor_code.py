@@ -1,9 +1,8 @@
-"""Executors that run another version of exactbatch than their driver decode nothing."""
+"""Executors that run other code of exactbatch than their driver decode nothing."""
 
 import pytest
 
 from exactbatch.batch.spark import executors
-from exactbatch.batch.staging import versions
 from exactbatch.batch.transform import transform
 from exactbatch.errors import ConfigurationError
 from support.topics import record
@@ -18,25 +17,18 @@ ROWS = {
 
 
 @pytest.mark.parametrize("changes", ROWS.values(), ids=ROWS.keys())
-def test_executors_of_another_version_are_refused(world, make_topic, make_pipeline, monkeypatch, changes):
+def test_executors_with_other_code_are_refused(world, make_topic, make_pipeline, monkeypatch, changes):
     topic = make_topic()
     topic.produce(*map(record, range(3)))
     pipeline = make_pipeline(topic, **changes)
     with monkeypatch.context() as driver:
         for module in (executors, transform):
-            driver.setattr(module, "installed_version", lambda: "99.0")
+            driver.setattr(module, "code_identity", lambda: "99.0 (0)")
         batch_id = world.plan(pipeline)
         with pytest.raises(
-            ConfigurationError, match=r"the executors run exactbatch .*, and the driver 99\.0: "
+            ConfigurationError, match=r"the executors run exactbatch .*, and the driver 99\.0 \(0\): "
         ):
             world.process(pipeline, batch_id)
     assert world.staging() == []
     world.process(pipeline, batch_id)
     assert world.is_exact(pipeline)
-
-
-def test_a_version_that_is_not_known_is_not_compared(monkeypatch):
-    assert versions.other_version(versions.installed_version()) is None
-    assert versions.other_version(None) is None
-    monkeypatch.setattr(versions, "installed_version", lambda: None)
-    assert versions.other_version("99.0") is None
