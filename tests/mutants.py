@@ -2288,6 +2288,13 @@ MUTANTS: Final = (
         (f"{_FORWARD}::test_what_another_forwarder_has_sent_and_deleted_is_not_taken_for_lost",),
     ),
     Mutant(
+        "a topic of results is created again while they are sent, and has more messages than before",
+        "forwarding/forward.py",
+        "            if first < next_offsets.get(partition, 0):\n",
+        "            if last < next_offsets.get(partition, 0):\n",
+        (f"{_FORWARD}::test_a_topic_that_is_created_again_while_results_are_sent_is_noticed",),
+    ),
+    Mutant(
         "a topic of results that was created again is taken for the earlier one",
         "forwarding/forward.py",
         "        if self._stream.topic_id not in (None, topic_id) and not accept_repeats:\n",

@@ -381,6 +381,30 @@ def test_a_topic_that_was_created_again_is_refused(late, admin, make_topic):
     ]
 
 
+@pytest.mark.parametrize("waiting", [5, 50], ids=["fewer messages than it had", "more messages than it had"])
+def test_a_topic_that_is_created_again_while_results_are_sent_is_noticed(
+    late, admin, make_topic, monkeypatch, waiting
+):
+    """The forwarder has compared the ledger with the topic before: only the offsets of what it sends tell."""
+
+    def at(failpoint: str) -> None:
+        if failpoint == "forward.after_attempt":
+            recreate(admin, lambda name: make_topic(3, name=name), late.topic)
+
+    late.batches.run(*flights(0, 5))
+    late.send()
+    late.batches.run(*flights(5, waiting))
+    with monkeypatch.context() as patch:
+        patch.setattr(forwarding, "failpoint", at)
+        with pytest.raises(
+            TopicRecreated, match="took a message at offset 0, where the topic had others before"
+        ):
+            late.send()
+    assert late.stream().unsent == waiting
+    with pytest.raises(TopicRecreated, match="its ID was"):
+        late.send()
+
+
 def test_a_topic_whose_end_was_lost_is_refused_before_anything_is_sent(late):
     """An unclean election cuts a log: here, the ledger knows more of it than there is."""
     late.batches.run(*flights(0, 5))

@@ -16,7 +16,11 @@ SCRIPT = "from exactbatch.code_identity import code_identity; print(code_identit
 def digest_in(path: Path) -> str:
     """The digest of the package at this path, as another process finds it."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env={"PYTHONPATH": str(path)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", SCRIPT],
+        env={"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return digest(done.stdout)
 

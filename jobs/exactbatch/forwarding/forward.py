@@ -127,12 +127,13 @@ class _Forwarder:
             ledger.note_attempt(stream, until)
         failpoint("forward.after_attempt")
         offsets = producer.send(results)
-        for partition, offset in offsets.items():
-            if offset <= stream.next_offsets.get(str(partition), 0):
+        next_offsets = {int(partition): offset for partition, offset in stream.next_offsets.items()}
+        for partition, (first, last) in offsets.items():
+            if first < next_offsets.get(partition, 0):
                 raise self._recreated(
-                    f"partition {partition} took a message at offset {offset - 1}, where the topic had others before"
+                    f"partition {partition} took a message at offset {first}, where the topic had others before"
                 )
-        next_offsets = {**{int(each): at for each, at in stream.next_offsets.items()}, **offsets}
+            next_offsets[partition] = last + 1
         self._confirm(until, topic_id, next_offsets)
         return len(results)
 

@@ -71,13 +71,13 @@ class ResultProducer:
             },
             logger=_Log(),
         )
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[int, tuple[int, int]] = {}
         self._failed: KafkaError | None = None
         with self._clear_errors():
             self._until_done(self._producer.init_transactions)
 
-    def send(self, results: Iterable[PendingResult]) -> dict[int, int]:
-        """Send results in one transaction; return the offset after the last one in each partition that has one.
+    def send(self, results: Iterable[PendingResult]) -> dict[int, tuple[int, int]]:
+        """Send results in one transaction; return the first and the last offset of each partition that has any.
 
         Raises Fenced if another forwarder has taken over, KafkaUnavailable if the outcome may be unknown, and
         ConfigurationError for a missing ACL or a message that the broker refuses.
@@ -132,7 +132,8 @@ class ResultProducer:
         partition, offset = message.partition(), message.offset()
         assert partition is not None
         assert offset is not None
-        self._offsets[partition] = max(self._offsets.get(partition, 0), offset + 1)
+        first, last = self._offsets.get(partition, (offset, offset))
+        self._offsets[partition] = min(first, offset), max(last, offset)
 
     def _flush(self) -> None:
         """Wait until the brokers have all messages. Raises KafkaException for one that was not delivered."""
