@@ -24,6 +24,7 @@ from exactbatch.errors import (
     ConfigurationError,
     Fenced,
     NotRegistered,
+    PostgresUnavailable,
     ResultsDiverged,
     ResultTooLarge,
     TargetMismatch,
@@ -771,6 +772,36 @@ def test_a_pipeline_is_registered_with_its_topic(late, connection):
     with transaction(connection):
         assert Ledger(connection).register(without)
     assert late.stream() is None
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "another topic"])
+def test_a_stream_is_not_changed_while_a_batch_is_published(late, connection, settings, change):
+    """The batch has checked where its results go, and has not written them yet."""
+    without = replace(late.pipeline, forward=None)
+    elsewhere = replace(late.pipeline, forward=replace(late.pipeline.forward, topic="elsewhere"))
+    registered, changed = {
+        "added": (without, late.pipeline),
+        "removed": (late.pipeline, without),
+        "another topic": (late.pipeline, elsewhere),
+    }[change]
+    with transaction(connection):
+        Ledger(connection).register(registered)
+    other = connect(settings.postgres, application="exactbatch init", timeout=10)
+    with closing(other):
+        with transaction(connection):
+            Ledger(connection).lock(registered)
+            with transaction(other) as cursor:  # a deployment that changes nothing need not wait
+                cursor.execute("set local lock_timeout = 200")
+                assert not Ledger(other).register(registered)
+            with (
+                pytest.raises(PostgresUnavailable, match="a lock was not granted"),
+                transaction(other) as cursor,
+            ):
+                cursor.execute("set local lock_timeout = 200")
+                Ledger(other).register(changed)
+            Ledger(connection).check_stream(registered)
+        with transaction(other):
+            assert Ledger(other).register(changed)
 
 
 def test_a_renamed_pipeline_goes_on_with_its_stream(late, connection):

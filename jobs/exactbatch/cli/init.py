@@ -20,7 +20,7 @@ def init(
     reference: Reference,
     accept_identity: Annotated[
         bool,
-        typer.Option(help="Accept a target, sink, key, version or lineage other than the registered one."),
+        typer.Option("--accept-identity", help="Accept a target, sink, key, version or lineage other than the registered one."),
     ] = False,
     rename: Annotated[
         str | None,
@@ -56,8 +56,8 @@ def init(
     if as_json:
         print_json({"pipeline": pipeline.name, "migrated_to": versions, "registered": registered})
         return
-    for version in versions:
-        out.print(f"Upgraded the ledger to version {version}.")
+    if versions:
+        out.print(render.ledger_note(versions))
     state = "is registered" if registered else "was registered already"
     if registered and rename:
         state += f" and continues from the stored offsets of {rename}"

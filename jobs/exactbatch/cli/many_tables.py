@@ -52,8 +52,8 @@ def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
             {"tables": tables.name, "migrated_to": versions, "members": names, "registered": registered}
         )
         return
-    for version in versions:
-        out.print(f"Upgraded the ledger to version {version}.")
+    if versions:
+        out.print(render.ledger_note(versions))
     for member in members:
         state = "is registered" if member.name in registered else "was registered already"
         out.print(f"Pipeline [bold]{member.name}[/bold] → {escape(member.sink.target)} {state}.")

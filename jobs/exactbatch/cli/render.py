@@ -105,6 +105,13 @@ def index_note(statement: str) -> str:
     return f"without an index on lineage, a replay reads the whole table. To create one: {statement}"
 
 
+def ledger_note(versions: Sequence[int]) -> str:
+    """Say to which versions the ledger was migrated."""
+    if versions[0] == 1:
+        return f"Created the ledger, version {versions[-1]}."
+    return f"Upgraded the ledger from version {versions[0] - 1} to {versions[-1]}."
+
+
 def boundaries_table(pipeline: Pipeline, boundaries: Sequence[TimeBoundary]) -> Table:
     """Show the offsets that times were resolved to."""
     table = new_table(

@@ -36,15 +36,19 @@ class PendingResult:
 class Forwards(OnConnection):
     """The rows of exactbatch.forward and exactbatch.outbox."""
 
-    def register_stream(self, pipeline: Pipeline) -> bool:
-        """Begin the stream that a pipeline declares, and end the one that it no longer does; True if either was done.
+    def is_stream_registered(self, pipeline: Pipeline) -> bool:
+        """True if a pipeline forwards to the topic that it is registered with, or to none."""
+        return _topic_of(self.stream(pipeline.name)) == _declared_topic(pipeline)
+
+    def register_stream(self, pipeline: Pipeline) -> None:
+        """Begin the stream that a pipeline declares, and end the one that it no longer does.
 
         Raises ConfigurationError if the previous stream still has results to send.
         """
-        topic = None if pipeline.forward is None else pipeline.forward.topic
+        topic = _declared_topic(pipeline)
         registered = self.stream(pipeline.name)
-        if (None if registered is None else registered.topic) == topic:
-            return False
+        if _topic_of(registered) == topic:
+            return
         if registered is not None and not _QUERIES.delete_stream(self._connection, pipeline=pipeline.name):
             raise ConfigurationError(
                 f"pipeline {pipeline.name!r}: {registered.unsent} results wait to be sent to the topic "
@@ -55,13 +59,10 @@ class Forwards(OnConnection):
         if topic is not None:
             _QUERIES.insert_stream(self._connection, pipeline=pipeline.name, topic=topic)
             _QUERIES.name_stream(self._connection, pipeline=pipeline.name)
-        return True
 
     def check_stream(self, pipeline: Pipeline) -> None:
         """Raise NotRegistered unless a pipeline forwards to the topic that it is registered with, or to none."""
-        registered = self.stream(pipeline.name)
-        found = None if registered is None else registered.topic
-        expected = None if pipeline.forward is None else pipeline.forward.topic
+        found, expected = _topic_of(self.stream(pipeline.name)), _declared_topic(pipeline)
         if found != expected:
             raise NotRegistered(
                 f"pipeline {pipeline.name!r} forwards its results to "
@@ -147,6 +148,14 @@ class Forwards(OnConnection):
         """Return when the oldest result that was not sent was committed; None if all were sent."""
         row = _QUERIES.oldest_unsent(self._connection, pipeline=pipeline)
         return None if row is None else row.committed_at
+
+
+def _topic_of(stream: Stream | None) -> str | None:
+    return None if stream is None else stream.topic
+
+
+def _declared_topic(pipeline: Pipeline) -> str | None:
+    return None if pipeline.forward is None else pipeline.forward.topic
 
 
 def _check_own(stream: Stream, is_own: bool) -> None:

@@ -57,10 +57,14 @@ class Registration(Forwards):
             check_sharing(own, others)
         self._check_topics(own, others, adds=adds_topics(own, registered))
         self._check_forwarded_alone(pipeline, own, others)
+        if registered == own and self.is_stream_registered(pipeline):
+            return renamed
+        # A batch that is being published ends first: what it checked under this lock must hold until its commit.
+        _QUERIES.lock_pipeline(self._connection, pipeline=pipeline.name)
         if registered != own:
             _QUERIES.register_pipeline(self._connection, **asdict(own))
-        begun = self.register_stream(pipeline)
-        return renamed or begun or registered != own
+        self.register_stream(pipeline)
+        return True
 
     def join(self, pipeline: Pipeline, pattern: str) -> None:
         """Register a member of Tables whose topic has come to match their pattern, and record when.
