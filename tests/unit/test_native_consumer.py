@@ -5,6 +5,8 @@ The broker is librdkafka's mock. tests/integration/test_read.py reads from Kafka
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -257,6 +259,7 @@ def test_readers_in_several_threads_do_not_meet(make_topic: MakeTopic, reader: s
     assert found == [[b"%d" % number for number in range(3000)]] * 4
 
 
+ALONE = "EXACTBATCH_TEST_ALONE"  # set in the process that a test has for itself
 # A window of reads; what a leak leaves of each read adds up to more than this, and the rest is noise.
 READS = 30
 ALLOCATED = 3_000
@@ -265,8 +268,13 @@ RESIDENT = 16 * MB
 
 
 @pytest.mark.timeout(600 + 60 * LEAK_MINUTES)
-def test_reads_leave_no_memory_descriptor_or_thread_behind(make_topic: MakeTopic, reader: str) -> None:
+def test_reads_leave_no_memory_descriptor_or_thread_behind(
+    make_topic: MakeTopic, reader: str, request: pytest.FixtureRequest
+) -> None:
     """For a few seconds, or for EXACTBATCH_LEAK_MINUTES. A leak grows in every window, all else in some."""
+    if ALONE not in os.environ:
+        run_alone(request)
+        return
     topic = make_topic()
     topic.produce(*[os.urandom(1000)] * 500, key=b"k", headers=[("h", b"1")])
     cluster_id = AdminClient(topic.properties).list_topics(timeout=10).cluster_id
@@ -295,6 +303,21 @@ def test_reads_leave_no_memory_descriptor_or_thread_behind(make_topic: MakeTopic
     assert is_quiet(growth), growth
     assert before.descriptors <= first.descriptors
     assert before.threads <= first.threads
+
+
+def run_alone(request: pytest.FixtureRequest) -> None:
+    """Run this test in a process of its own: what other tests leave, such as threads of Spark, grows from second to
+    second."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-qs", "-p", "no:cacheprovider", request.node.nodeid],
+        cwd=request.config.rootpath,
+        env={**environment, ALONE: "1"},
+        capture_output=True,
+        text=True,
+    )
+    print(done.stdout)  # noqa: T201 - shown by -s
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def is_quiet(growth: list[Held]) -> bool:
