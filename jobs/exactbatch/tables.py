@@ -86,7 +86,13 @@ class Tables:
         if not self.loads(topic):
             raise self._error(f"the topic {topic!r} is none of {self.topics_text}")
         wanted = self.table_of(topic)
-        pipeline = self.pipeline(wanted)
+        try:
+            pipeline = self.pipeline(wanted)
+        except Exception as error:  # the user's own code
+            raise self._error(
+                f"its function raises {type(error).__name__} for the topic {topic!r}: {error}. Correct it, or let it "
+                f"return None for a topic that is to be left out."
+            ) from error
         if pipeline is None:
             return None
         if not isinstance(pipeline, Pipeline):
@@ -107,13 +113,25 @@ class Tables:
         return pipeline
 
     def members(self, topics: Iterable[str]) -> list[Pipeline]:
-        """Return the pipelines of topics, by name.
+        """Return the pipelines of topics, by name. Raises what member() and possible_members() raise."""
+        members, unmade = self.possible_members(topics)
+        for error in unmade.values():
+            raise error
+        return members
+
+    def possible_members(self, topics: Iterable[str]) -> tuple[list[Pipeline], dict[str, ConfigurationError]]:
+        """Return the pipelines of topics, by name, and what member() raises for the others, by the member's name.
 
         Raises ConfigurationError if two topics would have pipelines of the same name.
         """
         found: dict[str, Pipeline] = {}
+        unmade: dict[str, ConfigurationError] = {}
         for topic in sorted(set(topics)):
-            pipeline = self.member(topic)
+            try:
+                pipeline = self.member(topic)
+            except ConfigurationError as error:
+                unmade[self._name_of(topic)] = error
+                continue
             if pipeline is None:
                 continue
             other = found.setdefault(pipeline.name, pipeline)
@@ -122,7 +140,14 @@ class Tables:
                     f"the topics {other.known_topics(())[0]!r} and {topic!r} would both be {pipeline.name!r}. Let a "
                     f"group of the pattern match what tells them apart: (?P<table>.+)"
                 )
-        return [found[name] for name in sorted(found)]
+        return [found[name] for name in sorted(found)], unmade
+
+    def _name_of(self, topic: str) -> str:
+        """Return the name of a topic's member; the topic itself if it gives none."""
+        try:
+            return self.table_of(topic).name
+        except ConfigurationError:
+            return topic
 
 
 def tables_failed(

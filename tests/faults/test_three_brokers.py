@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,8 @@ import pytest
 from confluent_kafka import Producer
 
 from exactbatch.errors import KafkaUnavailable, LogTruncated, StoredOffsetBeyondLog, TasksFailed
+from exactbatch.kafka.broker import KafkaBroker
+from exactbatch.planning.plan_tables import existing_partitions
 from support.environment import HOME, LONG
 from support.faults.cases import Case
 from support.faults.held import InProcess
@@ -59,6 +62,25 @@ def test_leader_killed_in_mid_read_is_succeeded_and_batch_goes_on(
         assert batch.result().wrote
     assert brokers.leader(case.topic) != 1
     case.assert_exact()
+
+
+def test_a_topic_without_a_leader_concerns_no_other_topic(brokers: ThreeBrokers) -> None:
+    gone, other = brokers.make_topic([2], [1]), brokers.make_topic([2])
+    broker = KafkaBroker(brokers.properties)
+
+    def is_the_other_observed() -> bool:
+        with suppress(KafkaUnavailable):  # until the controller has noticed that the broker is gone
+            return set(existing_partitions(broker, [gone.name, other.name])) == {other.name}
+        return False
+
+    brokers.brokers[1].kill()
+    try:
+        wait_for(is_the_other_observed, timeout=60)
+        with pytest.raises(KafkaUnavailable, match=rf"^{gone.name}\[1\] has no leader") as caught:
+            broker.partitions([gone.name, other.name])
+    finally:
+        brokers.start(*NODES)
+    assert caught.value.topic == gone.name
 
 
 @pytest.mark.long

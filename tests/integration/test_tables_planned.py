@@ -1,15 +1,22 @@
 """Plans of many tables, without processing any."""
 
+import json
+import sys
+from dataclasses import replace
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from exactbatch.errors import TopicMissing
+from exactbatch.cli.app import app
+from exactbatch.errors import ConfigurationError, TopicMissing
 from exactbatch.ledger import Ledger, Run
+from exactbatch.operations.tables_status import load_tables_status
 from exactbatch.planning import plan_tables as planning
-from exactbatch.planning.plan_tables import plan_tables
-from exactbatch.planning.request import ReplayRequest
+from exactbatch.planning.plan_tables import plan_tables, preview_tables
+from exactbatch.planning.request import ReplayRequest, RequestedRange
 from exactbatch.postgres.connection import transaction
 from support.shop import Shop
 
@@ -26,6 +33,57 @@ def tables(stack, admin, connection):
         for member in tables.members([shop.topic("orders"), shop.topic("customers")]):
             Ledger(connection).register(member)
     return tables
+
+
+@pytest.fixture
+def with_a_table_that_cannot_be_made(tables):
+    """The tables, of which the function refuses one."""
+
+    def refusing(topic):
+        if topic.table == "event":
+            raise KeyError("event")
+        return tables.pipeline(topic)
+
+    return replace(tables, pipeline=refusing)
+
+
+def test_a_table_that_cannot_be_made_stops_no_other(
+    with_a_table_that_cannot_be_made, connection, kafka_log, settings, monkeypatch
+):
+    tables = with_a_table_that_cannot_be_made
+    name = f"{tables.name}.event"
+
+    def plans(**options: Any) -> dict[str, Any]:
+        options = {"run": None, "request": None, "origin": "cli"} | options
+        return {each.name: each.error for each in plan_tables(connection, kafka_log, tables, **options)}
+
+    (refused,) = [each for each in plans().values() if each is not None]
+    assert f"its function raises KeyError for the topic '{tables.name}.public.event'" in str(refused)
+    assert sorted(plans()) == sorted(f"{tables.name}.{table}" for table in ("orders", "customers", "event"))
+    assert list(plans(only=["orders"])) == [f"{tables.name}.orders"]
+    assert plans(only=["event"]).keys() == {name}
+    one = ReplayRequest(ranges=(RequestedRange(f"{tables.name}.public.orders", 0, 0, 1),))
+    assert list(plans(run=Run("shop", "run", 0), request=one, origin="manual")) == [f"{tables.name}.orders"]
+    assert isinstance(preview_tables(connection, kafka_log, tables)[name], ConfigurationError)
+    status = load_tables_status(connection, kafka_log, tables)
+    assert list(status.errors) == [name]
+    assert len(status.members) == 2
+
+    module = ModuleType("tables_that_cannot_be_made")
+    module.shop = tables
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for variable, value in settings.as_environment().items():
+        monkeypatch.setenv(variable, value)
+    done = {
+        command: CliRunner().invoke(app, [command, f"{module.__name__}:shop", "--json"])
+        for command in ("init", "audit", "plan")
+    }
+    assert {command: each.exit_code for command, each in done.items()} == {"init": 42, "audit": 3, "plan": 0}
+    assert "its function raises KeyError" in done["init"].stderr
+    assert len(json.loads(done["init"].stdout)["members"]) == 2
+    audited = {each["pipeline"]: each["error"] for each in json.loads(done["audit"].stdout)["members"]}
+    assert sorted(audited) == sorted(f"{tables.name}.{table}" for table in ("orders", "customers", "event"))
+    assert [each for each in audited if "raises KeyError" in audited[each]] == [name]
 
 
 @pytest.mark.parametrize("origin", ["backfill", "manual"])

@@ -1,8 +1,10 @@
 """Tables: how a topic becomes a pipeline, and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 
-from exactbatch import Append, Json, Pipeline, Tables, TableTopic, TopicPattern
+from exactbatch import Append, Json, Pipeline, Tables, TableTopic, TopicPattern, Upsert
 from exactbatch.errors import (
     ConfigurationError,
     KafkaUnavailable,
@@ -82,6 +84,24 @@ def test_a_member_has_the_name_and_the_topic_that_identify_it(made, message):
     tables = Tables(name="shop", topics=("a.t",), pipeline=made)
     with pytest.raises(ConfigurationError, match=message):
         tables.members(["a.t"])
+
+
+def test_a_topic_whose_pipeline_cannot_be_made_does_not_concern_the_others():
+    keys = {"orders": ("id",)}
+
+    def keyed(topic):
+        return replace(of(topic), sink=Upsert(f"public.{topic.table}", key=keys[topic.table]))
+
+    tables = Tables(name="shop", topics=TopicPattern(".*"), pipeline=keyed)
+    members, unmade = tables.possible_members(["s.orders", "s.customers"])
+    assert [each.name for each in members] == ["shop.orders"]
+    (error,) = unmade.values()
+    assert list(unmade) == ["shop.customers"]
+    assert str(error).startswith(
+        "tables 'shop': its function raises KeyError for the topic 's.customers': 'customers'. Correct it, "
+    )
+    with pytest.raises(ConfigurationError, match="raises KeyError"):
+        tables.members(["s.orders", "s.customers"])
 
 
 def test_two_topics_with_one_name_are_refused():

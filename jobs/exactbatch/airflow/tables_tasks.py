@@ -67,7 +67,7 @@ def plan_tables_task(
                 )
                 with transaction(connection):
                     missed = _missed(Ledger(connection), plans)
-            failed = {plan.pipeline.name: plan.error for plan in plans if plan.error is not None}
+            failed = {plan.name: plan.error for plan in plans if plan.error is not None}
             for name, error in failed.items():
                 logger.error("%s: %s: %s", name, type(error).__name__, error)
             kinds = {plan.batch.kind for plan in plans if plan.batch is not None}
@@ -183,6 +183,8 @@ def _missed(ledger: "Ledger", plans: "Sequence[MemberPlan]") -> list[tuple[str, 
     """Return batches that no report has announced, as (topic, newest batch ID, plan IDs)."""
     missed = []
     for plan in plans:
+        if plan.pipeline is None:
+            continue
         found = ledger.unannounced(plan.pipeline, age=UNANNOUNCED_AFTER, limit=MISSED_LIMIT)
         if found:
             missed.append((plan.topic, found[-1].batch_id, [str(each.plan_id) for each in found]))

@@ -20,7 +20,10 @@ def init(
     reference: Reference,
     accept_identity: Annotated[
         bool,
-        typer.Option("--accept-identity", help="Accept a target, sink, key, version or lineage other than the registered one."),
+        typer.Option(
+            "--accept-identity",
+            help="Accept a target, sink, key, version or lineage other than the registered one.",
+        ),
     ] = False,
     rename: Annotated[
         str | None,

@@ -34,7 +34,7 @@ def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
     """Create or upgrade the ledger, and register all members that exist now."""
     with ledger_connection(settings, may_be_new=True) as connection:
         versions = migrate(connection)
-        members = find_members(connection, KafkaBroker(settings.kafka), tables)
+        members, unmade = find_members(connection, KafkaBroker(settings.kafka), tables)
         registered = []
         with transaction(connection):
             ledger = Ledger(connection)
@@ -51,13 +51,15 @@ def init_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
         print_json(
             {"tables": tables.name, "migrated_to": versions, "members": names, "registered": registered}
         )
-        return
-    if versions:
-        out.print(render.ledger_note(versions))
-    for member in members:
-        state = "is registered" if member.name in registered else "was registered already"
-        out.print(f"Pipeline [bold]{member.name}[/bold] → {escape(member.sink.target)} {state}.")
-    out.print(f"{len(members)} tables, of {escape(tables.topics_text)}.")
+    else:
+        if versions:
+            out.print(render.ledger_note(versions))
+        for member in members:
+            state = "is registered" if member.name in registered else "was registered already"
+            out.print(f"Pipeline [bold]{member.name}[/bold] → {escape(member.sink.target)} {state}.")
+        out.print(f"{len(members)} tables, of {escape(tables.topics_text)}.")
+    if unmade:
+        raise tables_failed(tables.name, unmade, others=len(members))
 
 
 def plan_of_tables(tables: Tables, settings: Settings, *, as_json: bool) -> None:
@@ -113,7 +115,7 @@ def run_tables(tables: Tables, settings: Settings, master: str, *, as_json: bool
         out.print(_outcomes_table(tables, outcomes))
     elif not unplanned:
         out.print("Nothing new.")
-    failed = {plan.pipeline.name: plan.error for plan in unplanned if plan.error is not None}
+    failed = {plan.name: plan.error for plan in unplanned if plan.error is not None}
     failed |= {each.batch.pipeline.name: each.error for each in outcomes if each.error is not None}
     if failed:
         raise tables_failed(tables.name, failed, others=len(plans) - len(failed))
@@ -125,17 +127,23 @@ def audit_tables(tables: Tables, settings: Settings, *, values: bool, as_json: b
     from exactbatch.audit.audit import audit
 
     with ledger_connection(settings) as connection:
-        members = find_members(connection, KafkaBroker(settings.kafka), tables)
+        members, unmade = find_members(connection, KafkaBroker(settings.kafka), tables)
     found: list[dict[str, Any]] = []
     lines: list[RenderableType] = []
+
+    def note(name: str, error: ExactbatchError) -> None:
+        text = f"{type(error).__name__}: {error}"
+        found.append({"pipeline": name, "exact": False, "error": text})
+        lines.append(Text.assemble((f"{name}: not audited: ", "bold red"), text))
+
+    for name, unmade_because in unmade.items():
+        note(name, unmade_because)
     for member in members:
         try:
             with translate_all_errors():
                 report = audit(member, settings, values=values)
         except ExactbatchError as error:
-            text = f"{type(error).__name__}: {error}"
-            found.append({"pipeline": member.name, "exact": False, "error": text})
-            lines.append(Text.assemble((f"{member.name}: not audited: ", "bold red"), text))
+            note(member.name, error)
         else:
             found.append({"pipeline": member.name, "exact": report.is_exact, **asdict(report)})
             lines.append(Text.assemble(f"{member.name}: ", render.verdict(report)))
@@ -161,7 +169,7 @@ def _processed(
     batches = [
         MemberBatch(plan.pipeline, plan.batch.batch_id, plan.batch.plan_id)
         for plan in plans
-        if plan.batch is not None
+        if plan.pipeline is not None and plan.batch is not None
     ]
     with spark_session(tables, master=master) as spark:
         return process_tables(DriverEngine(spark), batches, settings, at_a_time=tables.at_a_time)
@@ -182,7 +190,7 @@ def _outcome_json(outcome: "Outcome") -> dict[str, Any]:
 
 def _plan_json(plan: MemberPlan) -> dict[str, Any]:
     return {
-        "pipeline": plan.pipeline.name,
+        "pipeline": plan.name,
         "batch_id": None,
         "error": f"{type(plan.error).__name__}: {plan.error}",
     }

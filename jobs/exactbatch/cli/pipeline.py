@@ -66,7 +66,9 @@ def load_any(reference: str) -> tuple[Pipeline | Tables, Settings]:
     if not isinstance(found, Tables):
         raise ConfigurationError(f"expected Tables as {name!r} in {reference!r}, found a Pipeline")
     with ledger_connection(settings) as connection:
-        members = find_members(connection, KafkaBroker(settings.kafka), found)
+        members, unmade = find_members(connection, KafkaBroker(settings.kafka), found)
+        if (error := unmade.get(f"{found.prefix}{table}")) is not None:
+            raise error
         (member,) = as_they_start(connection, found, selected(found, members, [table]))
     return member, settings
 

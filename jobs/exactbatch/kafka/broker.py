@@ -411,6 +411,15 @@ def _describe(client: Any, topics: Sequence[str], processed: Collection[str]) ->
             raise KafkaUnavailable(
                 f"the broker did not describe the topic {name!r}: {error.__name__}. Try again.", topic=name
             )
+        for partition in described[name]["partitions"]:
+            if partition["leader_id"] < 0:
+                index = partition["partition_index"]
+                raise KafkaUnavailable(
+                    f"{name}[{index}] has no leader: the brokers with its in-sync replicas are down, or elect one at "
+                    f"the moment. Start these brokers: kafka-topics.sh --describe --topic {name} names them.",
+                    topic=name,
+                    partition=index,
+                )
     return described
 
 

@@ -54,9 +54,9 @@ def load_tables_status(connection: Connection, broker: KafkaBroker, tables: Tabl
 
     Raises PostgresUnavailable, KafkaUnavailable, ConfigurationError, and TopicMissing if no topic matches.
     """
-    members = find_members(connection, broker, tables)
+    members, unmade = find_members(connection, broker, tables)
     logs = existing_partitions(broker, {member.known_topics(())[0] for member in members})
-    found, new, errors = [], [], dict[str, ExactbatchError]()
+    found, new, errors = [], [], dict[str, ExactbatchError](unmade)
     for member in members:
         try:
             found.append(load_status(connection, broker, member, logs=logs.get(member.known_topics(())[0])))

@@ -37,9 +37,13 @@ _SETTLED: Final = (TopicMissing, StoredOffsetBeyondLog)
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """What a run does with one member: it processes a batch, has nothing to do `because`, or failed with an error."""
+    """What a run does with one member: it processes a batch, has nothing to do `because`, or failed with an error.
 
-    pipeline: Pipeline
+    `pipeline` is None if the function of the Tables could not make it.
+    """
+
+    name: str
+    pipeline: Pipeline | None
     batch: Batch | None = None
     because: str = ""
     error: ExactbatchError | None = None
@@ -47,20 +51,27 @@ class MemberPlan:
 
     @property
     def topic(self) -> str:
-        """The topic of the member."""
+        """The topic of a member that has a pipeline."""
+        assert self.pipeline is not None
         return self.pipeline.known_topics(())[0]
 
 
-def find_members(connection: Connection, broker: KafkaBroker, tables: Tables) -> list[Pipeline]:
+def find_members(
+    connection: Connection, broker: KafkaBroker, tables: Tables
+) -> tuple[list[Pipeline], dict[str, ConfigurationError]]:
     """Return the members of Tables, by name: of the named topics, or of all that match and those that ever did.
+
+    Also returns, by name, why the function of the Tables cannot make other members: these stop no other.
 
     Raises ConfigurationError if two topics have one name, TopicMissing if no topic matches, KafkaUnavailable and
     PostgresUnavailable.
     """
     if not isinstance(tables.topics, TopicPattern):
-        return tables.members(tables.topics)
+        return tables.possible_members(tables.topics)
     known = _registered_topics(connection, tables)
-    return tables.members(broker.matching_topics(tables.topics, [t for t in known if tables.loads(t)]))
+    return tables.possible_members(
+        broker.matching_topics(tables.topics, [t for t in known if tables.loads(t)])
+    )
 
 
 def registered_members(connection: Connection, tables: Tables) -> list[Pipeline]:
@@ -131,20 +142,16 @@ def observe_members(
 ) -> dict[str, Observed]:
     """Observe all members with a few requests to Kafka; return what was observed by name.
 
-    Members that need another look are left out: of a topic that is missing or not the one that was processed, and those
-    whose start a consumer group decides. freeze_advance() asks for them again, patiently, and raises their errors.
+    Members that need another look are left out: of a topic that is missing, denied, without a leader or not the one
+    that was processed, and those whose start a consumer group decides. freeze_advance() asks for them again, patiently,
+    and raises their errors.
     """
     ledger = Ledger(connection)
     with transaction(connection):
         stored = {member.name: ledger.stored_offsets(member) for member in members}
     topics = {member.known_topics(())[0] for member in members}
     processed = {offset.topic for offsets in stored.values() for offset in offsets}
-    try:
-        logs = existing_partitions(broker, topics, processed)
-    except (ConfigurationError, KafkaUnavailable) as error:
-        if error.topic is None:
-            raise
-        return {}  # one topic is to blame: each member asks for itself
+    logs = existing_partitions(broker, topics, processed)
     observed = {}
     for member in members:
         (topic,) = member.known_topics(())
@@ -164,12 +171,16 @@ def observe_members(
 def existing_partitions(
     broker: KafkaBroker, topics: Collection[str], processed: Collection[str] = ()
 ) -> dict[str, list[LogPartition]]:
-    """Return the partitions of those topics that exist, by topic: one query, and one more for each missing topic."""
+    """Return the partitions of topics, by topic, without the topics that are missing, denied or lack a leader.
+
+    One query, and one more for each topic that is left out. Raises KafkaUnavailable and ConfigurationError if these do
+    not concern a topic alone.
+    """
     remaining, logs = set(topics), dict[str, list[LogPartition]]()
     while remaining:
         try:
             partitions = broker.partitions(sorted(remaining), processed)
-        except TopicMissing as error:
+        except (ConfigurationError, KafkaUnavailable, TopicMissing) as error:
             if error.topic not in remaining:
                 raise
             remaining.remove(error.topic)
@@ -184,8 +195,9 @@ def preview_tables(
     connection: Connection, broker: KafkaBroker, tables: Tables
 ) -> dict[str, Plan | ExactbatchError]:
     """Return the plan of each member's next advance, or its error, by name. Writes and locks nothing."""
-    members = as_they_start(connection, tables, find_members(connection, broker, tables))
-    found: dict[str, Plan | ExactbatchError] = {}
+    made, unmade = find_members(connection, broker, tables)
+    members = as_they_start(connection, tables, made)
+    found: dict[str, Plan | ExactbatchError] = dict(unmade)
     observed = observe_members(connection, broker, members)
     for member in members:
         try:
@@ -219,17 +231,23 @@ def plan_tables(
     Raises ConfigurationError for a request that names what no member has, and what find_members() and join_members()
     raise.
     """
-    members, errors = join_members(connection, tables, find_members(connection, broker, tables))
+    made, unmade = find_members(connection, broker, tables)
+    members, errors = join_members(connection, tables, made)
     if only:
-        members = selected(tables, members, only)
+        unmade = {name: error for name, error in unmade.items() if name.removeprefix(tables.prefix) in only}
+        members = selected(
+            tables, members, [table for table in only if f"{tables.prefix}{table}" not in unmade]
+        )
     requests = _requests(connection, tables, members, request)
     if requests is not None:
         members = [member for member in members if member.name in requests]
     observed = observe_members(connection, broker, members) if request is None else {}
     plans = []
+    if request is None or request.window is not None:  # other requests name whom they concern
+        plans = [MemberPlan(name, None, error=error) for name, error in unmade.items()]
     for member in members:
         if member.name in errors:
-            plans.append(MemberPlan(member, error=errors[member.name]))
+            plans.append(MemberPlan(member.name, member, error=errors[member.name]))
             continue
         try:
             with translate_all_errors():
@@ -243,11 +261,13 @@ def plan_tables(
                     observed=observed.get(member.name),
                 )
         except ExactbatchError as error:
-            plans.append(MemberPlan(member, error=error))
+            plans.append(MemberPlan(member.name, member, error=error))
             if isinstance(error, _SETTLED):
                 broker = broker.without_settling()
         else:
-            plans.append(MemberPlan(member, planned.batch, planned.because, beyond=planned.beyond))
+            plans.append(
+                MemberPlan(member.name, member, planned.batch, planned.because, beyond=planned.beyond)
+            )
     return plans
 
 
