@@ -62,6 +62,8 @@ def decode(form: Debezium, *values: Any) -> Any:
         ("text[]", ["a", None], ["a", None]),
         ("bigint[]", [{"$numberLong": "1"}, 2], [1, 2]),
         ("jsonb", {"a": [{"$oid": "5f"}]}, '{"a": [{"$oid": "5f"}]}'),
+        ("jsonb", {"$numberDecimal": "1.10"}, '{"$numberDecimal": "1.10"}'),
+        ("json", [{"$date": 1514764800000}], '[{"$date": 1514764800000}]'),
         ("int", None, None),
     ],
 )
@@ -80,11 +82,11 @@ def test_a_value_of_a_document_arrives(type_, written, found, as_sent):
     [
         ("text", {"$timestamp": {"t": 1, "i": 2}}, "expected string, found object"),
         ("text", {"$oid": "5f", "more": 1}, "expected string, found object"),
-        ("int", {"$numberLong": "1.5"}, "as text that is not JSON"),
-        ("timestamptz", {"$date": 10**17}, "as text that is not JSON"),
-        ("float8", {"$numberDouble": "NaN"}, "as text that is not JSON"),
+        ("int", {"$numberLong": "1.5"}, "column 'x', integer: expected number, found object"),
+        ("timestamptz", {"$date": 10**17}, "column 'x', timestamp"),
+        ("float8", {"$numberDouble": "NaN"}, "column 'x', double precision: expected number, found object"),
         ("date", {"$date": 1514764800123}, "column 'x', date"),
-        ("bytea", {"$binary": "!", "$type": "00"}, "as text that is not JSON"),
+        ("bytea", {"$binary": "!", "$type": "00"}, "column 'x', bytea"),
     ],
 )
 def test_a_value_that_cannot_arrive_is_a_reject(type_, written, said):
@@ -94,6 +96,15 @@ def test_a_value_that_cannot_arrive_is_a_reject(type_, written, said):
     [(at, reason)] = decoded.rejects
     assert at == 1
     assert said in reason
+
+
+@pytest.mark.parametrize(
+    "other", [{"$date": 253402300800000}, {"$numberDouble": "NaN"}, {"$binary": "!", "$type": "00"}]
+)
+def test_a_field_that_is_no_column_does_not_matter(other):
+    decoded = decode(Debezium('"_id" int'), event({"_id": 1, "other": other}))
+    assert decoded.rejects == ()
+    assert decoded.rows.to_pylist() == [{"_id": 1}]
 
 
 def test_images_that_are_no_documents_are_rejects():

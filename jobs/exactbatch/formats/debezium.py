@@ -212,7 +212,8 @@ class Debezium:
             values, at = group.values.filter(is_event), group.at.filter(is_event)
             is_document = are_documents(values, payload)
             documents, rows = values.filter(is_document), values.filter(pc.invert(is_document))
-            of_documents = readings_of(self._of_row(self.columns), document_reading) if len(documents) else {}
+            row = self._of_row(self.columns)
+            of_documents = readings_of(row, document_reading) if len(documents) else {}
             of_rows = self._readings(group.schema) if len(rows) else {}
         except ValueError as error:
             refused = tuple((index, str(error)) for index in group.at.to_pylist())
@@ -225,7 +226,7 @@ class Debezium:
         ]
         if len(documents):
             decode = partial(self._decode_block, of_documents, True)
-            parts.append(decode_block_or_halves(with_rows(documents), at.filter(is_document), decode))
+            parts.append(decode_block_or_halves(with_rows(documents, row), at.filter(is_document), decode))
         decoded = _without_nothing(in_order(parts, 0))
         return replace(decoded, tombstones=decoded.tombstones + is_nothing.true_count)
 

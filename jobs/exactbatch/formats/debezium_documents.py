@@ -6,6 +6,7 @@ has the same names.
 
 import base64
 import json
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def document_reading(column: Column) -> Reading:
     """Return how a column takes a value of a document; raise ValueError if it cannot."""
-    if column.type in ("json", "jsonb"):
+    if _is_json(column):
         return Reading(None)
     return declared_reading(column, {}, None, "string")
 
@@ -51,28 +52,47 @@ def _has_document(event: dict[str, Any]) -> bool:
     return any(isinstance(event.get(image), str) for image in _IMAGES)
 
 
-def with_rows(values: "pa.BinaryArray") -> "pa.BinaryArray":
+def _is_json(column: Column) -> bool:
+    return column.type.removesuffix("[]") in ("json", "jsonb")
+
+
+def with_rows(values: "pa.BinaryArray", columns: Sequence[Column]) -> "pa.BinaryArray":
     """Return events of MongoDB as those of a table, whose columns are the fields of a document.
 
     A value in extended JSON becomes one of JSON: numbers, dates as ISO text, object IDs and UUIDs as text, bytes as
-    base64. Objects stay as they are, and so do events that are not MongoDB's.
+    base64. Objects stay as they are, and so do values that no JSON can hold, those of json columns, fields that are no
+    columns, and events that are not MongoDB's.
     """
     import pyarrow as pa
 
-    return pa.array([_with_row(value.as_py()) for value in values], pa.binary())
+    names = {column.name for column in columns if not _is_json(column)}
+    return pa.array([_with_row(value.as_py(), names) for value in values], pa.binary())
 
 
-def _with_row(value: bytes) -> bytes:
+def _with_row(value: bytes, names: Collection[str]) -> bytes:
     try:
         event = json.loads(value)
         inner = event["payload"] if isinstance(event.get("payload"), dict) else event
         for image in _IMAGES:
             if isinstance(inner.get(image), str):
                 document = json.loads(inner[image])
-                inner[image] = {name: _plain(each) for name, each in document.items()}
+                inner[image] = {
+                    name: _plain_or_as_sent(each) if name in names else each
+                    for name, each in document.items()
+                }
         return json.dumps(event, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return value  # which is refused as it is
+
+
+def _plain_or_as_sent(value: Any) -> Any:
+    """Return a value as JSON; a value that JSON cannot hold as it was sent, which no column takes."""
+    try:
+        plain = _plain(value)
+        json.dumps(plain, allow_nan=False)
+    except (ValueError, TypeError):
+        return value
+    return plain
 
 
 def _plain(value: Any) -> Any:

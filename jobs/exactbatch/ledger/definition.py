@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final
 
 from exactbatch.errors import ConfigurationError, IdentityChanged
@@ -65,19 +66,24 @@ class Definition:
     @property
     def tables(self) -> frozenset[tuple[str, str]]:
         """The targets and their companion tables, as (schema, table)."""
-        others = json.loads(self.other_targets or "[]")
-        sinks = [(self.target, self.sink), *((target, sink) for target, sink, *_ in others)]
-        return frozenset(table for target, sink in sinks for table in self._tables_of(target, sink))
+        return _tables(self.name, self.target, self.sink, self.other_targets)
 
-    def _tables_of(self, target: str, sink: str) -> Iterable[tuple[str, str]]:
-        if sink not in SINKS:
+
+# Each check of a pipeline compares the tables of all others: with many tables in one DAG, names are parsed once.
+@lru_cache(maxsize=16_384)
+def _tables(name: str, target: str, sink: str, other_targets: str) -> frozenset[tuple[str, str]]:
+    others = json.loads(other_targets or "[]")
+    found = set()
+    for each, of_sink in [(target, sink), *((other, sink_of_other) for other, sink_of_other, *_ in others)]:
+        if of_sink not in SINKS:
             raise ConfigurationError(
-                f"pipeline {self.name!r} is registered with the sink {sink!r}, which this version of "
-                f"exactbatch does not have. It cannot tell which tables the pipeline writes. Use the version of "
-                f"exactbatch that registered it."
+                f"pipeline {name!r} is registered with the sink {of_sink!r}, which this version of exactbatch does "
+                f"not have. It cannot tell which tables the pipeline writes. Use the version of exactbatch that "
+                f"registered it."
             )
-        schema, table = TargetTable(target).name
-        return [(schema, table + suffix) for suffix in ("", *SINKS[sink].companion_suffixes)]
+        schema, table = TargetTable(each).name
+        found |= {(schema, table + suffix) for suffix in ("", *SINKS[of_sink].companion_suffixes)}
+    return frozenset(found)
 
 
 def definition_of(pipeline: Pipeline, *, shares_topics: bool = False) -> Definition:
@@ -116,7 +122,8 @@ def check_identity(own: Definition, registered: Definition) -> None:
 
 def sharing(own: Definition, others: Iterable[Definition]) -> list[Definition]:
     """Return those of the other pipelines that write to any table of this one."""
-    return [other for other in others if own.tables & other.tables]
+    tables = own.tables
+    return [other for other in others if not tables.isdisjoint(other.tables)]
 
 
 def check_sharing(own: Definition, others: Iterable[Definition]) -> None:
